@@ -1,0 +1,66 @@
+"""The environment variables by which a launcher connects a worker process with its master.
+
+A launcher writes them (`WorkerEnvironment.to_env`), the library reads them (`WorkerEnvironment.from_env`);
+their absence means that the script runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticdl.common.errors import UserError
+
+MASTER = "ELASTICDL_MASTER"
+TOKEN = "ELASTICDL_TOKEN"
+WORKER_ID = "ELASTICDL_WORKER_ID"
+JOB_SPEC = "ELASTICDL_JOB_SPEC"
+HOST = "ELASTICDL_HOST"
+INTERFACE = "ELASTICDL_INTERFACE"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """Where the master is and who this worker is."""
+
+    master: str  # host:port
+    token: str
+    worker_id: int
+    job_spec: str  # path of the job's specification, JSON
+    host: str = "127.0.0.1"  # by which other workers reach this one
+    interface: str = "lo"  # network interface for the collective
+
+    def to_env(self) -> dict[str, str]:
+        return {
+            MASTER: self.master,
+            TOKEN: self.token,
+            WORKER_ID: str(self.worker_id),
+            JOB_SPEC: self.job_spec,
+            HOST: self.host,
+            INTERFACE: self.interface,
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
+        """None when the process was not started by a launcher.
+
+        Raises:
+            UserError: some variables are there and others are not.
+        """
+        if MASTER not in environ:
+            return None
+        try:
+            return cls(
+                master=environ[MASTER],
+                token=environ[TOKEN],
+                worker_id=int(environ[WORKER_ID]),
+                job_spec=environ[JOB_SPEC],
+                host=environ.get(HOST, cls.host),
+                interface=environ.get(INTERFACE, cls.interface),
+            )
+        except KeyError as missing:
+            raise UserError(
+                f"{MASTER} is set but {missing.args[0]} is not: start workers with `elasticdl run`, or unset both"
+            ) from None
+        except ValueError:
+            raise UserError(f"{WORKER_ID} must be a whole number, not {environ[WORKER_ID]!r}") from None

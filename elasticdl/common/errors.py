@@ -1,0 +1,25 @@
+"""Errors, named by what the caller must do.
+
+    ElasticDLError
+    +-- UserError            fix the input; the command ends with 2 and nothing was started
+    +-- JobFailedError       the job is over and did not succeed; the command ends with 1
+    +-- UnreachableError     the other side did not answer in time; try again or look after it
+
+What the elastic loop raises to change its course is in ``elasticdl.elastic.errors``.
+"""
+
+
+class ElasticDLError(Exception):
+    """Base of all errors of this package; its text is one line for a person."""
+
+
+class UserError(ElasticDLError):
+    """The input is wrong. The text says what, where, and what would be right."""
+
+
+class JobFailedError(ElasticDLError):
+    """The job ended without success."""
+
+
+class UnreachableError(ElasticDLError):
+    """The master (or another service) did not answer within the deadline."""

@@ -1,0 +1,117 @@
+"""The directory of a local job: how commands find a job without an address being typed.
+
+<user state dir>/elasticdl/jobs/NAME/        mode 0700
+    job.json       the specification
+    master.json    address, token and pid of the master; removed when the job has ended
+    journal.jsonl  the journal
+    status.json    the last status, written when the job has ended
+    logs/          master.log, worker-N.log
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import platformdirs
+
+from elasticdl.common.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAddress:
+    """How to reach a running master."""
+
+    address: str  # host:port
+    token: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """Paths of one job's files; see the module's docstring."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def master(self) -> Path:
+        return self.path / "master.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def master_log(self) -> Path:
+        return self.logs / "master.log"
+
+    def worker_log(self, worker_id: int) -> Path:
+        return self.logs / f"worker-{worker_id}.log"
+
+    def write_master(self, address: MasterAddress) -> None:
+        write_aside(self.master, json.dumps(asdict(address)))
+
+    def read_master(self) -> MasterAddress | None:
+        """None when no master runs (or none has started yet)."""
+        try:
+            return MasterAddress(**json.loads(self.master.read_text()))
+        except FileNotFoundError:
+            return None
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new, never a part."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def jobs_root() -> Path:
+    """The folder of all local jobs; ``ELASTICDL_HOME`` replaces the user's state directory."""
+    home = os.environ.get("ELASTICDL_HOME")
+    return (Path(home) if home else platformdirs.user_state_path("elasticdl")) / "jobs"
+
+
+def create_job_dir(name: str) -> JobDir:
+    """Make the directory of a new job.
+
+    Raises:
+        UserError: a job of this name is there already, or the folder can't be written.
+    """
+    job = JobDir(jobs_root() / name)
+    try:
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        job.path.mkdir(mode=0o700)
+        job.logs.mkdir()
+    except FileExistsError:
+        raise UserError(f"there is a job named {name} already ({job.path}): choose another --job_name") from None
+    except OSError as error:
+        raise UserError(
+            f"can't create the job's folder {job.path}: {error.strerror}; set ELASTICDL_HOME to a folder you can write"
+        ) from None
+    return job
+
+
+def list_jobs() -> list[JobDir]:
+    """All local jobs, the newest first."""
+    root = jobs_root()
+    found = [JobDir(path) for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    return sorted(found, key=lambda job: job.path.stat().st_mtime, reverse=True)

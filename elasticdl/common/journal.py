@@ -1,0 +1,51 @@
+"""The journal of a job: what happened, one JSON object a line, appended and never changed.
+
+Each entry has ``time`` (seconds since the epoch) and ``event``; `EVENTS` says what else. Status pages,
+plots, summaries and benchmarks are all made from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Entry = dict[str, Any]
+
+EVENTS = {
+    "job_started": "job, workers (MIN-MAX), specification",
+    "worker_launched": "worker, reason",
+    "worker_pending": "worker, reason: asked for, but there is no place for it yet",
+    "worker_started": "worker, host, pid",
+    "worker_ready": "worker: warm, waiting to be let in",
+    "worker_draining": "worker, reason: told to leave, or leaving by itself",
+    "worker_left": "worker, cause, reason, code: its process is gone",
+    "change_announced": "world, reason: members will leave the world after their step",
+    "world_broken": "world, reason: a member is gone; the others leave the world at once",
+    "world_formed": "world, members (worker ids in rank order), step, reason, seconds since forming began",
+    "pause": "world, worker, kind (grow|shrink|failure), notice, drain, rendezvous, init, sync, first_step, total, steps_torn",
+    "evaluation": "step, epoch, samples, metrics",
+    "checkpoint": "step, path, seconds",
+    "checkpoint_failed": "step, path, reason",
+    "resumed": "step, epoch, path",
+    "exported": "path",
+    "warning": "message",
+    "epoch_finished": "epoch, step, loss",
+    "scale_requested": "workers",
+    "stop_requested": "reason, checkpoint",
+    "phase": "phase, reason",
+    "job_finished": "phase, reason, steps, epochs, samples, metrics",
+}
+
+
+def dump_entry(entry: Entry) -> str:
+    return json.dumps(entry, separators=(", ", ": "), allow_nan=True)
+
+
+def read_journal(path: Path) -> Iterator[Entry]:
+    """Every whole entry of a journal file; a last line that is still being written is left out."""
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)

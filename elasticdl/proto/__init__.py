@@ -1,0 +1,1 @@
+"""Generated from ``proto/elasticdl.proto`` by ``make proto``; never edited by hand."""

@@ -1,0 +1,388 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat", "ask", "draining", "kv_put", "progress", "pause", "finished", "failed", "notice")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    KV_PUT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    ask: Ask
+    draining: Draining
+    kv_put: KvPut
+    progress: Progress
+    pause: Pause
+    finished: Finished
+    failed: Failed
+    notice: Notice
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("worker_id", "host", "pid", "world_version", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    host: str
+    pid: int
+    world_version: int
+    step: int
+    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("world_version", "step", "progress", "waiting")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    step: int
+    progress: int
+    waiting: bool
+    def __init__(self, world_version: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("left_world", "step", "has_state", "broken", "reason")
+    LEFT_WORLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    left_world: int
+    step: int
+    has_state: bool
+    broken: bool
+    reason: str
+    def __init__(self, left_world: _Optional[int] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., broken: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class KvPut(_message.Message):
+    __slots__ = ("world_version", "scope", "key", "value")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    scope: str
+    key: str
+    value: bytes
+    def __init__(self, world_version: _Optional[int] = ..., scope: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("steps", "total_steps", "total_epochs")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepReport]
+    total_steps: int
+    total_epochs: int
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    loss: float
+    samples: int
+    learning_rate: float
+    seconds: float
+    world_version: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    INIT_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TORN_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    kind: str
+    notice: float
+    drain: float
+    rendezvous: float
+    init: float
+    sync: float
+    first_step: float
+    total: float
+    steps_torn: int
+    def __init__(self, world_version: _Optional[int] = ..., kind: _Optional[str] = ..., notice: _Optional[float] = ..., drain: _Optional[float] = ..., rendezvous: _Optional[float] = ..., init: _Optional[float] = ..., sync: _Optional[float] = ..., first_step: _Optional[float] = ..., total: _Optional[float] = ..., steps_torn: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("step", "epochs", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epochs: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., epochs: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("cause", "message", "traceback")
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CAUSE_UNSPECIFIED: _ClassVar[Failed.Cause]
+        USER: _ClassVar[Failed.Cause]
+        WORKER: _ClassVar[Failed.Cause]
+    CAUSE_UNSPECIFIED: Failed.Cause
+    USER: Failed.Cause
+    WORKER: Failed.Cause
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    cause: Failed.Cause
+    message: str
+    traceback: str
+    def __init__(self, cause: _Optional[_Union[Failed.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("event", "fields_json")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    event: str
+    fields_json: str
+    def __init__(self, event: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
+
+class MasterMessage(_message.Message):
+    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    KV_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    STOP_WORK_FIELD_NUMBER: _ClassVar[int]
+    DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    change: Change
+    broken: Broken
+    world: World
+    kv_entry: KvEntry
+    drain: Drain
+    stop_work: StopWork
+    dump_stacks: DumpStacks
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("job_name", "heartbeat_interval")
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    heartbeat_interval: float
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("world_version", "reason")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    reason: str
+    def __init__(self, world_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("world_version", "reason")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    reason: str
+    def __init__(self, world_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class World(_message.Message):
+    __slots__ = ("version", "members", "reason")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    reason: str
+    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("worker_id", "host", "step", "has_state")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    host: str
+    step: int
+    has_state: bool
+    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ...) -> None: ...
+
+class KvEntry(_message.Message):
+    __slots__ = ("world_version", "scope", "key", "value")
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    world_version: int
+    scope: str
+    key: str
+    value: bytes
+    def __init__(self, world_version: _Optional[int] = ..., scope: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopWork(_message.Message):
+    __slots__ = ("reason", "checkpoint")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    checkpoint: bool
+    def __init__(self, reason: _Optional[str] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
+
+class DumpStacks(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "state", "rank", "host", "pid", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    state: str
+    rank: int
+    host: str
+    pid: int
+    reason: str
+    def __init__(self, worker_id: _Optional[int] = ..., state: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    job_name: str
+    phase: str
+    reason: str
+    traceback: str
+    world_version: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    last_change: str
+    epoch: int
+    total_epochs: int
+    step: int
+    total_steps: int
+    loss: float
+    samples_per_second: float
+    time_left: float
+    elapsed: float
+    min_workers: int
+    max_workers: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("follow",)
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    def __init__(self, follow: _Optional[bool] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("min_workers", "max_workers")
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    min_workers: int
+    max_workers: int
+    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("checkpoint", "now", "reason")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: bool
+    now: bool
+    reason: str
+    def __init__(self, checkpoint: _Optional[bool] = ..., now: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

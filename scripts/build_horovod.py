@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Build the Horovod wheel against the installed torch and TensorFlow, once per user.
+
+Horovod 0.28.1 ships only as source and predates today's frameworks; three edits of its CMake
+files are enough (``EDITS`` says why each is needed). The wheel is kept in the user's cache
+directory under a name that holds every version it depends on, so a second call only prints
+its path. Set ``HOROVOD_GPU_OPERATIONS=NCCL`` for a CUDA build.
+
+    python scripts/build_horovod.py          # prints the path of the wheel on stdout
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+HOROVOD_VERSION = "0.28.1"
+
+# (file, text in the source distribution, replacement)
+EDITS = (
+    # Gloo built as C++14 does not link with C++17/20 objects (a constexpr static is defined twice).
+    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
+    # torch >= 2.12 headers need C++20.
+    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    # These XLA ops serve CUDA only, and TensorFlow wheels no longer ship all their headers.
+    (
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
+        "",
+    ),
+)
+
+
+class BuildError(Exception):
+    """The wheel could not be built; the message says what to look at."""
+
+
+def tensorflow_version() -> str:
+    for name in ("tensorflow-cpu", "tensorflow"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise BuildError("tensorflow is not installed: run `make setup`, which installs the pinned versions first")
+
+
+def cache_key(gpu_operations: str) -> str:
+    """Every version that the binary depends on, and the edits, in one directory name."""
+    edits = hashlib.sha256(repr(EDITS).encode()).hexdigest()[:8]
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    torch = importlib.metadata.version("torch")
+    ops = f"-{gpu_operations.lower()}" if gpu_operations else ""
+    return f"horovod-{HOROVOD_VERSION}-{python}-torch{torch}-tf{tensorflow_version()}{ops}-{edits}"
+
+
+def fetch_source(into: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*pip, "--no-binary", ":all:", "-d", str(into), f"horovod=={HOROVOD_VERSION}"], check=True, stdout=sys.stderr
+    )
+    with tarfile.open(into / f"horovod-{HOROVOD_VERSION}.tar.gz") as archive:
+        archive.extractall(into, filter="data")
+    return into / f"horovod-{HOROVOD_VERSION}"
+
+
+def apply_edits(source: Path) -> None:
+    for name, old, new in EDITS:
+        path = source / name
+        text = path.read_text()
+        if old not in text:
+            raise BuildError(
+                f"{name} has no line {old!r}: this is not the Horovod {HOROVOD_VERSION} that the edits are for"
+            )
+        path.write_text(text.replace(old, new, 1))
+
+
+def build_environment(gpu_operations: str) -> dict[str, str]:
+    flags = {
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        # The cmake of this environment, not a newer one that dropped the policies Horovod asks for.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    if gpu_operations:
+        flags["HOROVOD_GPU_OPERATIONS"] = gpu_operations
+    return {**os.environ, **flags}
+
+
+def compile_wheel(source: Path, out: Path, log: Path, env: dict[str, str]) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-v",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    with (
+        log.open("w") as sink,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as build,
+    ):
+        assert build.stdout is not None
+        shown = -5
+        for line in build.stdout:
+            sink.write(line)
+            match = re.search(r"\[ *(\d+)%\]", line)
+            if match and (int(match[1]) >= shown + 5 or int(match[1]) < shown):
+                shown = int(match[1])
+                print(f"  building Horovod (8-10 minutes on 2 cores, once): {shown:3d}%", file=sys.stderr, flush=True)
+    if build.returncode != 0:
+        tail = "".join(log.read_text().splitlines(keepends=True)[-25:])
+        raise BuildError(f"the build of Horovod failed; its last lines were:\n{tail}\nthe whole log: {log}")
+    return next(out.glob("horovod-*.whl"))
+
+
+def main() -> int:
+    gpu_operations = os.environ.get("HOROVOD_GPU_OPERATIONS", "")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
+    target = cache / cache_key(gpu_operations)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups at once build one wheel
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix="horovod-", dir=cache) as scratch:
+                source = fetch_source(Path(scratch))
+                apply_edits(source)
+                out = Path(scratch) / "wheel"
+                compile_wheel(source, out, cache / "horovod-build.log", build_environment(gpu_operations))
+                shutil.move(str(out), str(target))
+    print(next(target.glob("horovod-*.whl")))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (BuildError, subprocess.CalledProcessError, importlib.metadata.PackageNotFoundError) as error:
+        sys.exit(f"build_horovod: {error}")
