@@ -82,7 +82,8 @@ def _read_tar(archive: Path, batches: Sequence[str]) -> dict[str, bytes]:
                 if len(blobs) == len(batches):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{archive}: not a tar archive, or cut short ({error}); {EXPECTED}") from error
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise ValueError(f"{archive}: not a tar archive, or cut short ({reason}); {EXPECTED}") from error
     return blobs
 
 
@@ -99,7 +100,8 @@ def _decode_pickle(blob: bytes, where: str) -> Split:
     try:
         batch = _Unpickler(io.BytesIO(blob), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise anything
-        raise ValueError(f"{where}: not a CIFAR-10 batch, or cut short ({error})") from error
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{where}: not a CIFAR-10 batch, or cut short ({reason})") from error
     data, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not isinstance(labels, list):
         raise ValueError(f"{where}: expected a dict with b'data' (a uint8 array) and b'labels' (a list)")
@@ -121,7 +123,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
-            case ("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct":
+            case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
                 return np.empty(0).__reduce__()[0]  # by whichever of its two names this numpy knows it
             case "numpy", "ndarray":
                 return np.ndarray

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 Format = Literal["python", "binary"]
 Batch = tuple[NDArray[np.uint8], list[int]]  # N x 3072 pixels, N labels
 
-LABEL_NAMES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+LABEL_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 FOLDERS: dict[Format, str] = {"python": "cifar-10-batches-py", "binary": "cifar-10-batches-bin"}
 TRAINING_BATCHES = 5
 NOISE = 48.0

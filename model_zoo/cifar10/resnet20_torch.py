@@ -10,6 +10,7 @@ The learning rate follows the number of workers (see `callbacks`), so the batch 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def custom_model() -> nn.Module:
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
         nn.ReLU(),
-        *(Block(channels, features) for channels, features in zip(widths, widths[1:], strict=False)),
+        *(Block(channels, features) for channels, features in pairwise(widths)),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),

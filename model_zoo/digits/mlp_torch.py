@@ -20,4 +20,4 @@ def custom_model() -> nn.Module:
 
 
 def optimizer(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return optim.SGD(parameters, lr=0.2, momentum=0.9)
