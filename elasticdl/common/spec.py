@@ -222,6 +222,6 @@ OPTION_GROUPS: tuple[type[_Options], ...] = (
 )
 
 
-def fields_of(group: type[_Options]) -> dict[str, Any]:
+def fields_of(group: type[BaseModel]) -> dict[str, Any]:
     """The fields that a group declares itself, by name, in order."""
     return {name: field for name, field in group.model_fields.items() if name in group.__annotations__}

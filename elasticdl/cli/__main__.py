@@ -1,0 +1,7 @@
+"""``python -m elasticdl.cli`` is ``elasticdl``."""
+
+import sys
+
+from elasticdl.cli.main import main
+
+sys.exit(main())

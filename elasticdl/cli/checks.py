@@ -1,0 +1,104 @@
+"""What is checked before a job is started, so that a mistake costs a line and not a run.
+
+Here is what needs no framework; the rest (module, model, data, Horovod) is checked by
+``python -m elasticdl.worker.check`` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.spec import JobSpec
+
+FORBIDDEN_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
+
+FOLDERS_READ = ("model_zoo",)
+DATA = ("training_data", "validation_data")
+FOLDERS_WRITTEN = ("checkpoint_dir", "output", "tensorboard_log_dir", "sample_record")
+
+CHECK_MODULE = "elasticdl.worker.check"
+CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
+
+
+def refuse_horovod_settings(environ: Mapping[str, str]) -> None:
+    for name in FORBIDDEN_VARIABLES:
+        if name in environ:
+            raise UserError(
+                f"{name} is set in the environment: Horovod 0.28.1 corrupts its parameters when it is started again "
+                f"with it, as at every change of workers; unset it"
+            )
+
+
+def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:
+    """The same job with its folders made absolute, as the processes that use them may be started elsewhere.
+
+    URLs are left alone, and so is a value for the data that is not a file here: what it means is up to ``dataset()``.
+    """
+    changed: dict[str, str] = {}
+    for name in (*FOLDERS_READ, *DATA, *FOLDERS_WRITTEN):
+        value = getattr(spec, name)
+        if value and "://" not in value:
+            path = cwd / Path(value).expanduser()
+            if name not in DATA or path.exists():
+                changed[name] = os.path.normpath(path)
+    return spec.model_copy(update=changed)
+
+
+def require_writable_folders(spec: JobSpec) -> None:
+    for name in FOLDERS_WRITTEN:
+        value = getattr(spec, name)
+        if value and "://" not in value:
+            require_writable(f"--{name}", Path(value))
+
+
+def require_writable(option: str, folder: Path) -> None:
+    """Try it, as permission bits do not tell the whole truth, and leave nothing behind."""
+    made: list[Path] = []
+    try:
+        for path in [*reversed(folder.parents), folder]:
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{option} {folder} must be a folder, but it or a part of it is a file") from None
+    except OSError as error:
+        raise UserError(f"{option} {folder} can't be written: {error.strerror}; choose another folder") from None
+    finally:
+        for path in reversed(made):
+            path.rmdir()
+
+
+def require_executable(command: tuple[str, ...]) -> None:
+    program = command[0]
+    if shutil.which(program) is None:
+        hint = f"did you mean `python {program}`?" if program.endswith(".py") else "check its name and PATH"
+        raise UserError(f"the program {program} is not found, or not executable: {hint}")
+
+
+def check_job(spec: JobSpec) -> None:
+    """Run the worker's own check of the job in a process.
+
+    Raises:
+        UserError: what the check found.
+        JobFailedError: the check itself broke.
+    """
+    command = [sys.executable, "-m", CHECK_MODULE]
+    try:
+        done = subprocess.run(command, input=spec.to_json(), text=True, capture_output=True, timeout=CHECK_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s") from None
+    lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    if done.returncode == 2:
+        raise UserError(lines[-1])
+    if done.returncode != 0:
+        tail = "\n".join(lines[-20:])
+        raise JobFailedError(f"the check of the job broke (exit code {done.returncode}); it said:\n{tail}")

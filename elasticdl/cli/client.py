@@ -1,0 +1,90 @@
+"""A client of one master: every call has a deadline, and a failed one is an error of this project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import grpc
+
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.jobdir import MasterAddress
+from elasticdl.common.spec import WorkerRange
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as rpc
+
+TOKEN_KEY = "elasticdl-token"
+CALL_TIMEOUT = 5.0  # seconds; the master answers from memory
+
+CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)  # the master is on this machine, whatever http_proxy says
+
+# What the master refuses with a reason that is meant for the person.
+REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+
+Reply = TypeVar("Reply")
+
+
+class MasterClient:
+    """The calls of the command line. Use `connect`, which closes the channel."""
+
+    def __init__(self, channel: grpc.Channel, address: MasterAddress) -> None:
+        self._channel = channel
+        self._stub = rpc.MasterStub(channel)
+        self._address = address
+        self._metadata = ((TOKEN_KEY, address.token),)
+
+    def status(self) -> pb.JobStatus:
+        status: pb.JobStatus = self._call(self._stub.Status, pb.StatusRequest())
+        return status
+
+    def scale(self, workers: WorkerRange) -> str:
+        """Returns what the master says about it."""
+        request = pb.ScaleRequest(min_workers=workers.minimum, max_workers=workers.maximum)
+        reply: pb.ScaleReply = self._call(self._stub.Scale, request)
+        return reply.message
+
+    def stop(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
+        self._call(self._stub.Stop, pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now))
+
+    def stop_soon(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
+        """As `stop`, without waiting for the answer."""
+        request = pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now)
+        self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT)
+
+    def watch(self) -> Iterator[pb.JobStatus]:
+        """The status now and after each change, until the job has ended."""
+        with self._translated():
+            yield from self._stub.Watch(pb.StatusRequest(), metadata=self._metadata)
+
+    def events(self) -> Iterator[str]:
+        """The journal from its start and as it grows, JSON each, until the job has ended."""
+        with self._translated():
+            for entry in self._stub.Events(pb.EventsRequest(follow=True), metadata=self._metadata):
+                yield entry.json
+
+    def close(self) -> None:
+        """Streams that still run end with UnreachableError."""
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Reply], request: object) -> Reply:
+        with self._translated():
+            return method(request, metadata=self._metadata, timeout=CALL_TIMEOUT)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code in REFUSALS:
+                raise UserError(details) from error
+            where = f"the master at {self._address.address} (process {self._address.pid})"
+            raise UnreachableError(f"{where} did not answer: {code.name.lower()}: {details}") from error
+
+
+@contextmanager
+def connect(address: MasterAddress) -> Iterator[MasterClient]:
+    """A client that is closed at the end."""
+    with grpc.insecure_channel(address.address, options=CHANNEL_OPTIONS) as channel:
+        yield MasterClient(channel, address)

@@ -1,0 +1,139 @@
+"""Starting a job on this machine and following it to its end: what ``train`` and ``run`` have in common."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from elasticdl.cli import checks
+from elasticdl.cli.follow import Following
+from elasticdl.cli.jobs import Life, last_status, life_of, prune_jobs
+from elasticdl.cli.master_process import CLOSING_TIME, MasterProcess
+from elasticdl.cli.names import made_up_name
+from elasticdl.cli.panel import LiveScreen, PlainScreen, Screen
+from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
+from elasticdl.cli.text import summary_lines
+from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
+from elasticdl.common.journal import read_journal
+from elasticdl.common.spec import JobSpec
+
+NAME_ATTEMPTS = 20
+
+
+def run_job(spec: JobSpec) -> int:
+    """Check, start, follow; returns the exit code, and nothing of the job is left running, whatever happens.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was started.
+        JobFailedError: the job failed.
+        Interrupted: a signal came before or while it ran.
+    """
+    with caught(interrupt):
+        spec = checked(spec)
+    signals = SignalLog()
+    with caught(signals.add):
+        job, spec = new_job(spec)
+        try:
+            run_master(job, spec, signals)
+        except UserError:
+            shutil.rmtree(job.path, ignore_errors=True)
+            raise
+    report(job, spec)
+    if signals.first is not None and not has_succeeded(job):
+        raise Interrupted(signals.first)
+    raise_failure(job)
+    return 0
+
+
+def checked(spec: JobSpec) -> JobSpec:
+    """The job as it will run, once nothing is known to be wrong with it."""
+    checks.refuse_horovod_settings(os.environ)
+    if spec.command:
+        checks.require_executable(spec.command)
+    spec = checks.with_absolute_paths(spec, Path.cwd())
+    checks.require_writable_folders(spec)
+    checks.check_job(spec)
+    return spec
+
+
+def new_job(spec: JobSpec) -> tuple[JobDir, JobSpec]:
+    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over."""
+    prune_jobs()
+    if spec.job_name:
+        remove_if_over(JobDir(jobs_root() / spec.job_name))
+        job = create_job_dir(spec.job_name)
+    else:
+        job = create_job_dir(unused_name(random.SystemRandom()))
+    spec = spec.model_copy(update={"job_name": job.name})
+    write_aside(job.spec, spec.to_json())
+    return job, spec
+
+
+def remove_if_over(job: JobDir) -> None:
+    if job.path.is_dir() and life_of(job, time.time()) in (Life.ENDED, Life.LOST):
+        shutil.rmtree(job.path)
+
+
+def unused_name(rng: random.Random) -> str:
+    names = (made_up_name(rng) for _ in range(NAME_ATTEMPTS))
+    return next((name for name in names if not (jobs_root() / name).exists()), f"job-{rng.randrange(10**9)}")
+
+
+def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
+    """Start the master, follow the job, and see the master off.
+
+    Raises:
+        UserError: the master refused to start.
+        JobFailedError: the master did not start, or ended without saying how the job did.
+    """
+    with MasterProcess(job, spec.stop_grace, impatient=signals.take) as master:
+        address = master.wait_until_up()
+        print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
+        if address is not None:
+            with make_screen(spec.log_loss_steps) as screen:
+                Following(master, screen, signals.take, spec.stop_grace).run(address)
+            master.wait(CLOSING_TIME)
+        if not job.status.exists() and signals.first is None:
+            raise JobFailedError(master.obituary())
+
+
+def make_screen(log_loss_steps: int) -> Screen:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return LiveScreen(console)
+    return PlainScreen(lambda text: print(text, flush=True), log_loss_steps)
+
+
+def has_succeeded(job: JobDir) -> bool:
+    status = last_status(job)
+    return status is not None and status.phase == "succeeded"
+
+
+def report(job: JobDir, spec: JobSpec) -> None:
+    """What the job has to show; for a failed one the user's traceback, if that was the cause."""
+    status = last_status(job)
+    if status is None:
+        print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
+        return
+    if status.phase == "failed":
+        if status.traceback:
+            print(status.traceback.rstrip(), file=sys.stderr)
+        return
+    journal = read_journal(job.journal) if job.journal.exists() else ()
+    for line in summary_lines(status, journal, spec.output):
+        print(line)
+    sys.stdout.flush()
+
+
+def raise_failure(job: JobDir) -> None:
+    """Turn an end that is no success into the error for the last line."""
+    status = last_status(job)
+    if status is not None and status.phase != "succeeded":
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; its logs: {job.logs}")

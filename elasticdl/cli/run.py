@@ -1,0 +1,34 @@
+"""``elasticdl run``: run the user's own training script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticdl.cli.launch import run_job
+from elasticdl.cli.options import add_options, make_spec, read_options
+from elasticdl.cli.parser import Parser
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import BatchOptions, JobOptions, OutputOptions, TimingOptions
+
+# The model, the data, the evaluations and the checkpoints are the script's own business.
+GROUPS = (JobOptions, BatchOptions, OutputOptions, TimingOptions)
+SEPARATOR = "--"
+
+
+def parser() -> Parser:
+    made = Parser(
+        "run",
+        "Run a training script that uses elasticdl.elastic on this machine, on workers that may come and go.",
+        usage="elasticdl run [OPTIONS] -- PROGRAM [ARGUMENTS]",
+    )
+    add_options(made, GROUPS)
+    return made
+
+
+def command(argv: Sequence[str]) -> int:
+    split = list(argv).index(SEPARATOR) if SEPARATOR in argv else len(argv)
+    given = read_options(vars(parser().parse(argv[:split])), GROUPS)
+    program = tuple(argv[split + 1 :])
+    if not program:
+        raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
+    return run_job(make_spec(given, program))

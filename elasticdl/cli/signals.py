@@ -1,0 +1,66 @@
+"""Ctrl-C, SIGTERM and SIGHUP while a job is under way: noted by the handler, acted upon by the main thread."""
+
+from __future__ import annotations
+
+import collections
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end; like KeyboardInterrupt no error, so nothing catches it by accident."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
+
+
+def interrupt(number: int) -> None:
+    """A handler for times when there is nothing to wind down."""
+    raise Interrupted(number)
+
+
+class SignalLog:
+    """A handler that only takes note; the waiting loops take the notes out."""
+
+    def __init__(self) -> None:
+        self._pending: collections.deque[int] = collections.deque()
+        self.first: int | None = None
+
+    def add(self, number: int) -> None:
+        self.first = self.first or number
+        self._pending.append(number)
+
+    def take(self) -> bool:
+        """Whether a signal has come that nobody has taken yet; takes it."""
+        try:
+            self._pending.popleft()
+        except IndexError:
+            return False
+        return True
+
+
+@contextmanager
+def caught(handler: Callable[[int], None]) -> Iterator[None]:
+    """Call the handler for each signal; one that was ignored from the start (nohup, a background job) stays so."""
+
+    def call(number: int, frame: FrameType | None) -> None:
+        handler(number)
+
+    before = {number: signal.getsignal(number) for number in CAUGHT}
+    mine = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    for number in mine:
+        signal.signal(number, call)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, before[number])

@@ -1,0 +1,145 @@
+"""How numbers, statuses and journal entries read: pure functions that return text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from elasticdl.common.journal import Entry
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+def duration(seconds: float) -> str:
+    """As ``1:02:03``; ``?`` when it is not known."""
+    if seconds < 0 or not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+
+
+def count_of(done: int, total: int) -> str:
+    return f"{done:,}/{total:,}" if total else f"{done:,}"
+
+
+def epoch_text(status: pb.JobStatus) -> str:
+    """The epoch as people count, from 1."""
+    return count_of(min(status.epoch + 1, status.total_epochs or status.epoch + 1), status.total_epochs)
+
+
+def members(status: pb.JobStatus) -> list[pb.WorkerStatus]:
+    """The workers that train, in rank order."""
+    return sorted((worker for worker in status.workers if worker.state == "member"), key=lambda worker: worker.rank)
+
+
+def wanted_workers(status: pb.JobStatus) -> str:
+    if status.min_workers == status.max_workers:
+        return str(status.min_workers)
+    return f"{status.min_workers}-{status.max_workers}"
+
+
+def progress_line(status: pb.JobStatus) -> str:
+    """One line about a running job, for output that is not a terminal."""
+    parts = [f"epoch {epoch_text(status)}", f"step {count_of(status.step, status.total_steps)}"]
+    if status.step:
+        parts += [f"loss {status.loss:.4g}", f"{status.samples_per_second:,.0f} samples/s"]
+    parts += [plural(len(members(status)), "worker"), f"elapsed {duration(status.elapsed)}"]
+    if status.time_left >= 0:
+        parts.append(f"left {duration(status.time_left)}")
+    return ", ".join(parts)
+
+
+def _world_formed(entry: Entry) -> str:
+    ids = entry.get("members", [])
+    who = f"{plural(len(ids), 'worker')} ({', '.join(str(worker) for worker in ids)})"
+    return f"world {entry.get('world')}: {who} from step {entry.get('step')}: {entry.get('reason')}"
+
+
+def _worker_left(entry: Entry) -> str | None:
+    if not entry.get("code"):
+        return None
+    return f"worker {entry.get('worker')} left: {entry.get('reason')}"
+
+
+def _evaluation(entry: Entry) -> str:
+    return f"evaluation at step {entry.get('step')}: {metrics_text(entry.get('metrics', {}))}"
+
+
+def _epoch_finished(entry: Entry) -> str:
+    return (
+        f"epoch {entry.get('epoch', 0) + 1} finished: step {entry.get('step')}, loss {entry.get('loss', math.nan):.4g}"
+    )
+
+
+# The entries that somebody who watches a job wants to see go by.
+_NEWS: dict[str, Callable[[Entry], str | None]] = {
+    "world_formed": _world_formed,
+    "worker_left": _worker_left,
+    "evaluation": _evaluation,
+    "epoch_finished": _epoch_finished,
+    "checkpoint": lambda entry: f"checkpoint at step {entry.get('step')}: {entry.get('path')}",
+    "checkpoint_failed": lambda entry: f"warning: no checkpoint at step {entry.get('step')}: {entry.get('reason')}",
+    "resumed": lambda entry: f"resumed at step {entry.get('step')} from {entry.get('path')}",
+    "exported": lambda entry: f"model written to {entry.get('path')}",
+    "warning": lambda entry: f"warning: {entry.get('message')}",
+    "scale_requested": lambda entry: f"asked for {entry.get('workers')} workers",
+}
+
+
+def news(entry: Entry) -> str | None:
+    """A line for somebody who watches the job; None if the entry is only for the record."""
+    write = _NEWS.get(entry.get("event", ""))
+    return write(entry) if write else None
+
+
+def event_line(entry: Entry) -> str:
+    """A journal entry for a person: time, event, fields."""
+    moment = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in ("time", "event"))
+    return f"{moment}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return str(value)
+
+
+def pauses_text(journal: Iterable[Entry]) -> str:
+    """How often training paused and for how long at most; survivors of one change report one pause each."""
+    longest: dict[int, float] = {}
+    for entry in journal:
+        if entry.get("event") == "pause":
+            longest[entry["world"]] = max(entry["total"], longest.get(entry["world"], 0.0))
+    if not longest:
+        return "none"
+    return f"{len(longest)}, the longest {max(longest.values()):.2f} s"
+
+
+def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
+    """What a finished job has to show."""
+    head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epochs_done(status)}"
+    lines = [f"{head}, {duration(status.elapsed)}"]
+    if status.metrics:
+        lines.append(f"  metrics  {metrics_text(status.metrics)}")
+    lines.append(f"  pauses   {pauses_text(journal)}")
+    if output:
+        lines.append(f"  output   {output}")
+    return lines
+
+
+def epochs_done(status: pb.JobStatus) -> str:
+    return f"epoch {epoch_text(status)}"
