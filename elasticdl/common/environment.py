@@ -55,8 +55,8 @@ class WorkerEnvironment:
                 token=environ[TOKEN],
                 worker_id=int(environ[WORKER_ID]),
                 job_spec=environ[JOB_SPEC],
-                host=environ.get(HOST, cls.host),
-                interface=environ.get(INTERFACE, cls.interface),
+                host=environ.get(HOST, "127.0.0.1"),
+                interface=environ.get(INTERFACE, "lo"),
             )
         except KeyError as missing:
             raise UserError(

@@ -1,0 +1,26 @@
+"""What the elastic loop raises to change its course.
+
+ElasticDLError
++-- WorldBroken    a collective failed: restore, join the next world, sync, go on
++-- WorldChanged   all members agreed to leave after this step: join the next world, sync, go on
++-- Stopped        this worker is to leave for good: clean up and end the process
+"""
+
+from elasticdl.common.errors import ElasticDLError
+
+
+class WorldBroken(ElasticDLError):
+    """A collective of this world failed; parameters are as before or as after the step, never in between."""
+
+
+class WorldChanged(ElasticDLError):
+    """The vote of the last step says that everybody leaves this world now."""
+
+
+class Stopped(ElasticDLError):
+    """This worker was told to leave: the job stops, or it alone is drained."""
+
+    def __init__(self, reason: str, *, checkpoint: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.checkpoint = checkpoint

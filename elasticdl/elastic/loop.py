@@ -1,0 +1,93 @@
+"""The elastic loop: join a world, start its collective, bring everybody to one state, train, and again.
+
+Everything is inside the retry, re-initialisation included: a second failure while the first is being mended is the same
+event once more. (In Horovod's own loop a failure in ``reset()`` ends every survivor.)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from elasticdl.common.errors import JobFailedError
+from elasticdl.elastic.collective import Collective
+from elasticdl.elastic.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.pause import PauseClock
+from elasticdl.elastic.session import Membership, Standing
+from elasticdl.elastic.world import World
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Worlds in a row that break before a single step has been made in them: by then it is not bad luck.
+MAX_FRUITLESS_WORLDS = 20
+
+
+class State(Protocol):
+    """What the loop does with a training state; the twins implement it (`TorchState`)."""
+
+    @property
+    def step(self) -> int: ...
+
+    def standing(self, *, broken: bool, reason: str) -> Standing: ...
+
+    def restore(self) -> None: ...
+
+    def sync(self, world: World) -> None: ...
+
+
+class ElasticLoop:
+    """Runs a training function through as many worlds as it takes."""
+
+    def __init__(self, membership: Membership, collective: Collective, pause: PauseClock) -> None:
+        self._membership = membership
+        self._collective = collective
+        self._pause = pause
+
+    def run(self, train: Callable[[], Result], state: State, on_world: Callable[[World], None]) -> Result:
+        """Call ``train`` in each world, after ``on_world``, until it returns.
+
+        Raises:
+            Stopped: this worker is to leave for good; the state is that of the last commit.
+            JobFailedError: world after world broke without a step being made.
+        """
+        standing = state.standing(broken=False, reason="ready")
+        fruitless = 0
+        while True:
+            world = self._membership.join(standing)
+            self._pause.mark("joined", time.monotonic())
+            entered_at = state.step
+            try:
+                self._enter(world, state, on_world)
+                entered_at = state.step
+                return train()
+            except WorldChanged as change:
+                self._pause.left(time.monotonic(), broken=False, torn=False)
+                standing = state.standing(broken=False, reason=str(change))
+            except WorldBroken as failure:
+                self._pause.left(time.monotonic(), broken=True, torn=True)
+                log.warning("%s", failure)
+                self._collective.break_world()
+                state.restore()
+                standing = state.standing(broken=True, reason=str(failure))
+                fruitless = 0 if state.step > entered_at else fruitless + 1
+                if fruitless >= MAX_FRUITLESS_WORLDS:
+                    raise JobFailedError(
+                        f"{fruitless} worlds in a row broke before a step; the last: {failure}"
+                    ) from failure
+            finally:
+                self._collective.stop()
+                self._pause.mark("stopped", time.monotonic())
+
+    def _enter(self, world: World, state: State, on_world: Callable[[World], None]) -> None:
+        self._collective.start(world)
+        self._pause.mark("started", time.monotonic())
+        state.sync(world)
+        on_world(world)
+        self._pause.mark("synced", time.monotonic())
+        log.info(
+            "world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, state.step, world.reason
+        )

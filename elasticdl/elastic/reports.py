@@ -1,0 +1,101 @@
+"""What a worker tells the master unasked: heartbeats, and rank 0's steps in bunches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elasticdl.proto import elasticdl_pb2 as pb
+
+REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step on one global batch, as rank 0 has seen it; ``loss`` is the mean over the global batch."""
+
+    step: int
+    epoch: int
+    loss: float
+    samples: int
+    learning_rate: float
+    seconds: float
+    world_version: int
+    total_steps: int
+    total_epochs: int
+
+
+class Reports:
+    """A thread that beats; the training thread only leaves numbers here."""
+
+    def __init__(self, send: Callable[[pb.WorkerMessage], None]) -> None:
+        self._send = send
+        self._interval = 0.5
+        self._world = 0
+        self._progress = 0
+        self._waiting = False
+        self._steps: list[StepReport] = []
+        self.step = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="elasticdl-heartbeat", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=2.0)
+        self.flush()
+
+    def set_interval(self, seconds: float) -> None:
+        self._interval = seconds
+
+    def enter(self, world: int) -> None:
+        self._world = world
+
+    def advance(self, *, waiting: bool) -> None:
+        self._progress += 1
+        self._waiting = waiting
+
+    def add(self, report: StepReport) -> None:
+        self._steps.append(report)
+
+    def flush(self) -> None:
+        if not self._steps:
+            return
+        steps, self._steps = self._steps, []
+        self._send(
+            pb.WorkerMessage(
+                progress=pb.Progress(
+                    steps=[_to_proto(step) for step in steps],
+                    total_steps=steps[-1].total_steps,
+                    total_epochs=steps[-1].total_epochs,
+                )
+            )
+        )
+
+    def _beat(self) -> None:
+        last = 0.0
+        while not self._closing.wait(min(REPORT_SECONDS, self._interval)):
+            self.flush()
+            now = time.monotonic()
+            if now - last >= self._interval:
+                last = now
+                beat = pb.Heartbeat(
+                    world_version=self._world, step=self.step, progress=self._progress, waiting=self._waiting
+                )
+                self._send(pb.WorkerMessage(heartbeat=beat))
+
+
+def _to_proto(report: StepReport) -> pb.StepReport:
+    return pb.StepReport(
+        step=report.step,
+        epoch=report.epoch,
+        loss=report.loss,
+        samples=report.samples,
+        learning_rate=report.learning_rate,
+        seconds=report.seconds,
+        world_version=report.world_version,
+    )

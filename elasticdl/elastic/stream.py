@@ -1,0 +1,99 @@
+"""The gRPC stream beneath a session: opened, kept, opened again when it breaks."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import grpc
+
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+TOKEN_KEY = "elasticdl-token"
+RECONNECT_SECONDS = 0.2
+MASTER_GONE_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+Outbox = queue.SimpleQueue[pb.WorkerMessage | None]
+
+
+class Listener(Protocol):
+    """What a session does for its stream; called from the stream's thread."""
+
+    def greeting(self) -> Sequence[pb.WorkerMessage]:
+        """First messages of each new stream: Hello, and what the last one may have lost."""
+
+    def take(self, message: pb.MasterMessage) -> None:
+        """A message from the master."""
+
+    def lost(self, reason: str) -> None:
+        """There is no master to be had; the stream has given up."""
+
+
+class MasterStream:
+    """Sends and receives until closed. Messages that were under way when a stream broke are lost with it."""
+
+    def __init__(self, environment: WorkerEnvironment, listener: Listener) -> None:
+        self._environment = environment
+        self._listener = listener
+        self._outbox: Outbox = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._last_contact = time.monotonic()
+        self._thread = threading.Thread(target=self._keep, name="elasticdl-session", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def send(self, message: pb.WorkerMessage) -> None:
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Send what is queued, end the stream and wait (bounded) for the master to take it."""
+        self._closing.set()
+        self._outbox.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _keep(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._converse()
+                problem = "the master ended the session"
+            except grpc.RpcError as error:
+                problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
+                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                    self._listener.lost(f"the master at {self._environment.master} refused this worker: {problem}")
+                    return
+            silence = time.monotonic() - self._last_contact
+            if silence > MASTER_GONE_SECONDS:
+                self._listener.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
+                return
+            log.debug("session with the master interrupted: %s", problem)
+            self._closing.wait(RECONNECT_SECONDS)
+
+    def _converse(self) -> None:
+        outbox = self._outbox
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(self._environment.master, options=options) as channel:
+            metadata = ((TOKEN_KEY, self._environment.token),)
+            call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata)
+            try:
+                for message in call:
+                    self._last_contact = time.monotonic()
+                    self._listener.take(message)
+            finally:
+                if not self._closing.is_set():
+                    # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
+                    self._outbox = queue.SimpleQueue()
+                outbox.put(None)
+
+    def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
+        yield from self._listener.greeting()
+        while (message := outbox.get()) is not None:
+            yield message

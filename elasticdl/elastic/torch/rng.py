@@ -1,0 +1,18 @@
+"""Every random draw of a step from one seed, so that a step made again draws the same."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from elasticdl.elastic.order import step_seed
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators for what ``rank`` draws in ``step``."""
+    value = step_seed(seed, step, rank)
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
