@@ -1,0 +1,36 @@
+# What a contributor types. `make test` and `make demo` set everything up by themselves.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint proto clean
+
+BIN := .venv/bin
+PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
+
+help:  ## show the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+setup:  ## make .venv: pinned dependencies, Horovod (built once per user), elasticdl
+	@scripts/setup.sh
+
+demo: setup  ## train on real digits while workers come and go
+	$(BIN)/python scripts/demo.py
+
+test: setup  ## run the tests; ARGS="-k batch_plan" passes options to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh elasticdl/proto/elasticdl.proto && \
+	for file in "$$fresh"/elasticdl/proto/*; do \
+		diff -u "elasticdl/proto/$${file##*/}" "$$file" || { echo "elasticdl/proto is out of date: make proto"; exit 1; }; \
+	done
+
+proto: setup  ## generate elasticdl/proto from proto/elasticdl.proto
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. elasticdl/proto/elasticdl.proto
+
+clean:  ## remove what setup and the tools made here; the Horovod wheel stays in the user's cache
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
+	find elasticdl tests model_zoo benchmarks scripts examples -name __pycache__ -prune -exec rm -rf {} +
