@@ -1,0 +1,204 @@
+"""Worlds as a member sees them, the store that Gloo asks, breaking sockets, and the measuring of pauses."""
+
+import http.client
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collective import refuse_variables
+from elasticdl.elastic.kv_store import KvServer, KvStore
+from elasticdl.elastic.pause import PauseClock
+from elasticdl.elastic.session import rank_entry
+from elasticdl.elastic.sockets import open_sockets, shut
+from elasticdl.elastic.world import Member, World
+
+
+def world(hosts, rank=0, **kwargs):
+    members = tuple(Member(worker_id=10 + i, host=host, step=5, has_state=True) for i, host in enumerate(hosts))
+    return World(version=1, members=members, rank=rank, **kwargs)
+
+
+def test_places_on_several_hosts():
+    hosts = ["a", "a", "b", "a", "b"]
+    places = [(w.local_rank, w.local_size, w.cross_rank, w.cross_size) for w in (world(hosts, r) for r in range(5))]
+    assert places == [(0, 3, 0, 2), (1, 3, 0, 2), (0, 2, 1, 2), (2, 3, 0, 1), (1, 2, 1, 2)]
+    assert rank_entry(world(hosts, 4)) == {("rank_and_size", "b:1"): b"4,5,1,2,1,2"}
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))
+def test_places_are_a_bijection(hosts):
+    worlds = [world(hosts, rank) for rank in range(len(hosts))]
+    assert len({(w.local_rank, w.cross_rank, w.cross_size, w.members[w.rank].host) for w in worlds}) == len(hosts)
+    for each in worlds:
+        assert 0 <= each.local_rank < each.local_size
+        assert 0 <= each.cross_rank < each.cross_size
+
+
+def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():
+    assert not world(["a", "a"]).needs_sync
+    newcomer = Member(3, "a", 0, has_state=False)
+    behind = Member(3, "a", 4, has_state=True)
+    for member in (newcomer, behind):
+        assert World(2, (*world(["a"]).members, member), 0).needs_sync
+    assert World(2, (newcomer,), 0).is_first
+    assert not world(["a"]).is_first
+
+
+class TestKvStore:
+    def make(self):
+        published = []
+        store = KvStore(lambda world, key, value: published.append((world, key, value)))
+        return store, published
+
+    def test_an_entry_of_one_world_is_not_seen_in_another(self):
+        store, published = self.make()
+        store.open_world(1, {})
+        store.put(("global", "0"), b"old")
+        store.open_world(2, {})
+        assert store.get(("global", "0"), timeout=0) is None
+        assert published == [(1, ("global", "0"), b"old")]
+
+    def test_an_entry_that_comes_before_its_world_is_kept_and_a_late_one_dropped(self):
+        store, _ = self.make()
+        store.open_world(1, {})
+        store.receive(2, ("global", "1"), b"early")
+        store.open_world(2, {("rank_and_size", "h:0"): b"0,1,0,1,0,1"})
+        store.receive(1, ("global", "1"), b"late")
+        assert store.get(("global", "1"), timeout=0) == b"early"
+        assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
+
+    def test_a_waiting_request_is_answered_by_what_comes(self):
+        store, _ = self.make()
+        store.open_world(1, {})
+        got = []
+        waiter = threading.Thread(target=lambda: got.append(store.get(("global", "1"), timeout=10)))
+        waiter.start()
+        store.receive(1, ("global", "1"), b"there")
+        waiter.join(10)
+        assert got == [b"there"]
+
+    def test_breaking_ends_the_waiting(self):
+        store, _ = self.make()
+        store.open_world(3, {})
+        failed = threading.Event()
+
+        def wait():
+            with pytest.raises(ConnectionAbortedError):
+                store.get(("global", "1"), timeout=10)
+            failed.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        store.break_world(3)
+        assert failed.wait(10)
+        waiter.join(10)
+
+    def test_a_world_broken_before_it_was_opened_is_broken(self):
+        store, _ = self.make()
+        store.break_world(3)
+        store.open_world(3, {})
+        with pytest.raises(ConnectionAbortedError):
+            store.get(("global", "1"), timeout=0)
+
+
+def test_the_store_speaks_the_http_of_horovods_client():
+    store = KvStore(lambda *_: None)
+    store.open_world(1, {})
+    server = KvServer(store)
+    server.open()
+    try:
+
+        def ask(method, path, body=None):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            answer = response.status, response.read()
+            connection.close()
+            return answer
+
+        assert ask("PUT", "/global/0", b"\x00binary\xff") == (200, b"")
+        assert ask("GET", "/global/0") == (200, b"\x00binary\xff")
+        assert ask("DELETE", "/global/0") == (200, b"")
+        store.break_world(1)
+        assert ask("GET", "/global/1")[0] == 410
+    finally:
+        server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=2)
+
+
+def test_shutting_wakes_who_waits_and_spares_other_connections():
+    before = open_sockets()
+    listener = socket.create_server(("127.0.0.1", 0))
+    spared = socket.create_server(("127.0.0.1", 0))
+    a = socket.create_connection(listener.getsockname())
+    b, _ = listener.accept()
+    c = socket.create_connection(spared.getsockname())
+    d, _ = spared.accept()
+    try:
+        b.settimeout(10)
+        count = shut(open_sockets() - before, spare_ports=frozenset({spared.getsockname()[1]}))
+        assert count == 2
+        assert b.recv(1) == b""
+        c.sendall(b"x")
+        assert d.recv(1) == b"x"
+    finally:
+        for each in (a, b, c, d, listener, spared):
+            each.close()
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"])
+def test_variables_that_break_a_second_init_are_refused(name):
+    with pytest.raises(UserError, match=f"unset {name}"):
+        refuse_variables({name: "1"})
+    refuse_variables({"HOROVOD_LOG_LEVEL": "debug"})
+
+
+class TestPauseClock:
+    def steps(self, clock, times):
+        return [clock.step_done(t, world_version=1, grew=False) for t in times]
+
+    def through(self, clock, start):
+        clock.mark("stopped", start + 0.01)
+        clock.mark("joined", start + 0.03)
+        clock.mark("started", start + 0.06)
+        clock.mark("synced", start + 0.10)
+
+    def test_the_split_adds_up_to_the_pause(self):
+        clock = PauseClock()
+        assert self.steps(clock, [1.0, 1.02, 1.04]) == [None] * 3
+        clock.left(1.05, broken=True, torn=True)
+        self.through(clock, 1.05)
+        pause = clock.step_done(1.18, world_version=2, grew=False)
+        assert pause.kind == "failure"
+        assert pause.steps_torn == 1
+        assert pause.total == pytest.approx(1.18 - 1.04 - 0.02)
+        assert [round(value, 3) for value in (pause.notice, pause.drain, pause.rendezvous)] == [0.01, 0.01, 0.02]
+
+    def test_a_second_failure_on_the_way_belongs_to_the_same_pause(self):
+        clock = PauseClock()
+        self.steps(clock, [1.0, 1.1])
+        clock.left(1.1, broken=False, torn=False)
+        clock.mark("stopped", 1.11)
+        clock.mark("joined", 1.12)
+        clock.left(1.5, broken=True, torn=True)
+        self.through(clock, 1.5)
+        pause = clock.step_done(1.7, world_version=3, grew=False)
+        assert pause.kind == "failure"
+        assert pause.total == pytest.approx(0.6 - 0.1)
+
+    def test_a_newcomer_has_no_pause_and_an_evaluation_is_none(self):
+        clock = PauseClock()
+        self.through(clock, 0.0)
+        assert clock.step_done(0.5, world_version=1, grew=True) is None
+        clock.step_done(0.6, world_version=1, grew=True)
+        clock.resume(9.0)
+        clock.left(9.0, broken=False, torn=False)
+        self.through(clock, 9.0)
+        pause = clock.step_done(9.2, world_version=2, grew=True)
+        assert pause.kind == "grow"
+        assert pause.total == pytest.approx(0.1)

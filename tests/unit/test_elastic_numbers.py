@@ -1,0 +1,165 @@
+"""The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers, learning rate."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.elastic.batch_plan import BatchPolicy, plan_step, split, worker_slices
+from elasticdl.elastic.learning_rate import scale, steady
+from elasticdl.elastic.order import epoch_order, step_seed
+from elasticdl.elastic.progress import Progress, SampleOrder, remaining_steps
+
+sizes = st.integers(1, 2000)
+workers = st.integers(1, 40)
+
+
+@given(batch=sizes, workers=workers, bound=st.one_of(st.none(), st.integers(1, 300)))
+def test_a_plan_is_exact_balanced_and_within_the_bound(batch, workers, bound):
+    plan = plan_step(batch, workers, bound)
+    shares = [sum(micro) for micro in plan]
+    assert len(plan) == workers
+    assert sum(shares) == batch
+    assert max(shares) - min(shares) <= 1
+    for share, micro in zip(shares, plan, strict=True):
+        assert 0 not in micro
+        assert not micro or max(micro) - min(micro) <= 1
+        if bound:
+            assert all(size <= bound for size in micro)
+            assert len(micro) == -(-share // bound)
+
+
+@given(batch=sizes, workers=workers, bound=st.one_of(st.none(), st.integers(1, 300)))
+def test_slices_tile_the_batch_in_rank_order(batch, workers, bound):
+    slices = [cut for rank in range(workers) for cut in worker_slices(batch, rank, workers, bound)]
+    edges = [0, *(cut.stop for cut in slices)]
+    assert [cut.start for cut in slices] == edges[:-1]
+    assert edges[-1] == batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "bound", "workers"),
+    [(256, 64, 3), (127, 64, 1), (128, 16, 3), (100, 32, 1), (256, 64, 5), (256, 64, 6)],
+)
+def test_where_the_formula_of_runai_is_wrong(batch, bound, workers):
+    steps = max(1, batch // (bound * workers))
+    per_step = batch // (steps * workers)
+    assert per_step > bound or per_step * steps * workers != batch  # theirs
+    plan = plan_step(batch, workers, bound)
+    assert sum(map(sum, plan)) == batch
+    assert max(map(max, plan)) <= bound
+
+
+@given(total=st.integers(0, 1000), parts=workers)
+def test_split_puts_the_larger_parts_first(total, parts):
+    result = split(total, parts)
+    assert sum(result) == total
+    assert list(result) == sorted(result, reverse=True)
+
+
+@pytest.mark.parametrize(("given_", "message"), [((None, None), "either"), ((8, 8), "either"), ((0, None), "at least 1")])
+def test_a_policy_is_one_of_two(given_, message):
+    with pytest.raises(ValueError, match=message):
+        BatchPolicy(*given_)
+
+
+def test_order_is_a_pure_function_and_differs_between_epochs_and_seeds():
+    first = epoch_order(100, seed=1, epoch=0)
+    assert (first == epoch_order(100, seed=1, epoch=0)).all()
+    assert (first != epoch_order(100, seed=1, epoch=1)).any()
+    assert (first != epoch_order(100, seed=2, epoch=0)).any()
+    assert sorted(first) == list(range(100))
+    assert (epoch_order(5, 1, 3, shuffle=False) == np.arange(5)).all()
+
+
+def test_the_order_is_pinned():
+    """A checkpoint must continue with the same order in a later version."""
+    assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
+
+
+@given(seed=st.integers(0, 2**31), step=st.integers(0, 2**40), rank=st.integers(0, 64))
+def test_seeds_of_steps_are_valid_and_differ_between_ranks(seed, step, rank):
+    assert 0 <= step_seed(seed, step, rank) < 2**32
+    assert step_seed(seed, step, rank) != step_seed(seed, step, rank + 1)
+
+
+@st.composite
+def histories(draw):
+    """Worlds in a row: how many workers, how many of their steps are committed, and whether one more is torn."""
+    return draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.booleans()), max_size=8))
+
+
+@given(
+    samples=st.integers(1, 120),
+    policy=st.one_of(
+        st.builds(BatchPolicy, st.integers(1, 50), st.none(), st.one_of(st.none(), st.integers(1, 9))),
+        st.builds(BatchPolicy, st.none(), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 9))),
+    ),
+    history=histories(),
+)
+def test_every_sample_once_per_epoch_whatever_the_history(samples, policy, history):
+    order = SampleOrder(samples, policy, seed=3)
+    progress = Progress()
+    used: dict[int, Counter] = {0: Counter(), 1: Counter()}
+    steps_of_global_batches = []
+
+    def run(workers, limit):
+        nonlocal progress
+        plans = [list(order.steps(progress, rank, workers)) for rank in range(workers)]
+        for step in range(min(limit, len(plans[0]))):
+            for plan in (ranks[step] for ranks in plans):
+                for micro in plan.micro_batches:
+                    used[progress.epoch].update(micro.tolist())
+            steps_of_global_batches.append(plans[0][step].batch)
+            progress = plans[0][step].after
+
+    for workers, committed, torn in [*history, (2, 10**6, False)]:
+        run(workers, committed)
+        if torn:  # a step is begun and dropped: it is made again by the next world
+            next(order.steps(progress, 0, workers), None)
+        if progress.position == samples and progress.epoch == 0:
+            progress = progress.next_epoch()
+    run(3, 10**6)
+    assert used[0] == Counter(range(samples))
+    assert progress.step == len(steps_of_global_batches)
+
+
+def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
+    policy = BatchPolicy(10, None, 4)
+    order = SampleOrder(25, policy, seed=0)
+
+    def batches(workers):
+        ranks = [list(order.steps(Progress(), rank, workers)) for rank in range(workers)]
+        return [
+            np.concatenate([m for plan in step for m in plan.micro_batches]).tolist()
+            for step in zip(*ranks, strict=True)
+        ]
+
+    assert batches(1) == batches(2) == batches(3) == batches(7)
+    assert [len(batch) for batch in batches(2)] == [10, 10, 5]
+
+
+@given(samples=st.integers(1, 300), position=st.integers(0, 300), workers=st.integers(1, 5))
+def test_remaining_steps_agrees_with_the_plan(samples, position, workers):
+    position = min(position, samples)
+    order = SampleOrder(samples, BatchPolicy(None, 7))
+    steps = list(order.steps(Progress(position=position), 0, workers))
+    assert remaining_steps(samples, position, order.policy, workers) == len(steps)
+
+
+def test_scaling_rules():
+    assert scale("linear", 4) == 4
+    assert scale("sqrt", 4) == 2
+    assert scale("none", 4) == 1
+
+
+def test_a_ramp_moves_in_a_straight_line_and_bends_where_it_is():
+    ramp = steady(2.0, steps=4).towards(4.0, step=10)
+    assert [ramp.at(step) for step in (9, 10, 12, 14, 20)] == [2.0, 2.0, 3.0, 4.0, 4.0]
+    back = ramp.towards(1.0, step=12)
+    assert back.at(12) == 3.0
+    assert back.at(16) == 1.0
+    assert ramp.towards(4.0, step=13) is ramp
+    assert steady(2.0, steps=0).towards(3.0, step=5).at(5) == 3.0
