@@ -86,6 +86,7 @@ class TorchState:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         self._reduced = False
+        self._loss = float("nan")
         self._saved: dict[str, Any] = {"buffers": [buffer.clone() for buffer in self._buffers]}
         self._save()
 
@@ -106,6 +107,11 @@ class TorchState:
     def step(self) -> int:
         """Optimizer steps made on the model, over all workers and worlds."""
         return self.progress.step
+
+    @property
+    def loss(self) -> float:
+        """Mean over the global batch of the last step; NaN before the first."""
+        return self._loss
 
     def standing(self, *, broken: bool, reason: str) -> Standing:
         return Standing(step=self.step, has_state=self.has_state, broken=broken, reason=reason)
@@ -205,6 +211,7 @@ class TorchState:
         self._reduced = False
         batch = self.loader.current if self.loader else None
         self._set_progress(batch.plan.after if batch else self.progress.after(self.vote.samples))
+        self._loss = self.vote.loss
         self._saved["progress"] = self.progress
         self._save_buffers()
         self._engine.step_done(self.progress, self.vote, float(self.optimizer.param_groups[0]["lr"]))

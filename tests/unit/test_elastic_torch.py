@@ -1,0 +1,271 @@
+"""The PyTorch twin in a world of one, and with a stand-in for the sums of several workers."""
+
+import copy
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.order import epoch_order
+from elasticdl.elastic.session import Alone
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.context import ElasticContext, connect
+from elasticdl.elastic.torch.loader import LoaderOptions
+from elasticdl.elastic.torch.reducer import GradientReducer
+from elasticdl.elastic.torch.transfer import put_tensors, take_tensors
+from elasticdl.elastic.world import Member, World
+
+
+def make_model(batch_norm=False):
+    torch.manual_seed(0)
+    middle = [torch.nn.BatchNorm1d(16)] if batch_norm else []
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), *middle, torch.nn.ReLU(), torch.nn.Linear(16, 3))
+
+
+def make_data(samples=50):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(samples, 8, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
+    )
+
+
+class SumOfThreads(TorchCollective):
+    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
+
+    def __init__(self, rank, board):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
+        self._board = board
+
+    def sum_(self, tensors, name):
+        self._board.contribute(self.world.rank, tensors)
+
+
+class Board:
+    def __init__(self, size):
+        self.size = size
+        self.slots = [None] * size
+        self.barrier = threading.Barrier(size, timeout=30)
+        self.fail = False
+
+    def contribute(self, rank, tensors):
+        if self.fail:
+            raise WorldBroken("a collective failed")
+        self.slots[rank] = [tensor.clone() for tensor in tensors]
+        self.barrier.wait()
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(sum(slot[index] for slot in self.slots))
+        self.barrier.wait()
+
+
+class Trainee:
+    """One worker's context, model and state on a board."""
+
+    def __init__(self, rank, board, policy, batch_norm=False):
+        self.context = ElasticContext(Alone(), SumOfThreads(rank, board), policy, seed=0)
+        self.model = make_model(batch_norm)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = self.context.loader(make_data(48 if batch_norm else 50))
+        self.state = self.context.state(self.model, self.optimizer, self.loader, {})
+        self.losses = []
+
+    def train(self, epochs=1):
+        for _ in self.loader.epochs(epochs):
+            for batch in self.loader:
+                for inputs, labels in batch:
+                    batch.backward(cross_entropy(self.model(inputs), labels))
+                self.optimizer.step()
+                self.losses.append(self.state.loss)
+                self.state.commit()
+
+
+def train_together(workers, policy, **kwargs):
+    board = Board(workers)
+    members = [Trainee(rank, board, policy, **kwargs) for rank in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda member: member.train(2), members, timeout=60))
+    return members
+
+
+def plain_losses(batch, epochs=2):
+    """What torch gives without any of this: one process, whole batches."""
+    model, data = make_model(), make_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for epoch in range(epochs):
+        order = epoch_order(len(data), 0, epoch)
+        for start in range(0, len(data), batch):
+            inputs, labels = data[order[start : start + batch]]
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("bound", [None, 4])
+def test_any_number_of_workers_gives_the_losses_of_plain_torch(workers, bound):
+    members = train_together(workers, BatchPolicy(16, None, bound))
+    for member in members:
+        torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
+
+
+def test_more_workers_than_samples_in_the_last_batch():
+    # 50 samples in batches of 16: the last has 2 samples for 4 workers, two of which have none
+    members = train_together(4, BatchPolicy(16, None, 16))
+    assert members[3].state.step == 8
+
+
+def test_running_statistics_are_the_same_on_all_ranks():
+    members = train_together(3, BatchPolicy(16, None, 4), batch_norm=True)
+    for member in members[1:]:
+        torch.testing.assert_close(member.model[1].running_mean, members[0].model[1].running_mean, rtol=0, atol=0)
+    assert members[0].model[1].running_mean.abs().sum() > 0
+
+
+def alone(policy=None, batch_norm=False):
+    return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm)
+
+
+def test_a_torn_step_leaves_no_trace():
+    member = alone(batch_norm=True)
+    steps = iter(member.loader)
+    for _ in range(2):
+        for inputs, labels in (batch := next(steps)):
+            batch.backward(cross_entropy(member.model(inputs), labels))
+        member.optimizer.step()
+        member.state.commit()
+    before = copy.deepcopy(member.state.state_dict())
+    member.context.collective._board.fail = True
+    for inputs, labels in (batch := next(steps)):
+        batch.backward(cross_entropy(member.model(inputs), labels))
+    with pytest.raises(WorldBroken):
+        member.optimizer.step()
+    assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
+    member.state.restore()
+    after = member.state.state_dict()
+    assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2}
+    for name, value in before["model"].items():
+        assert torch.equal(after["model"][name], value), name
+    assert next(iter(member.loader)).plan.step == 3
+
+
+def test_the_same_random_draws_in_a_repeated_step():
+    member = alone()
+    next(iter(member.loader))
+    first = torch.rand(3)
+    next(iter(member.loader))
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_zero_grad_anywhere_does_not_matter():
+    losses = []
+    for place in ("none", "before", "after"):
+        member = alone()
+        for batch in member.loader:
+            if place == "before":
+                member.optimizer.zero_grad()
+            for inputs, labels in batch:
+                batch.backward(cross_entropy(member.model(inputs), labels))
+            member.optimizer.step()
+            if place == "after":
+                member.optimizer.zero_grad()
+            losses.append(member.state.loss)
+            member.state.commit()
+    third = len(losses) // 3
+    assert losses[:third] == losses[third : 2 * third] == losses[2 * third :]
+
+
+def test_clipping_acts_on_the_mean_gradient():
+    member = alone()
+    batch = next(iter(member.loader))
+    for inputs, labels in batch:
+        batch.backward(cross_entropy(member.model(inputs), labels))
+    member.state.reduce_gradients()
+    torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1e-3)
+    norm = torch.cat([p.grad.flatten() for p in member.model.parameters()]).norm()
+    member.optimizer.step()
+    assert norm <= 1.001e-3
+    assert member.state.step == 1
+
+
+def test_a_forgotten_micro_batch_is_an_error():
+    member = alone()
+    for inputs, labels in (batch := next(iter(member.loader))):
+        loss = cross_entropy(member.model(inputs), labels)
+    batch.backward(loss)
+    with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
+        member.optimizer.step()
+
+
+def test_commit_raises_when_the_world_is_to_change():
+    member = alone()
+    member.context.membership.drain("test")
+    for inputs, labels in (batch := next(iter(member.loader))):
+        batch.backward(cross_entropy(member.model(inputs), labels))
+    member.optimizer.step()
+    with pytest.raises(WorldChanged):
+        member.state.commit()
+    assert member.state.step == 1
+
+
+def test_values_of_the_user_travel_with_the_state():
+    member = alone()
+    scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
+    state = member.context.state(member.model, member.optimizer, None, {"best": 0.5, "scheduler": scheduler})
+    state.best = 0.7
+    state.commit()
+    state.best = 0.9
+    state.restore()
+    assert state.best == 0.7
+    assert state.state_dict()["values"]["scheduler"]["last_epoch"] == 0
+    with pytest.raises(AttributeError, match="TorchState\\(worst="):
+        _ = state.worst
+
+
+def test_a_loader_of_nobody_says_what_to_do():
+    member = alone()
+    loader = member.context.loader(make_data(), options=LoaderOptions())
+    with pytest.raises(RuntimeError, match="TorchState"):
+        next(iter(loader))
+
+
+def test_gradients_of_mixed_dtypes():
+    a = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    b = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    reducer = GradientReducer([a, frozen, b], [], SumOfThreads(0, Board(1)))
+    reducer.begin()
+    (a.sum() * 2).backward()
+    (b.sum() * 3).backward()
+    reducer.add_loss(torch.tensor(1.5), 4)
+    vote = reducer.reduce(leaving=True, share=1.0, scale=0.5)
+    assert (vote.leaving, vote.samples, vote.loss) == (True, 4, 1.5)
+    assert a.grad.tolist() == [1.0] * 3
+    assert b.grad.tolist() == [1.5] * 2
+    assert frozen.grad is None
+
+
+def test_nested_state_survives_the_journey():
+    state = {"a": torch.ones(2), "b": [torch.zeros(1), {"c": 3}], "d": (1, None)}
+    tensors = []
+    outline = take_tensors(state, tensors)
+    assert len(tensors) == 2
+    back = put_tensors(outline, tensors)
+    assert torch.equal(back["a"], state["a"])
+    assert back["b"][1] == {"c": 3}
+    assert back["d"] == (1, None)
+
+
+def test_alone_needs_no_horovod(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    context = connect(BatchPolicy(8, None), seed=0, environ={})
+    assert (context.rank, context.size) == (0, 1)
