@@ -1,0 +1,149 @@
+"""What all benchmarks share: summaries of samples, facts about the machine, results as JSON lines, tables for people."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+LOAD_SECONDS = 1.0
+FILE_WIDTH = 140
+LIBRARIES = ("torch", "horovod", "grpcio", "elasticdl")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of some samples; p95 interpolates linearly, so that with few samples it lies close below the maximum."""
+
+    n: int
+    median: float
+    p95: float
+    minimum: float
+    maximum: float
+
+    def show(self, digits: int = 3) -> str:
+        return f"{self.median:.{digits}f} ({self.minimum:.{digits}f}-{self.maximum:.{digits}f})"
+
+
+def summarise(values: Iterable[float]) -> Summary:
+    """Raises:
+    ValueError: there are no values.
+    """
+    samples = np.asarray(list(values), dtype=float)
+    if not len(samples):
+        raise ValueError("nothing was measured")
+    return Summary(
+        n=len(samples),
+        median=float(np.median(samples)),
+        p95=float(np.percentile(samples, 95)),
+        minimum=float(samples.min()),
+        maximum=float(samples.max()),
+    )
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to judge the numbers, the load of others just before included."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "busy_cores_before": busy_cores(LOAD_SECONDS),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **_versions(),
+    }
+
+
+def busy_cores(seconds: float) -> float:
+    """How many cores everybody on this machine kept busy while this function waited."""
+    return round(psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1), 2)
+
+
+def _cpu_model() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class Results:
+    """Appends one JSON object a line, each with the benchmark, the time and the machine."""
+
+    def __init__(self, benchmark: str, out: Path | None) -> None:
+        stamp = time.strftime("%Y-%m-%d-%H%M%S")
+        self.path = out or RESULTS / f"{benchmark}-{stamp}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.machine = machine_facts()
+        self._benchmark = benchmark
+
+    def add(self, kind: str, **fields: Any) -> None:
+        entry = {"benchmark": self._benchmark, "kind": kind, "time": time.time(), **fields, "machine": self.machine}
+        with self.path.open("a") as lines:
+            lines.write(json.dumps(entry, default=_plain) + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Summary):
+        return {name: round(number, 6) for name, number in asdict(value).items()}
+    return str(value)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else FILE_WIDTH)
+
+
+def describe_machine(machine: dict[str, Any]) -> str:
+    return (
+        f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB; "
+        f"busy before the start: {machine['busy_cores_before']} cores"
+    )
+
+
+def names(text: str) -> list[str]:
+    """A comma-separated argument; an empty one is refused."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise argparse.ArgumentTypeError("give at least one, separated by commas")
+    return parts
+
+
+def numbers(text: str) -> list[int]:
+    """Comma-separated whole numbers above 0."""
+    values = [int(part) for part in names(text)]
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError("give numbers above 0, separated by commas")
+    return values
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, help="file for one JSON line per result; default: benchmarks/results/")

@@ -1,0 +1,129 @@
+"""An elasticdl job as a benchmark sees it: started like a user would, then followed by its journal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.processes import POLL, Failed, Processes, wait_until
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.journal import Entry
+
+COMMAND = (sys.executable, "-m", "elasticdl.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """``program`` is what `elasticdl run` is given; ``options`` its other options, without the dashes."""
+
+    workers: str
+    program: Sequence[str]
+    options: Mapping[str, str]
+
+
+class Journal:
+    """Follows a journal; every entry is kept."""
+
+    def __init__(self, path: Path, alive: Callable[[], None]) -> None:
+        """``alive`` raises when nothing more will come."""
+        self._path = path
+        self._alive = alive
+        self._offset = 0
+        self.entries: list[Entry] = []
+
+    def read(self) -> list[Entry]:
+        """All entries so far."""
+        if self._path.exists():
+            with self._path.open("rb") as lines:
+                lines.seek(self._offset)
+                text = lines.read()
+            whole = text.rpartition(b"\n")[0]
+            if whole:
+                self._offset += len(whole) + 1
+                self.entries += [json.loads(line) for line in whole.splitlines()]
+        return self.entries
+
+    def mark(self) -> int:
+        """A place in the journal to search from: its end now."""
+        return len(self.read())
+
+    def wait(self, wanted: Callable[[Entry], bool], start: int, seconds: float, what: str) -> Entry:
+        """The first such entry at or after ``start``.
+
+        Raises:
+            Failed: it did not come in time, or the job is over.
+        """
+        deadline = time.monotonic() + seconds
+        position = start
+        while True:
+            entries = self.read()
+            for entry in entries[position:]:
+                if wanted(entry):
+                    return entry
+            position = len(entries)
+            self._alive()
+            if time.monotonic() > deadline:
+                raise Failed(f"{what}: not within {seconds:g} s; the last entries: {entries[-4:]}")
+            time.sleep(POLL)
+
+
+class ElasticJob:
+    """One job, in a folder of its own that stands in for the user's state directory."""
+
+    def __init__(self, name: str, settings: JobSettings, processes: Processes) -> None:
+        self._name = name
+        self._settings = settings
+        self._processes = processes
+        self._env = {"ELASTICDL_HOME": str(processes.folder)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.dir = JobDir(processes.folder / "jobs" / name)
+        self.journal = Journal(self.dir.journal, self._raise_if_over)
+
+    def start(self) -> None:
+        options = {"job_name": self._name, "num_workers": self._settings.workers, **self._settings.options}
+        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        command = [*COMMAND, "run", *flags, "--", *self._settings.program]
+        self._process = self._processes.start(self._name, command, self._env)
+
+    def scale(self, workers: int) -> None:
+        done = subprocess.run(
+            [*COMMAND, "scale", self._name, str(workers)],
+            env={**self._processes.env, **self._env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            raise Failed(f"elasticdl scale: {done.stderr.strip()}")
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """Interrupt it as Ctrl-C would, and wait for its end."""
+        assert self._process is not None
+        process = self._process
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: process.poll() is not None, seconds, f"{self._name}: stopping")
+
+    def pid_of(self, worker: int) -> int:
+        starts = [e for e in self.journal.read() if e["event"] == "worker_started" and e["worker"] == worker]
+        return int(starts[-1]["pid"])
+
+    def world(self) -> Entry:
+        """The newest world that was formed."""
+        return [entry for entry in self.journal.read() if entry["event"] == "world_formed"][-1]
+
+    def _raise_if_over(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise Failed(f"job {self._name} ended early\n{self._processes.tail(self._name)}\n{self._worker_tails()}")
+
+    def _worker_tails(self) -> str:
+        logs = sorted(self.dir.logs.glob("*.log"))
+        return "\n".join(f"-- {log.name}\n" + "\n".join(log.read_text().splitlines()[-5:]) for log in logs)

@@ -1,0 +1,62 @@
+"""The elasticdl loop that `benchmarks.throughput` measures: vote, commit and reporting at every step."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import elasticdl.elastic.torch as elastic
+from benchmarks.loops.meter import Meter
+from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer
+
+
+def agree(number: int) -> int:
+    told = torch.tensor([number])
+    elastic.context().collective.broadcast_([told], "benchmark.steps")
+    return int(told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--warm_up", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    elastic.init(batch_size_per_worker=WORKER_BATCH)
+    model = make_model(args.model)
+    optimizer = make_optimizer(model)
+    loader = elastic.DataLoader(make_dataset(args.model, args.samples))
+    state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
+    meter = Meter(args.warm_up, args.seconds, agree)
+
+    @elastic.run
+    def train(state: elastic.TorchState) -> None:
+        meter.begin()
+        for _ in state.loader.epochs(10**9):
+            for batch in state.loader:
+                for images, labels in batch:
+                    meter.lap("load")
+                    batch.backward(cross_entropy(model(images), labels))
+                meter.lap("compute")
+                state.reduce_gradients()
+                meter.lap("reduce")
+                optimizer.step()
+                meter.lap("update")
+                state.commit()
+                meter.lap("commit")
+                if meter.done():
+                    return
+
+    train(state)
+    meter.write(args.folder, elastic.rank())
+
+
+if __name__ == "__main__":
+    main()

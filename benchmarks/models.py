@@ -1,0 +1,35 @@
+"""The models and the data that every system trains in every benchmark."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import TensorDataset
+
+WORKER_BATCH = 64
+CLASSES = 10
+LAYERS = {
+    "1m": (784, 768, 512, CLASSES),
+    "2.6m": (256, 1440, 1440, 128, CLASSES),
+    "25m": (1024, 4096, 4096, 1024, CLASSES),
+}
+
+
+def make_model(name: str) -> torch.nn.Sequential:
+    """A multi-layer perceptron with about as many parameters as its name says; always the same initial weights."""
+    torch.manual_seed(0)
+    sizes = LAYERS[name]
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def make_dataset(name: str, samples: int) -> TensorDataset:
+    """Random samples in memory, so that reading never decides a measurement."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(samples, LAYERS[name][0], generator=generator)
+    return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))

@@ -1,0 +1,110 @@
+"""Processes that a benchmark starts: logged to files, ended with all their children, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+POLL = 0.01
+
+
+class Failed(RuntimeError):
+    """What is measured went wrong, so there is no number; the text says what and shows the end of a log."""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Raises:
+    Failed: it did not come about in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(f"{what}: not within {seconds:g} s")
+        time.sleep(POLL)
+
+
+class Processes:
+    """Leaving the context ends everything that was started in it."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        """``env``: added to this process's environment for each."""
+        self.folder = folder
+        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        self.env = {**os.environ, **threads, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        with self.log_of(name).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self.env, **(env or {})},
+                start_new_session=True,
+            )
+        self._started.append((name, process))
+        return process
+
+    def start_module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.start(name, [sys.executable, "-m", module, *arguments], env)
+
+    def log_of(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def wait_all(self, seconds: float) -> None:
+        """Wait for each to end with 0.
+
+        Raises:
+            Failed: one did not, or not in time.
+        """
+        deadline = time.monotonic() + seconds
+        while any(process.poll() is None for _, process in self._started):
+            self.raise_if_any_failed()
+            if time.monotonic() > deadline:
+                running = ", ".join(name for name, process in self._started if process.poll() is None)
+                raise Failed(f"{running}: still running after {seconds:g} s")
+            time.sleep(POLL)
+        self.raise_if_any_failed()
+
+    def raise_if_any_failed(self) -> None:
+        for name, process in self._started:
+            if process.poll():
+                raise Failed(f"{name} ended with {process.returncode}\n{self.tail(name)}")
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        return "\n".join(self.log_of(name).read_text(errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        for _, process in self._started:
+            end_tree(process)
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started in its own session, and everything below it."""
+    below: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for child in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.wait(10)
+    psutil.wait_procs(below, timeout=10)
