@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from elasticdl.common.errors import JobFailedError
@@ -39,6 +40,22 @@ class State(Protocol):
     def sync(self, world: World) -> None: ...
 
 
+def _nothing(world: World) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Called in each world, once its collective has been started.
+
+    ``before_sync``: rank 0 may still change its state, which the others are about to receive (a checkpoint).
+    ``on_world``: all members stand at the same state.
+    """
+
+    before_sync: Callable[[World], None] = _nothing
+    on_world: Callable[[World], None] = _nothing
+
+
 class ElasticLoop:
     """Runs a training function through as many worlds as it takes."""
 
@@ -47,8 +64,8 @@ class ElasticLoop:
         self._collective = collective
         self._pause = pause
 
-    def run(self, train: Callable[[], Result], state: State, on_world: Callable[[World], None]) -> Result:
-        """Call ``train`` in each world, after ``on_world``, until it returns.
+    def run(self, train: Callable[[], Result], state: State, hooks: Hooks) -> Result:
+        """Call ``train`` in each world, after the hooks, until it returns.
 
         Raises:
             Stopped: this worker is to leave for good; the state is that of the last commit.
@@ -61,7 +78,7 @@ class ElasticLoop:
             self._pause.mark("joined", time.monotonic())
             entered_at = state.step
             try:
-                self._enter(world, state, on_world)
+                self._enter(world, state, hooks)
                 entered_at = state.step
                 return train()
             except WorldChanged as change:
@@ -82,11 +99,12 @@ class ElasticLoop:
                 self._collective.stop()
                 self._pause.mark("stopped", time.monotonic())
 
-    def _enter(self, world: World, state: State, on_world: Callable[[World], None]) -> None:
+    def _enter(self, world: World, state: State, hooks: Hooks) -> None:
         self._collective.start(world)
         self._pause.mark("started", time.monotonic())
+        hooks.before_sync(world)
         state.sync(world)
-        on_world(world)
+        hooks.on_world(world)
         self._pause.mark("synced", time.monotonic())
         log.info(
             "world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, state.step, world.reason

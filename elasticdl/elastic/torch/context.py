@@ -18,7 +18,7 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.collective import Endpoint, refuse_variables
 from elasticdl.elastic.kv_store import KvServer
-from elasticdl.elastic.loop import ElasticLoop
+from elasticdl.elastic.loop import ElasticLoop, Hooks
 from elasticdl.elastic.pause import Pause, PauseClock
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.record import SampleRecord
@@ -95,19 +95,18 @@ class ElasticContext:
 
     # -- training --
 
-    def run(
-        self, train: Callable[[], Result], state: TorchState, on_world: Callable[[World], None] | None = None
-    ) -> Result:
+    def run(self, train: Callable[[], Result], state: TorchState, hooks: Hooks | None = None) -> Result:
         """Train through as many worlds as it takes; see `ElasticLoop.run`. A SIGTERM means: finish the step, leave."""
+
+        given = hooks or Hooks()
 
         def enter(world: World) -> None:
             self._grew = world.size > self._last_size
             self._last_size = world.size
-            if on_world is not None:
-                on_world(world)
+            given.on_world(world)
 
         with self._drain_on_sigterm():
-            return self._loop.run(train, state, enter)
+            return self._loop.run(train, state, Hooks(given.before_sync, enter))
 
     def advance(self, *, waiting: bool) -> None:
         self.membership.advance(waiting=waiting)
