@@ -1,0 +1,89 @@
+"""The places of one machine that can hold a worker: its GPUs, or as many processes as wanted where there are none.
+
+A GPU is leased with a lock on a file of the user, so that two jobs on one machine never share one by accident. The
+lock goes with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+QUERY_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place. ``environment`` is what a worker in it must have set."""
+
+    index: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The ids of the GPUs that this process may use; empty where there is no NVIDIA driver."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=QUERY_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    gpus = re.findall(r"^GPU \d+:.*\(UUID: (\S+)\)", listing, re.MULTILINE)
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return gpus
+    allowed = [part.strip() for part in environ["CUDA_VISIBLE_DEVICES"].split(",") if part.strip()]
+    return [gpus[int(a)] if a.isdigit() and int(a) < len(gpus) else a for a in allowed if not _refused(a, gpus)]
+
+
+def _refused(device: str, gpus: Sequence[str]) -> bool:
+    return device.lstrip("-").isdigit() and not 0 <= int(device) < len(gpus)
+
+
+class Slots:
+    """Hands out places; ``count`` 0 means one per GPU, or without limit where there are no GPUs."""
+
+    def __init__(self, count: int, gpus: Sequence[str], locks: Path) -> None:
+        self._gpus = gpus
+        self._count = count or len(gpus)
+        self._shared = self._count > len(gpus)
+        self._locks = locks
+        self._leases: dict[int, IO[str] | None] = {}
+
+    def acquire(self) -> Slot | str:
+        """A free place, or why there is none at the moment."""
+        if self._count and len(self._leases) >= self._count:
+            kind = "GPU is" if self._gpus and not self._shared else "slot is"
+            return f"every {kind} taken ({self._count})"
+        if not self._gpus:
+            index = next(i for i in range(len(self._leases) + 1) if i not in self._leases)
+            self._leases[index] = None
+            return Slot(index)
+        for index in range(self._count if self._shared else len(self._gpus)):
+            if index not in self._leases and self._lease(index):
+                return Slot(index, {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]})
+        return "every GPU is taken, some by other jobs of yours"
+
+    def release(self, slot: Slot) -> None:
+        if lock := self._leases.pop(slot.index, None):
+            lock.close()
+
+    def _lease(self, index: int) -> bool:
+        if self._shared:
+            self._leases[index] = None
+            return True
+        self._locks.mkdir(parents=True, exist_ok=True)
+        lock = (self._locks / f"{self._gpus[index]}.lock").open("w")
+        os.set_inheritable(lock.fileno(), False)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._leases[index] = lock
+        return True

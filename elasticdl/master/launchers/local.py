@@ -1,0 +1,174 @@
+"""Workers as processes of this machine.
+
+Each is the leader of a session of its own, so that a signal to the terminal does not reach it and its children can be
+ended with it; each dies with the master. What it prints goes to its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.launchers.base import Report
+from elasticdl.master.launchers.devices import Slot, Slots
+from elasticdl.master.tether import tethered
+
+HOST = "127.0.0.1"
+# Another job may give a GPU back at any time, and does not tell us.
+RETRY_SECONDS = 1.0
+OUTPUT_BYTES = 4096
+OUTPUT_LINES = 40
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SHELL_SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """How to start a worker: its command line, its environment, and the file that takes what it prints."""
+
+    argv: Sequence[str]
+    environment: Callable[[int, Slot], dict[str, str]]
+    log: Callable[[int], Path]
+
+
+class LocalLauncher:
+    """See `elasticdl.master.launchers.base.Launcher` for the contract."""
+
+    def __init__(self, command: WorkerCommand, slots: Slots, report: Report) -> None:
+        self._command = command
+        self._slots = slots
+        self._report = report
+        self._known: set[int] = set()
+        self._pending: dict[int, str] = {}  # by the reason last reported
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._condemned: set[int] = set()  # killed while being started
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def launch(self, worker_id: int) -> None:
+        if worker_id in self._known:
+            raise ValueError(f"worker {worker_id} was launched before")
+        self._known.add(worker_id)
+        self._pending[worker_id] = ""
+        await self._place(worker_id)
+
+    def terminate(self, worker_id: int) -> None:
+        if process := self._running.get(worker_id):
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        else:
+            self.kill(worker_id)
+
+    def kill(self, worker_id: int) -> None:
+        if self._pending.pop(worker_id, None) is not None:
+            self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place yet"))
+        elif process := self._running.get(worker_id):
+            _kill_group(process.pid)
+        elif worker_id in self._known:
+            self._condemned.add(worker_id)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._retry:
+            self._retry.cancel()
+        for worker_id in [*self._pending, *self._running]:
+            self.kill(worker_id)
+        while self._watchers:
+            await asyncio.gather(*self._watchers)
+
+    async def _place(self, worker_id: int) -> None:
+        """Start a pending worker if there is a slot for it."""
+        slot = self._slots.acquire()
+        if isinstance(slot, str):
+            if self._pending[worker_id] != slot:
+                self._pending[worker_id] = slot
+                self._report(WorkerPending(worker_id, slot))
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._place_soon)
+            return
+        del self._pending[worker_id]
+        try:
+            process = await self._spawn(worker_id, slot)
+        except OSError as error:
+            self._slots.release(slot)
+            detail = f"can't start it: {error.strerror or error}"
+            self._report(WorkerExited(worker_id, ExitCause.CRASHED, 1, detail))
+            return
+        self._running[worker_id] = process
+        self._start(self._watch(worker_id, process, slot))
+        self._report(WorkerPlaced(worker_id, HOST, process.pid))
+        if self._closed or worker_id in self._condemned:
+            _kill_group(process.pid)
+
+    def _place_soon(self) -> None:
+        self._retry = None
+        if not self._closed and self._pending:
+            self._start(self._place_pending())
+
+    async def _place_pending(self) -> None:
+        for worker_id in list(self._pending):
+            if worker_id in self._pending:
+                await self._place(worker_id)
+
+    async def _spawn(self, worker_id: int, slot: Slot) -> asyncio.subprocess.Process:
+        with self._command.log(worker_id).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *tethered([*self._command.argv]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._command.environment(worker_id, slot),
+                start_new_session=True,
+            )
+
+    async def _watch(self, worker_id: int, process: asyncio.subprocess.Process, slot: Slot) -> None:
+        code = await process.wait()
+        _kill_group(process.pid)  # children that it left behind
+        del self._running[worker_id]
+        self._slots.release(slot)
+        cause, detail = judge_exit(code)
+        log = self._command.log(worker_id)
+        if cause is ExitCause.CRASHED:
+            detail += f"; its log: {log}"
+        self._report(WorkerExited(worker_id, cause, code, detail, _end_of(log)))
+        self._place_soon()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+
+def judge_exit(code: int) -> tuple[ExitCause, str]:
+    """What an exit code says, with a word for people. A shell reports a child's signal as 128 + its number."""
+    if code == 0:
+        return ExitCause.CLEAN, "exit code 0"
+    number = -code if code < 0 else code - _SHELL_SIGNAL_BASE
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return ExitCause.CRASHED, f"exit code {code}"
+    return (ExitCause.KILLED if number in _FROM_OUTSIDE else ExitCause.CRASHED), name
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a log; empty if it can't be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-OUTPUT_LINES:])

@@ -1,0 +1,208 @@
+"""The master's gRPC service. Handlers only translate and post; nothing here decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from pydantic import ValidationError
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master import events as e
+from elasticdl.master.convert import connected, to_event
+from elasticdl.master.journal import Journal
+from elasticdl.master.sessions import KeyValueRelay, Outbox, Sessions
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+TOKEN_KEY = "elasticdl-token"
+WATCH_SECONDS = 0.25
+# How long open calls may take to bring their last messages across.
+CLOSE_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StatusFeed:
+    """The job's status, now and as it changes."""
+
+    def __init__(self, build: Callable[[], pb.JobStatus]) -> None:
+        self._build = build
+        self._ended = asyncio.Event()
+
+    def now(self) -> pb.JobStatus:
+        return self._build()
+
+    def end(self) -> None:
+        """The status will not change any more."""
+        self._ended.set()
+
+    async def updates(self) -> AsyncIterator[pb.JobStatus]:
+        """The status, again after each change, and at last as it is when the job has ended."""
+        shown = pb.JobStatus()
+        while not self._ended.is_set():
+            status = self._build()
+            if _without_clock(status) != _without_clock(shown):
+                shown = status
+                yield status
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), WATCH_SECONDS)
+        yield self._build()
+
+
+class Servicer(pb_grpc.MasterServicer):
+    def __init__(
+        self,
+        post: Callable[[e.Event], None],
+        sessions: Sessions,
+        relay: KeyValueRelay,
+        feed: StatusFeed,
+        journal: Journal,
+        welcome: pb.Welcome,
+    ) -> None:
+        self._post = post
+        self._sessions = sessions
+        self._relay = relay
+        self._feed = feed
+        self._journal = journal
+        self._welcome = welcome
+
+    async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
+        worker_id = first.hello.worker_id
+        outbox = self._sessions.open(worker_id)
+        outbox.put(pb.MasterMessage(welcome=self._welcome))
+        self._relay.replay(worker_id)
+        self._post(connected(first.hello))
+        reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
+        try:
+            async for message in outbox.messages():
+                await context.write(message)
+            if outbox.replaced:
+                await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
+            if reader.done() and (error := reader.exception()):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            if self._sessions.close(worker_id, outbox):
+                self._post(e.WorkerDisconnected(worker_id))
+
+    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
+        """Post what the worker says; its last word closes the session."""
+        try:
+            async for message in messages:
+                if message.WhichOneof("body") == "kv_put":
+                    self._relay.put(worker_id, message.kv_put)
+                else:
+                    self._post(to_event(worker_id, message))
+        finally:
+            if not outbox.replaced:
+                outbox.close()
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
+        return self._feed.now()
+
+    async def Watch(self, request: pb.StatusRequest, context: Context) -> AsyncIterator[pb.JobStatus]:
+        async for status in self._feed.updates():
+            yield status
+
+    async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.JournalEntry]:
+        async for line in self._journal.entries(follow=request.follow):
+            yield pb.JournalEntry(json=line)
+
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
+        status = self._feed.now()
+        if status.phase in ("stopping", "succeeded", "failed", "stopped"):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the job is {status.phase}")
+        try:
+            workers = WorkerRange(minimum=request.min_workers, maximum=request.max_workers)
+        except ValidationError:
+            text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
+        self._post(e.ScaleRequested(workers))
+        return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
+        reason = request.reason or "told to stop"
+        self._post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        return pb.StopReply()
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Refuses every call that does not carry the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        given = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        given_bytes = given if isinstance(given, bytes) else given.encode()
+        if handler is None or hmac.compare_digest(given_bytes, self._token):
+            return handler
+        if handler.request_streaming and handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        return grpc.unary_stream_rpc_method_handler(_refuse) if handler.response_streaming else _REFUSAL
+
+
+async def _refuse(request: Any, context: Context) -> NoReturn:
+    text = "the job's token is missing or wrong: jobs are controlled by the user who started them"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+
+
+_REFUSAL: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+class Server:
+    """The listening socket with the service behind it."""
+
+    def __init__(self, host: str, token: str) -> None:
+        self._host = host
+        options = [("grpc.so_reuseport", 0)]  # else a second master could take the same port unnoticed
+        self._server = grpc.aio.server(interceptors=[TokenCheck(token)], options=options)
+
+    def bind(self, port: int) -> int:
+        """Take the port, 0 for any free one; returns the port taken.
+
+        Raises:
+            UserError: it is not to be had.
+        """
+        try:
+            bound = self._server.add_insecure_port(f"{self._host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
+        return bound
+
+    async def start(self, servicer: Servicer) -> None:
+        pb_grpc.add_MasterServicer_to_server(servicer, self._server)
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._server.stop(CLOSE_SECONDS)
+
+
+def _without_clock(status: pb.JobStatus) -> pb.JobStatus:
+    """What counts as a change: not that time has passed."""
+    copy = pb.JobStatus()
+    copy.CopyFrom(status)
+    for name in ("elapsed", "time_left", "samples_per_second"):
+        copy.ClearField(name)
+    if copy.loss != copy.loss:  # NaN is unlike itself
+        copy.ClearField("loss")
+    return copy

@@ -1,0 +1,85 @@
+"""The open sessions: one queue of outgoing messages per worker, and the key-value entries they share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+class Outbox:
+    """What is yet to be sent over one session."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[pb.MasterMessage | None] = asyncio.Queue()
+        self.replaced = False
+
+    def put(self, message: pb.MasterMessage) -> None:
+        self._queue.put_nowait(message)
+
+    def close(self, *, replaced: bool = False) -> None:
+        self.replaced = replaced
+        self._queue.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[pb.MasterMessage]:
+        """Until it is closed."""
+        while (message := await self._queue.get()) is not None:
+            yield message
+
+
+class Sessions:
+    """A worker has at most one session; a newer one ends the older."""
+
+    def __init__(self) -> None:
+        self._outboxes: dict[int, Outbox] = {}
+
+    def open(self, worker_id: int) -> Outbox:
+        if older := self._outboxes.get(worker_id):
+            older.close(replaced=True)
+        outbox = self._outboxes[worker_id] = Outbox()
+        return outbox
+
+    def close(self, worker_id: int, outbox: Outbox) -> bool:
+        """Whether this was the worker's present session."""
+        present = self._outboxes.get(worker_id) is outbox
+        if present:
+            del self._outboxes[worker_id]
+        return present
+
+    def send(self, worker_ids: Iterable[int], message: pb.MasterMessage) -> None:
+        """A worker without a session misses it; the core tells it anew when it reconnects."""
+        for worker_id in worker_ids:
+            if outbox := self._outboxes.get(worker_id):
+                outbox.put(message)
+
+
+class KeyValueRelay:
+    """Passes what members put into the key-value store of their world on to the other members.
+
+    Entries belong to one world and are never seen by a later one.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._version = 0
+        self._members: tuple[int, ...] = ()
+        self._entries: list[pb.MasterMessage] = []
+
+    def begin_world(self, version: int, members: tuple[int, ...]) -> None:
+        if version != self._version:
+            self._version, self._members, self._entries = version, members, []
+
+    def put(self, worker_id: int, put: pb.KvPut) -> None:
+        if put.world_version != self._version or worker_id not in self._members:
+            return
+        entry = pb.KvEntry(world_version=put.world_version, scope=put.scope, key=put.key, value=put.value)
+        message = pb.MasterMessage(kv_entry=entry)
+        self._entries.append(message)
+        self._sessions.send((other for other in self._members if other != worker_id), message)
+
+    def replay(self, worker_id: int) -> None:
+        """Everything again, for a member that has reconnected and may have missed some."""
+        if worker_id in self._members:
+            for message in self._entries:
+                self._sessions.send((worker_id,), message)

@@ -1,0 +1,31 @@
+"""The part of the job's specification that the core decides by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticdl.common.spec import JobSpec, WorkerRange
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Times in seconds."""
+
+    workers: WorkerRange
+    join_window: float = 0.3
+    heartbeat_timeout: float = 2.0
+    progress_timeout: float = 300.0
+    stop_grace: float = 30.0
+    # The user's own program may do without the library: then exit code 0 is all it says when it has finished.
+    own_program: bool = False
+
+    @classmethod
+    def from_spec(cls, spec: JobSpec) -> Settings:
+        return cls(
+            workers=spec.num_workers,
+            join_window=spec.join_window,
+            heartbeat_timeout=spec.heartbeat_timeout,
+            progress_timeout=spec.progress_timeout,
+            stop_grace=spec.stop_grace,
+            own_program=bool(spec.command),
+        )

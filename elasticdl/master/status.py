@@ -1,0 +1,86 @@
+"""What the job has achieved so far, from what rank 0 reports, for status lines and the summary."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.master import events as e
+from elasticdl.master.instructions import Record
+
+# Samples per second are counted over this long.
+WINDOW_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Training:
+    """Numbers of the training. Steps that are trained again after a restart count once."""
+
+    started: float
+    epoch: int = 0
+    total_epochs: int = 0
+    step: int = 0
+    total_steps: int = 0
+    samples: int = 0
+    loss: float = float("nan")
+    epochs_done: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
+
+    def observe(self, event: e.Event, now: float) -> list[Record]:
+        """Take note of an event; returns what it adds to the journal."""
+        match event:
+            case e.ProgressReported():
+                return self._progress(event, now)
+            case e.NoticeReported(_, "evaluation", fields):
+                self._take_metrics(fields.get("metrics"))
+            case e.NoticeReported(_, "resumed", fields):
+                self.step, self.epoch = int(fields.get("step", self.step)), int(fields.get("epoch", self.epoch))
+                self.epochs_done = self.epoch
+            case e.WorkerFinished():
+                self._take_metrics(event.metrics)
+                self.step = max(self.step, event.step)
+                return self._finish_epochs(event.epochs)
+        return []
+
+    def elapsed(self, now: float) -> float:
+        return now - self.started
+
+    def samples_per_second(self, now: float) -> float:
+        return self._per_second(now, column=2)
+
+    def time_left(self, now: float) -> float:
+        """Seconds; negative if not known."""
+        rate = self._per_second(now, column=1)
+        return (self.total_steps - self.step) / rate if rate > 0 and self.total_steps else -1.0
+
+    def _progress(self, event: e.ProgressReported, now: float) -> list[Record]:
+        out: list[Record] = []
+        self.total_steps, self.total_epochs = event.total_steps, event.total_epochs
+        new = [report for report in event.steps if report.step > self.step]
+        for report in new:
+            out += self._finish_epochs(report.epoch)
+            self.step, self.epoch, self.loss = report.step, report.epoch, report.loss
+            self.samples += report.samples
+        self._recent.append((now, len(event.steps), sum(report.samples for report in event.steps)))
+        while now - self._recent[0][0] > WINDOW_SECONDS:
+            self._recent.popleft()
+        return out
+
+    def _finish_epochs(self, done: int) -> list[Record]:
+        """Every epoch before ``done`` is finished, if that was not known before."""
+        finished = range(self.epochs_done, done)
+        self.epochs_done = max(self.epochs_done, done)
+        return [Record("epoch_finished", {"epoch": n, "step": self.step, "loss": self.loss}) for n in finished]
+
+    def _take_metrics(self, metrics: Any) -> None:
+        if metrics:
+            self.metrics = dict(metrics)
+
+    def _per_second(self, now: float, column: int) -> float:
+        """The first report in the window only marks where counting begins, unless it is the only one."""
+        recent = [entry for entry in self._recent if now - entry[0] <= WINDOW_SECONDS]
+        if len(recent) < 2:
+            return 0.0
+        return sum(entry[column] for entry in recent[1:]) / max(now - recent[0][0], 1e-9)

@@ -1,0 +1,46 @@
+"""`summary.json`: what became of a job, for people and programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from elasticdl.common.jobdir import write_aside
+from elasticdl.common.journal import read_journal
+from elasticdl.master.instructions import EndJob
+from elasticdl.master.status import Training
+
+
+def write_summary(folder: str, end: EndJob, training: Training, journal: Path, now: float) -> Path:
+    """Write the summary into ``folder``, whole or not at all.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    path = Path(folder) / "summary.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, json.dumps(summarize(end, training, journal, now), indent=1) + "\n")
+    return path
+
+
+def summarize(end: EndJob, training: Training, journal: Path, now: float) -> dict[str, Any]:
+    worlds: list[dict[str, Any]] = []
+    pauses: list[dict[str, Any]] = []
+    for entry in read_journal(journal):
+        if entry["event"] == "world_formed":
+            world = {key: entry[key] for key in ("members", "reason", "step")}
+            worlds.append({"version": entry["world"], **world, "formed_at": entry["time"]})
+        elif entry["event"] == "pause":
+            pauses.append({key: value for key, value in entry.items() if key != "event"})
+    return {
+        "status": str(end.phase),
+        "reason": end.reason,
+        "epochs": training.epochs_done,
+        "steps": training.step,
+        "samples": training.samples,
+        "metrics": training.metrics,
+        "worlds": worlds,
+        "pauses": pauses,
+        "wall_time": round(training.elapsed(now), 3),
+    }

@@ -1,0 +1,363 @@
+"""The rendezvous: who is in the world, when a new one is formed, and in which order.
+
+Rules
+1. A change begins at once when a member is lost, leaves, or says that the world broke under it; and, when standbys
+   wait and there is room, after a window that lets later arrivals come along.
+2. Survivors are told: to leave together after their step (planned), or at once (a member is gone). A loss during a
+   planned change turns it into the second kind.
+3. When no survivor is left that has not asked, the next world is made of all who have: members without a session at
+   that moment stay out. Nobody is waited for by count, so a death can never wedge it.
+4. With fewer than the minimum nothing is published; those who asked keep their state and wait.
+5. Those who hold state come first, the most advanced leading, then by old rank, then by arrival.
+6. Once a member has finished, newcomers are no longer let in; survivors of a late loss still are, however few.
+
+Judging who is dead or stuck is not done here: `elasticdl.master.liveness` and the fleet say so through `remove`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.events import WorkerAsked, WorkerConnected
+from elasticdl.master.instructions import (
+    AnnounceChange,
+    BreakWorld,
+    Instruction,
+    Member,
+    PublishWorld,
+    Record,
+    World,
+)
+
+REASONS_SHOWN = 3
+# Standbys wait at most so many windows for others, however steadily those arrive.
+LONGEST_WAIT_IN_WINDOWS = 5
+_NOBODY = -1
+
+
+class Standing(Enum):
+    COMING = "starting"  # has a session and is in no world; getting ready to ask
+    STANDBY = "standby"  # has asked, and is in no world
+    MEMBER = "member"
+    LEFT = "between worlds"  # was a member of the present world, and has asked for the next
+    LEAVING = "draining"  # finishes its step and goes; will not be in the next world
+    FINISHED = "finished"  # its training is complete
+
+
+class _Told(IntEnum):
+    NOTHING = 0
+    CHANGE = 1
+    BROKEN = 2
+
+
+@dataclass(slots=True)
+class Peer:
+    """A worker that has, or lately had, a session."""
+
+    worker_id: int
+    host: str
+    arrival: int
+    standing: Standing = Standing.COMING
+    connected: bool = True
+    step: int = 0
+    has_state: bool = False
+    world_version: int = 0  # of the last world it was a member of
+    rank: int = -1  # in that world
+    told: _Told = _Told.NOTHING
+
+    def precedence(self) -> tuple[bool, int, bool, int, int]:
+        """Sorts into rank order (rule 5)."""
+        return (not self.has_state, -self.step if self.has_state else 0, self.rank < 0, self.rank, self.arrival)
+
+
+@dataclass(slots=True)
+class _Forming:
+    since: float
+    broken: bool
+    hearsay: str  # what a survivor noticed; less telling than a cause
+    causes: dict[int, str] = field(default_factory=dict)  # by worker; _NOBODY for what no single one caused
+    starved: bool = False
+
+    @property
+    def reason(self) -> str:
+        shown = list(self.causes.values())[:REASONS_SHOWN] or [self.hearsay]
+        more = len(self.causes) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+
+
+class Rendezvous:
+    """Its methods take what happened; `advance` says what to do about it and must be called after each."""
+
+    def __init__(self, join_window: float) -> None:
+        self._join_window = join_window
+        self._version = 0
+        self._arrivals = 0
+        self._forming: _Forming | None = None
+        self._unready: set[int] = set()  # members that have not asked for the next world
+        self._standbys: dict[int, float] = {}  # with a session, by the time they asked
+        self._finished: set[int] = set()  # of the present world
+        self._tell = False  # somebody may not have been told yet
+        self.world: World | None = None
+        self.peers: dict[int, Peer] = {}
+        self.starved = ""  # why no world can be formed, if so
+
+    # ---- what the job asks ----
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Those who train, or leave their world without having asked for the next."""
+        return frozenset(self._unready)
+
+    @property
+    def forming(self) -> bool:
+        return self._forming is not None
+
+    @property
+    def broken(self) -> bool:
+        """A world is being formed because the present one is broken."""
+        return self._forming is not None and self._forming.broken
+
+    @property
+    def ending(self) -> bool:
+        """A member has finished: no more newcomers."""
+        return bool(self._finished)
+
+    @property
+    def complete(self) -> bool:
+        """Everybody who is left has finished, rank 0 among them."""
+        return self._all_gone() and self.world is not None and self.world.worker_ids[0] in self._finished
+
+    def precedence(self) -> list[int]:
+        """Those to keep first when there are too many: by rank, then the standbys by arrival."""
+        inside = {Standing.MEMBER, Standing.LEFT}
+        known = [p for p in self.peers.values() if p.standing in inside or p.standing is Standing.STANDBY]
+        known.sort(key=lambda p: (p.standing not in inside, p.rank if p.standing in inside else p.arrival))
+        return [peer.worker_id for peer in known]
+
+    # ---- what happened ----
+
+    def connect(self, event: WorkerConnected, now: float) -> list[Instruction]:
+        self._version = max(self._version, event.world_version)
+        peer = self.peers.get(event.worker_id)
+        if peer is None:
+            self._arrivals += 1
+            peer = self.peers[event.worker_id] = Peer(event.worker_id, event.host, self._arrivals)
+        peer.connected, peer.host, peer.told = True, event.host, _Told.NOTHING
+        self._tell = True
+        if peer.standing is Standing.STANDBY:
+            self._standbys.setdefault(peer.worker_id, now)
+        if peer.standing is Standing.MEMBER and self.world and event.world_version != self.world.version:
+            return [PublishWorld(self.world, (peer.worker_id,))]
+        if peer.standing is Standing.COMING and event.world_version > 0:
+            return [BreakWorld((peer.worker_id,), event.world_version, "the others went on while it was cut off")]
+        return []
+
+    def disconnect(self, worker_id: int) -> None:
+        peer = self.peers.get(worker_id)
+        if peer is None:
+            return
+        peer.connected = False
+        self._standbys.pop(worker_id, None)
+        if peer.standing is Standing.MEMBER and self._forming and self._forming.broken:
+            self._cut_off(peer, self._forming)
+
+    def ask(self, event: WorkerAsked, now: float) -> list[Instruction]:
+        peer = self.peers.get(event.worker_id)
+        current = self.world.version if self.world else 0
+        if peer is None or peer.standing in (Standing.LEAVING, Standing.FINISHED):
+            return []
+        if peer.standing in (Standing.MEMBER, Standing.LEFT) and event.left_world != current:
+            return []  # about an earlier world: late, or sent again
+        peer.step, peer.has_state = event.step, event.has_state
+        if peer.standing is Standing.MEMBER:
+            self._leave_world(peer, event, now)
+        elif peer.standing is Standing.COMING:
+            peer.standing = Standing.STANDBY
+            if peer.connected:
+                self._standbys[peer.worker_id] = now
+            return [Record("worker_ready", {"worker": peer.worker_id})]
+        return []
+
+    def drain(self, worker_id: int, reason: str, now: float) -> None:
+        """It leaves after its step; the others get a new world without it."""
+        peer = self.peers.get(worker_id)
+        if peer is None or peer.standing in (Standing.LEAVING, Standing.FINISHED):
+            return
+        was_member = peer.standing is Standing.MEMBER
+        self._forget(worker_id)
+        peer.standing = Standing.LEAVING
+        if was_member:
+            self._begin(now).causes[worker_id] = f"worker {worker_id} leaves: {reason}"
+
+    def finish(self, worker_id: int) -> None:
+        peer = self.peers.get(worker_id)
+        if peer is None or peer.standing is not Standing.MEMBER:
+            return
+        self._forget(worker_id)
+        peer.standing = Standing.FINISHED
+        self._finished.add(worker_id)
+
+    def remove(self, worker_id: int, reason: str, now: float, *, clean: bool = False) -> None:
+        """It is gone, or given up. ``clean``: it ended by itself, so a worker that was leaving has left nothing torn."""
+        peer = self.peers.pop(worker_id, None)
+        if peer is None:
+            return
+        self._forget(worker_id)
+        torn = self._is_inside(peer) and peer.standing is Standing.LEAVING and self._unready and not clean
+        if peer.standing is Standing.MEMBER or torn:
+            self._begin(now, broken=True).causes[worker_id] = reason
+        elif self._forming and worker_id in self._forming.causes and not clean:
+            self._forming.causes[worker_id] = reason  # now it is known better
+
+    def discard(self, worker_id: int) -> None:
+        """It is gone, and nobody was waiting for it."""
+        self.peers.pop(worker_id, None)
+        self._forget(worker_id)
+
+    def break_up(self, reason: str, now: float) -> None:
+        """The members are alive but their collective hangs."""
+        self._begin(now, broken=True).causes[_NOBODY] = reason
+
+    # ---- what to do about it ----
+
+    def advance(self, now: float, limits: WorkerRange) -> list[Instruction]:
+        self._mend_torn_end(now)
+        if self._forming is None and self._newcomers_due(now, limits):
+            self._begin(now).causes[_NOBODY] = self._describe_newcomers()
+        if self._forming is None:
+            return []
+        return [*self._tell_members(self._forming), *self._publish_if_ready(self._forming, now, limits)]
+
+    def warn(self) -> list[Instruction]:
+        """Only tell the members that their world is broken, without looking for a new one: the job is ending."""
+        return self._tell_members(self._forming) if self._forming and self._forming.broken else []
+
+    def _begin(self, now: float, hearsay: str = "", *, broken: bool = False) -> _Forming:
+        """Begin a change, or join the one under way; a broken world makes a planned change a broken one."""
+        forming = self._forming = self._forming or _Forming(now, broken, hearsay)
+        forming.broken = forming.broken or broken
+        self._tell = True
+        if forming.broken:
+            for worker_id in [i for i in self._unready if not self.peers[i].connected]:
+                self._cut_off(self.peers[worker_id], forming)
+        return forming
+
+    def _leave_world(self, peer: Peer, event: WorkerAsked, now: float) -> None:
+        self._forget(peer.worker_id)
+        peer.standing = Standing.LEFT
+        if self._forming is None or (event.broken and not self.broken):
+            hearsay = f"worker {peer.worker_id}: {event.reason or 'left the world'}"
+            self._begin(now, hearsay, broken=event.broken)
+
+    def _cut_off(self, peer: Peer, forming: _Forming) -> None:
+        """The world is broken and this member has no session: it is taken for the cause, and may come back later."""
+        self._forget(peer.worker_id)
+        peer.standing = Standing.COMING
+        forming.causes[peer.worker_id] = f"worker {peer.worker_id} lost its connection"
+
+    def _forget(self, worker_id: int) -> None:
+        self._unready.discard(worker_id)
+        self._standbys.pop(worker_id, None)
+
+    def _is_inside(self, peer: Peer) -> bool:
+        return self.world is not None and peer.world_version == self.world.version
+
+    def _all_gone(self) -> bool:
+        return not self._unready and not any(p.standing is Standing.LEFT for p in self.peers.values())
+
+    def _mend_torn_end(self, now: float) -> None:
+        """Rank 0 was lost after others had finished, so nobody wrote the result: train on from the last checkpoint."""
+        if self._finished and self._forming and self._all_gone() and not self.complete:
+            self._finished.clear()
+
+    def _newcomers_due(self, now: float, limits: WorkerRange) -> bool:
+        room = limits.maximum - len(self._unready)
+        if not self._standbys or self.ending or room <= 0:
+            return False
+        ready = len(self._unready) + len(self._standbys)
+        if ready < limits.minimum and not self._unready:
+            self.starved = _too_few(ready, limits)
+            return False
+        return self._window_over(now, room)
+
+    def _window_over(self, now: float, room: int) -> bool:
+        if len(self._standbys) >= room or not self._standbys:
+            return True
+        arrivals = self._standbys.values()
+        latest_wait = min(arrivals) + LONGEST_WAIT_IN_WINDOWS * self._join_window
+        return now >= min(max(arrivals) + self._join_window, latest_wait)
+
+    def _describe_newcomers(self) -> str:
+        if self.world is None:
+            return "the first workers are ready"
+        ids = sorted(self._standbys)
+        shown = ", ".join(map(str, ids[:REASONS_SHOWN])) + (", ..." if len(ids) > REASONS_SHOWN else "")
+        return f"worker {shown} joins" if len(ids) == 1 else f"workers {shown} join"
+
+    def _tell_members(self, forming: _Forming) -> list[Instruction]:
+        if not self._tell or self.world is None:
+            return []
+        self._tell = False
+        wanted = _Told.BROKEN if forming.broken else _Told.CHANGE
+        audience = {Standing.MEMBER, Standing.LEAVING} if forming.broken else {Standing.MEMBER}
+        untold = [p for p in self.peers.values() if p.standing in audience and self._is_inside(p) and p.told < wanted]
+        if not untold:
+            return []
+        for peer in untold:
+            peer.told = wanted
+        ids, version = tuple(peer.worker_id for peer in untold), self.world.version
+        if forming.broken:
+            record = Record("world_broken", {"world": version, "reason": forming.reason})
+            return [BreakWorld(ids, version, forming.reason), record]
+        record = Record("change_announced", {"world": version, "reason": forming.reason})
+        return [AnnounceChange(ids, version, forming.reason), record]
+
+    def _publish_if_ready(self, forming: _Forming, now: float, limits: WorkerRange) -> list[Instruction]:
+        if self._unready:
+            return []
+        eligible = {Standing.LEFT} if self.ending else {Standing.LEFT, Standing.STANDBY}
+        ready = [p for p in self.peers.values() if p.standing in eligible and p.connected]
+        minimum = 1 if self.ending else limits.minimum
+        if len(ready) < minimum:
+            forming.starved = True
+            self.starved = _too_few(len(ready), limits)
+            return []
+        room = limits.maximum - (len(ready) - len(self._standbys))
+        if forming.starved and not self._window_over(now, room):
+            return []
+        return self._publish(sorted(ready, key=Peer.precedence)[: limits.maximum], forming, now)
+
+    def _publish(self, chosen: list[Peer], forming: _Forming, now: float) -> list[Instruction]:
+        self._version += 1
+        members = tuple(Member(p.worker_id, p.host, p.step, p.has_state) for p in chosen)
+        self.world = World(self._version, members, forming.reason)
+        for rank, peer in enumerate(chosen):
+            peer.standing, peer.world_version, peer.rank, peer.told = (
+                Standing.MEMBER,
+                self._version,
+                rank,
+                _Told.NOTHING,
+            )
+            self._standbys.pop(peer.worker_id, None)
+        for peer in self.peers.values():
+            if peer.standing is Standing.LEFT:
+                peer.standing = Standing.STANDBY
+                if peer.connected:
+                    self._standbys[peer.worker_id] = now
+        self._unready = {peer.worker_id for peer in chosen}
+        self._finished.clear()
+        self._forming, self.starved = None, ""
+        fields = {
+            "world": self._version,
+            "members": list(self.world.worker_ids),
+            "step": max((m.step for m in members if m.has_state), default=0),
+            "reason": forming.reason,
+            "seconds": round(now - forming.since, 6),
+        }
+        return [PublishWorld(self.world, self.world.worker_ids), Record("world_formed", fields)]
+
+
+def _too_few(ready: int, limits: WorkerRange) -> str:
+    return f"{ready} of at least {limits.minimum} workers ready"
