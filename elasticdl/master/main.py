@@ -63,8 +63,14 @@ class Board(Protocol):
     def close(self) -> None: ...
 
 
-class _NoBoard(Board):
+class _NoBoard:
     """For a job without TensorBoard."""
+
+    def observe(self, event: e.Event) -> None: ...
+
+    def world_formed(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         end = asyncio.run(serve(spec, job_dir, local_launcher(spec, job_dir)))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     return EXIT_CODES[end.phase]
 
