@@ -1,0 +1,77 @@
+"""A dry run before a job is started: ``python -m elasticdl.worker.check``, the job's specification on stdin.
+
+Silent and 0 if a worker could train this job here; else 2, and one line on stderr that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+
+
+def check(spec: JobSpec) -> None:
+    """Raises:
+    UserError: the job can't be trained; one line says why.
+    """
+    # Imported here: these import the framework, which may be what is missing.
+    from elasticdl.elastic.collective import refuse_variables
+    from elasticdl.elastic.torch.collective import import_horovod
+    from elasticdl.worker.datasets import open_datasets
+    from elasticdl.worker.main import make_callbacks
+    from elasticdl.worker.torch_trainer import build_model, build_optimizer
+    from elasticdl.worker.user_code import blame
+    from elasticdl.worker.zoo import load_module
+
+    refuse_variables(os.environ)
+    import_horovod()
+    module = load_module(spec)
+    with blame(f"{module.custom_model.__name__}()", module.folder):
+        model = build_model(module)
+    with blame(f"{module.optimizer.__name__}(parameters)", module.folder):
+        build_optimizer(module, model)
+    with blame("callbacks()", module.folder):
+        make_callbacks(module)
+    open_datasets(module, spec)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Nothing that is imported or run within reaches the terminal, compiled code included."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, target in zip(kept, (1, 2), strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.close(nowhere)
+
+
+def main() -> int:
+    spec = JobSpec.from_json(sys.stdin.read())
+    try:
+        with silence():
+            check(spec)
+    except UserError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"{error.name} is not installed, and a worker needs it: pip install 'elasticdl[torch]'", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

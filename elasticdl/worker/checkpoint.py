@@ -1,0 +1,119 @@
+"""Where checkpoints are kept: a folder on this machine, or any file system that fsspec knows.
+
+A checkpoint is there whole or not at all: it is written under another name and then renamed. What is in it is the
+framework's business; here it is something that writes itself to a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+Content = TypeVar("Content")
+
+_NAME = re.compile(r"checkpoint-(\d{10,})\.pt")
+_SCRATCH = re.compile(r"\.checkpoint-(\d{10,})\.pt\..*")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint; ``path`` as a person would write it."""
+
+    step: int
+    path: str
+
+
+class CheckpointStore:
+    """Checkpoints of one job, by step. Several workers may use the same place; at most one writes a step."""
+
+    def __init__(self, url: str, *, keep: int, writer: str) -> None:
+        """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'."""
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._url = url.rstrip("/")
+        self._keep = keep
+        self._writer = writer
+
+    def path(self, step: int) -> str:
+        return f"{self._url}/{_name(step)}"
+
+    def newest_first(self) -> list[Checkpoint]:
+        """The newest first.
+
+        Raises:
+            OSError: the folder can't be read.
+        """
+        steps = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
+        return [Checkpoint(step, self.path(step)) for step in sorted(steps, reverse=True)]
+
+    def read(self, step: int, load: Callable[[IO[bytes]], Content]) -> Content:
+        with self._fs.open(self._at(_name(step)), "rb") as file:
+            return load(file)
+
+    def write(self, step: int, dump: Callable[[IO[bytes]], object]) -> None:
+        """Write a checkpoint, then delete those that are too many.
+
+        Raises:
+            Exception: whatever the file system raises; what was there before is untouched and nothing is left over.
+        """
+        self._fs.makedirs(self._root, exist_ok=True)
+        scratch = self._at(f".{_name(step)}.{self._writer}")
+        try:
+            with self._fs.open(scratch, "wb") as file:
+                dump(file)
+                self._settle(file)
+            self._rename(scratch, self._at(_name(step)))
+        except BaseException:
+            self._remove(scratch)
+            raise
+        self._tidy(step)
+
+    def _names(self) -> list[str]:
+        # Others change the folder as well: what was listed before is no longer true.
+        self._fs.invalidate_cache()
+        try:
+            return [path.rpartition("/")[2] for path in self._fs.ls(self._root, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _settle(self, file: Any) -> None:
+        if isinstance(self._fs, LocalFileSystem):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _rename(self, scratch: str, path: str) -> None:
+        if isinstance(self._fs, LocalFileSystem):
+            os.replace(scratch, path)
+            folder = os.open(self._root, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        else:
+            self._fs.mv(scratch, path)
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):  # it was never made, or the file system is what failed
+            self._fs.rm_file(path)
+
+    def _tidy(self, step: int) -> None:
+        """Delete what the new checkpoint makes superfluous: the oldest, and what dead writers left unfinished."""
+        names = self._names()
+        stale = [name for name in names if (match := _SCRATCH.fullmatch(name)) and int(match[1]) < step]
+        whole = sorted((name for name in names if _NAME.fullmatch(name)), key=lambda name: int(name[11:-3]))
+        surplus = whole[: -self._keep] if self._keep else []
+        for name in stale + surplus:
+            self._remove(self._at(name))
+
+
+def _name(step: int) -> str:
+    return f"checkpoint-{step:010d}.pt"

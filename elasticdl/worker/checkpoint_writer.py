@@ -1,0 +1,70 @@
+"""Writing checkpoints while training goes on, and what becomes of those that can't be written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+from elasticdl.elastic.session import Membership
+from elasticdl.worker.checkpoint import CheckpointStore
+from elasticdl.worker.notices import notify
+from elasticdl.worker.user_code import one_line
+
+log = logging.getLogger(__name__)
+
+Dump = Callable[[IO[bytes]], object]
+
+
+class CheckpointWriter:
+    """At most one checkpoint is being written at a time, in a thread. A failure costs that checkpoint only."""
+
+    def __init__(self, store: CheckpointStore, membership: Membership) -> None:
+        self._store = store
+        self._membership = membership
+        self._thread: threading.Thread | None = None
+        self._under_way = 0  # step
+        self.written = 0  # step of the newest one that is whole
+
+    def begin(self, step: int, dump: Dump) -> bool:
+        """Write in the background; ``dump`` must hold a copy of the state. False: skipped, as the last is not done."""
+        if self._thread is not None and self._thread.is_alive():
+            log.warning("checkpoint of step %d left out: that of step %d is still being written", step, self._under_way)
+            return False
+        self._under_way = step
+        self._thread = threading.Thread(target=self._write, args=(step, dump), name="elasticdl-checkpoint", daemon=True)
+        self._thread.start()
+        return True
+
+    def wait(self, deadline: float, tick: Callable[[], None] = lambda: None) -> bool:
+        """Until nothing is being written or the (monotonic) deadline has passed; ``tick`` is called each second."""
+        while self._thread is not None and self._thread.is_alive():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                log.error("checkpoint of step %d was not finished in time", self._under_way)
+                return False
+            self._thread.join(timeout=min(left, 1.0))
+            tick()
+        return True
+
+    def finish(self, step: int, dump: Dump, deadline: float, tick: Callable[[], None] = lambda: None) -> None:
+        """See to it that the state of this step, the last, is written; waits for it."""
+        if self.wait(deadline, tick) and self.written != step:
+            self.begin(step, dump)
+            self.wait(deadline, tick)
+
+    def _write(self, step: int, dump: Dump) -> None:
+        path = self._store.path(step)
+        began = time.monotonic()
+        try:
+            self._store.write(step, dump)
+        except Exception as error:  # noqa: BLE001 - whatever a storage raises must not end a training
+            log.error("checkpoint %s could not be written: %s", path, one_line(error))
+            notify(self._membership, "checkpoint_failed", step=step, path=path, reason=one_line(error))
+            return
+        self.written = step
+        seconds = time.monotonic() - began
+        log.info("checkpoint %s written in %.2f s", path, seconds)
+        notify(self._membership, "checkpoint", step=step, path=path, seconds=seconds)

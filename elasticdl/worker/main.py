@@ -1,0 +1,110 @@
+"""The worker process: ``python -m elasticdl.worker.main``, started by a launcher with the variables it needs.
+
+Exit codes: 0 done, or told to leave; 1 the user's code raised, or this worker can't go on (the master knows which).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from elasticdl.callbacks import Callback
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.record import SampleRecord
+from elasticdl.elastic.torch.context import ElasticContext, connect
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.torch_trainer import TorchLearner, batch_policy
+from elasticdl.worker.trainer import Trainer
+from elasticdl.worker.user_code import one_line, shown, users_traceback
+from elasticdl.worker.zoo import ModelModule, load_module
+
+log = logging.getLogger("elasticdl.worker")
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        environment = WorkerEnvironment.from_env(os.environ)
+        if environment is None:
+            raise UserError("a worker is started by its job's master: use `elasticdl train`")
+        spec = JobSpec.from_json(Path(environment.job_spec).read_text())
+        _log_to_stderr(spec, environment.worker_id)
+        context = connect(batch_policy(spec), seed=spec.seed, environ=os.environ)
+    except (ElasticDLError, OSError) as error:
+        print(f"elasticdl worker: {error}", file=sys.stderr)
+        return 1
+    try:
+        return _work(spec, environment.worker_id, context)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
+        context.close()
+
+
+def make_callbacks(module: ModelModule) -> list[Callback]:
+    """Raises:
+    UserError: ``callbacks()`` returns something else than a list of callbacks.
+    """
+    callbacks = list(module.callbacks()) if module.callbacks else []
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(
+                f"{shown(module.path)}: callbacks() returned a list with {type(callback).__name__}; "
+                "expected objects made from elasticdl.callbacks.Callback"
+            )
+    return callbacks
+
+
+def _work(spec: JobSpec, worker_id: int, context: ElasticContext) -> int:
+    try:
+        if spec.sample_record:
+            context.record = SampleRecord(Path(spec.sample_record), worker_id)
+            context.on_close(context.record.close)
+        module = load_module(spec)
+        learner = TorchLearner(module, spec, context)
+        checkpoints = CheckpointWriter(learner.store, context.membership) if learner.store else None
+        Trainer(spec, context, learner, make_callbacks(module), checkpoints).run()
+    except Stopped as stopped:
+        log.info("leaving: %s", stopped.reason)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it
+        _report(error, Path(spec.model_zoo), context)
+        return 1
+    return 0
+
+
+def _report(error: Exception, folder: Path, context: ElasticContext) -> None:
+    if isinstance(error, UserError):
+        log.error("%s", error)
+        context.fail(str(error), "")
+    elif isinstance(error, ElasticDLError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error)):
+        log.error("%s", error)
+        failed = pb.Failed(cause=pb.Failed.WORKER, message=one_line(error))
+        context.membership.say(pb.WorkerMessage(failed=failed))
+    else:
+        text = users_traceback(error, folder)
+        log.error("the user's code raised\n%s", text)
+        context.fail(one_line(error), text)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM before there is anything to leave behind; once it trains, the context handles it."""
+    sys.exit(0)
+
+
+def _log_to_stderr(spec: JobSpec, worker_id: int) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=spec.log_level,
+        format=f"%(asctime)s worker {worker_id} %(levelname)s %(message)s",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

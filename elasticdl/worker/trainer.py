@@ -1,0 +1,283 @@
+"""Training a model-zoo module, whatever the framework: epochs, what is due when, callbacks, the learning rate.
+
+`Trainer.train` is entered anew in each world. What it does at a step follows from the state alone (position and
+ledger), which all members share; so it takes up wherever the last world ended, and does nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from elasticdl.callbacks import Callback, LearningRateScheduler
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.loop import Hooks
+from elasticdl.elastic.progress import remaining_steps
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.loader import ElasticDataLoader, StepBatch
+from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.world import World
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.export import export
+from elasticdl.worker.ledger import Ledger
+from elasticdl.worker.notices import notify
+from elasticdl.worker.rate import LearningRate, double_correction, rate_policy
+
+log = logging.getLogger(__name__)
+
+FINAL_CHECKPOINT_SECONDS = 240.0  # below the default of --progress_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics over the whole evaluation set; the same on all members."""
+
+    samples: int
+    metrics: dict[str, float]
+
+
+class Learner(Protocol):
+    """A model being trained: what differs between frameworks."""
+
+    state: TorchState  # its values hold the ledger
+    loader: ElasticDataLoader
+
+    @property
+    def base_rate(self) -> float:
+        """The optimizer's own learning rate."""
+
+    def make_step(self, batch: StepBatch, learning_rate: float) -> float:
+        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
+
+        Raises:
+            WorldBroken: the step is torn.
+        """
+
+    def evaluate(self) -> Evaluation | None:
+        """Over all members; None if there is no evaluation data.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+
+    def resume(self) -> str | None:
+        """Load the newest checkpoint if there is one; its path."""
+
+    def dump(self) -> Callable[[IO[bytes]], object]:
+        """Copy the state; what is returned writes the copy as a checkpoint."""
+
+    def save_model(self, folder: Path) -> Path:
+        """Write the trained model below the folder."""
+
+
+class Trainer:
+    """Runs one worker's part of a training."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        context: ElasticContext,
+        learner: Learner,
+        callbacks: Sequence[Callback],
+        checkpoints: CheckpointWriter | None,
+    ) -> None:
+        self._spec = spec
+        self._context = context
+        self._learner = learner
+        self._state = learner.state
+        self._ledger: Ledger = learner.state.values["ledger"]
+        self._callbacks = callbacks
+        self._checkpoints = checkpoints
+        schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
+        self._policy = rate_policy(spec, learner.base_rate, schedules[-1] if schedules else None)
+        self._rate = LearningRate(self._policy, self._ledger)
+        self._begun_epoch = self._ended_epoch = -1
+        context.total_epochs = spec.num_epochs
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            Stopped: this worker was told to leave; a checkpoint has been written if that was its task.
+        """
+        try:
+            self._context.run(self.train, self._state, Hooks(self._before_sync, self._on_world))
+        except Stopped as stopped:
+            world = self._context.world
+            if self._state.has_state and ((stopped.checkpoint and world.rank == 0) or world.size == 1):
+                self._finish_checkpoint(self._spec.stop_grace)
+            raise
+        ledger = self._ledger
+        self._context.finish(step=self._state.step, epochs=ledger.finished_epochs, metrics=ledger.metrics)
+
+    # -- entering a world --
+
+    def _before_sync(self, world: World) -> None:
+        if not (world.is_first and world.rank == 0 and self._spec.resume):
+            return
+        path = self._learner.resume()
+        if path is not None:
+            progress = self._state.progress
+            log.info("resumed from %s: epoch %d, step %d", path, progress.epoch, progress.step)
+            notify(self._context.membership, "resumed", step=progress.step, epoch=progress.epoch, path=path)
+
+    def _on_world(self, world: World) -> None:
+        if world.size > 1:
+            # Members can stand after the same step and yet differ: one may have lost the world within an evaluation.
+            ledger = json.dumps(self._ledger.state_dict()).encode()
+            self._ledger.load_state_dict(
+                json.loads(self._context.collective.broadcast_bytes(ledger, "elasticdl.ledger"))
+            )
+        if world.is_first and world.rank == 0:
+            self._warn_of_double_correction(world)
+        if self._begun_epoch < 0:
+            self._call("on_train_begin")
+        self._call("on_world_change", world.size, world.rank)
+        self._context.total_steps = self._total_steps(world.size)
+
+    def _warn_of_double_correction(self, world: World) -> None:
+        if self._policy.schedule is None:
+            return
+        epoch = self._state.progress.epoch
+        with self._context.collective.pretend_size(world.size + 1):
+            pretended = self._policy.schedule(epoch)
+        warning = double_correction(self._policy, pretended, self._policy.schedule(epoch))
+        if warning:
+            log.warning("%s", warning)
+            notify(self._context.membership, "warning", message=warning)
+
+    def _total_steps(self, workers: int) -> int:
+        """Of the whole job; with a fixed batch per worker, if the number of workers stays as it is."""
+        order, progress = self._learner.loader.order, self._state.progress
+        here = remaining_steps(order.samples, progress.position, order.policy, workers)
+        epoch = remaining_steps(order.samples, 0, order.policy, workers)
+        total = progress.step + here + epoch * max(self._spec.num_epochs - progress.epoch - 1, 0)
+        return min(total, self._spec.max_step) if self._spec.max_step else total
+
+    # -- training --
+
+    def train(self) -> None:
+        for epoch in self._learner.loader.epochs(self._spec.num_epochs):
+            self._begin_epoch(epoch)
+            self._do_what_is_due()  # at the step after which the last world was left
+            for batch in self._steps():
+                self._make_step(batch)
+                self._state.commit()
+                self._do_what_is_due()
+            if self._learner.loader.progress.position >= self._learner.loader.order.samples:
+                self._end_epoch(epoch)
+            if self._reached_max_step:
+                break
+        self._complete()
+
+    @property
+    def _reached_max_step(self) -> bool:
+        return 0 < self._spec.max_step <= self._state.step
+
+    def _steps(self) -> Iterator[StepBatch]:
+        if self._reached_max_step:
+            return
+        for batch in self._learner.loader:
+            yield batch
+            if self._reached_max_step:
+                return
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if self._learner.loader.progress.position == 0:  # the state follows at its next commit
+            self._ledger.loss_sum, self._ledger.loss_samples = 0.0, 0
+        self._rate.enter(epoch, self._context.size, self._state.step)
+        if self._begun_epoch < epoch:
+            self._begun_epoch = epoch
+            self._call("on_epoch_begin", epoch)
+
+    def _make_step(self, batch: StepBatch) -> None:
+        rate = self._rate.at(batch.plan.step)
+        loss = self._learner.make_step(batch, rate)
+        self._ledger.add_loss(loss, batch.plan.batch)
+        self._ledger.learning_rate = rate
+        self._call("on_train_batch_end", self._state.step, {"loss": loss, "learning_rate": rate})
+
+    def _do_what_is_due(self) -> None:
+        step, spec = self._state.step, self._spec
+        if spec.evaluation_steps and step % spec.evaluation_steps == 0:
+            self._evaluate()
+        if spec.checkpoint_steps and step % spec.checkpoint_steps == 0:
+            self._checkpoint()
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._evaluate()
+        ledger = self._ledger
+        if ledger.finished_epochs <= epoch:
+            ledger.finished_epochs = epoch + 1
+            if self._context.rank == 0:
+                step, loss = self._state.step, ledger.epoch_loss
+                notify(self._context.membership, "epoch_finished", epoch=epoch, step=step, loss=loss)
+            self._state.commit()
+        if not self._spec.checkpoint_steps:
+            self._checkpoint()
+        if self._ended_epoch < epoch:
+            self._ended_epoch = epoch
+            metrics = {f"val_{name}": value for name, value in ledger.metrics.items()}
+            self._call("on_epoch_end", epoch, {"loss": ledger.epoch_loss, **metrics})
+
+    def _complete(self) -> None:
+        self._evaluate()
+        if self._context.rank == 0:
+            self._finish_checkpoint(FINAL_CHECKPOINT_SECONDS)
+            if self._spec.output:
+                path = export(Path(self._spec.output), self._learner.save_model)
+                notify(self._context.membership, "exported", path=str(path))
+        # If rank 0 dies at this, the others must still be there to do it.
+        self._context.advance(waiting=True)
+        self._context.collective.barrier("elasticdl.complete")
+        self._call("on_train_end")
+
+    # -- what is done at most once a step --
+
+    def _evaluate(self) -> None:
+        ledger, step = self._ledger, self._state.step
+        if ledger.evaluated_step >= step:
+            return
+        evaluation = self._learner.evaluate()
+        ledger.evaluated_step = step
+        if evaluation is not None:
+            ledger.metrics = evaluation.metrics
+            self._report(evaluation)
+            self._call("on_evaluation_end", evaluation.metrics)
+        self._context.resume_clock()
+        self._state.commit()
+
+    def _report(self, evaluation: Evaluation) -> None:
+        if self._context.rank != 0:
+            return
+        progress, metrics = self._state.progress, evaluation.metrics
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        log.info("evaluation at step %d on %d samples: %s", progress.step, evaluation.samples, numbers)
+        fields = {"step": progress.step, "epoch": progress.epoch, "samples": evaluation.samples, "metrics": metrics}
+        notify(self._context.membership, "evaluation", **fields)
+
+    def _checkpoint(self) -> None:
+        ledger, step = self._ledger, self._state.step
+        if self._checkpoints is None or ledger.checkpointed_step >= step:
+            return
+        ledger.checkpointed_step = step
+        self._state.commit()
+        if self._context.rank == 0:
+            self._checkpoints.begin(step, self._learner.dump())
+
+    def _finish_checkpoint(self, seconds: float) -> None:
+        if self._checkpoints is not None:
+            self._ledger.checkpointed_step = self._state.step
+            deadline = time.monotonic() + seconds
+            tick = lambda: self._context.advance(waiting=False)  # noqa: E731
+            self._checkpoints.finish(self._state.step, self._learner.dump(), deadline, tick)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(*arguments)

@@ -1,0 +1,70 @@
+"""The user's code when it raises: where it was, and the part of the traceback that concerns the user."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from elasticdl.common.errors import ElasticDLError, UserError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shown(path: Path) -> str:
+    """A path as a person at the present directory would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an exception."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def place(error: BaseException, folder: Path) -> str:
+    """``file:line`` of the innermost frame below the folder; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown(Path(error.filename))}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _below(frame.filename, folder)]
+    return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
+
+
+def users_traceback(error: BaseException, folder: Path) -> str:
+    """The traceback from the first frame below the folder on; without one, from the first outside this package."""
+    start = _first(error.__traceback__, lambda name: _below(name, folder)) or _first(
+        error.__traceback__, lambda name: not _below(name, PACKAGE)
+    )
+    return "".join(traceback.format_exception(type(error), error, start or error.__traceback__))
+
+
+@contextlib.contextmanager
+def blame(what: str, folder: Path) -> Iterator[None]:
+    """Turn whatever the user's code raises within into one line that says where.
+
+    Raises:
+        UserError: something was raised.
+    """
+    try:
+        yield
+    except ElasticDLError:
+        raise
+    except (Exception, SystemExit) as error:
+        where = place(error, folder)
+        raise UserError(f"{where + ': ' if where else ''}{what} raised {one_line(error)}") from error
+
+
+def _below(filename: str, folder: Path) -> bool:
+    return Path(filename).resolve().is_relative_to(folder.resolve())
+
+
+def _first(tb: TracebackType | None, wanted: object) -> TracebackType | None:
+    assert callable(wanted)
+    while tb is not None and not wanted(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb

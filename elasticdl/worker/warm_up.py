@@ -1,0 +1,49 @@
+"""A forward and a backward pass before the worker joins, so that the others need not wait for what is slow once."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from elasticdl.elastic.torch.loader import to_device
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, device: torch.device) -> None:
+    """Run the first samples through the model and back; afterwards nothing is different from before."""
+    with untouched(model):
+        inputs, labels = to_device(default_collate([dataset[index] for index in range(samples)]), device)
+        loss(labels, model(inputs)).backward()  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers, gradients and the state of all random generators are put back at the end."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
