@@ -33,6 +33,7 @@ class MasterClient:
         self._stub = rpc.MasterStub(channel)
         self._address = address
         self._metadata = ((TOKEN_KEY, address.token),)
+        self._under_way: list[grpc.Future[pb.StopReply]] = []  # a call that nobody holds is cancelled
 
     def status(self) -> pb.JobStatus:
         status: pb.JobStatus = self._call(self._stub.Status, pb.StatusRequest())
@@ -50,7 +51,7 @@ class MasterClient:
     def stop_soon(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
         """As `stop`, without waiting for the answer."""
         request = pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now)
-        self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT)
+        self._under_way.append(self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT))
 
     def watch(self) -> Iterator[pb.JobStatus]:
         """The status now and after each change, until the job has ended."""

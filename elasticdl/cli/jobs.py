@@ -70,7 +70,8 @@ def find_job(name: str | None) -> JobDir:
         for job in jobs:
             if job.name == name:
                 return job
-        raise UserError(f"there is no job {name}: {did_you_mean(name, [job.name for job in jobs])}{_list_of(jobs)}")
+        near = did_you_mean(name, [job.name for job in jobs])
+        raise UserError(f"there is no job {name}{f': {near}' if near.endswith('?') else ''}{_list_of(jobs)}")
     running = [job for job in jobs if life_of(job, time.time()) in (Life.STARTING, Life.RUNNING)]
     if len(running) == 1:
         return running[0]
@@ -80,7 +81,7 @@ def find_job(name: str | None) -> JobDir:
 
 
 def _list_of(jobs: list[JobDir]) -> str:
-    return f" (the newest: {', '.join(job.name for job in jobs[:8])})" if jobs else " (there are no jobs)"
+    return f" (newest jobs: {', '.join(job.name for job in jobs[:8])})" if jobs else " (there are no jobs)"
 
 
 def running_master(job: JobDir) -> MasterAddress:

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -18,10 +19,10 @@ from elasticdl.cli.master_process import CLOSING_TIME, MasterProcess
 from elasticdl.cli.names import made_up_name
 from elasticdl.cli.panel import LiveScreen, PlainScreen, Screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.text import summary_lines
+from elasticdl.cli.text import news, summary_lines
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
-from elasticdl.common.journal import read_journal
+from elasticdl.common.journal import Entry, read_journal
 from elasticdl.common.spec import JobSpec
 
 NAME_ATTEMPTS = 20
@@ -97,12 +98,24 @@ def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
     with MasterProcess(job, spec.stop_grace, impatient=signals.take) as master:
         address = master.wait_until_up()
         print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
-        if address is not None:
-            with make_screen(spec.log_loss_steps) as screen:
+        with make_screen(spec.log_loss_steps) as screen:
+            if address is not None:
                 Following(master, screen, signals.take, spec.stop_grace).run(address)
-            master.wait(CLOSING_TIME)
+            else:
+                replay(job, screen)  # it ended sooner than it could be reached
+        master.wait(CLOSING_TIME)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.obituary())
+
+
+def replay(job: JobDir, screen: Screen) -> None:
+    for entry in journal_of(job):
+        if (line := news(entry)) is not None:
+            screen.line(line)
+
+
+def journal_of(job: JobDir) -> Iterable[Entry]:
+    return read_journal(job.journal) if job.journal.exists() else ()
 
 
 def make_screen(log_loss_steps: int) -> Screen:
@@ -127,8 +140,7 @@ def report(job: JobDir, spec: JobSpec) -> None:
         if status.traceback:
             print(status.traceback.rstrip(), file=sys.stderr)
         return
-    journal = read_journal(job.journal) if job.journal.exists() else ()
-    for line in summary_lines(status, journal, spec.output):
+    for line in summary_lines(status, journal_of(job), spec.output):
         print(line)
     sys.stdout.flush()
 

@@ -125,7 +125,7 @@ def explain(finding: ErrorDetails, given: Given) -> str:
     if not finding["loc"]:  # about several options at once; the text names them
         return str(finding["ctx"]["error"])
     name = str(finding["loc"][0])
-    value, wanted = finding["input"], _wanted(finding, JobSpec.model_fields[name].description)
+    value, wanted = given.merged().get(name), _wanted(finding, JobSpec.model_fields[name].description)
     return f"{given.place(name)}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
 
 

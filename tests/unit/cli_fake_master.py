@@ -1,0 +1,190 @@
+"""A master that only pretends: it serves the command line's calls and plays a part.
+
+In a test's own process `FakeMaster` is served with `serving`. As a program (``python -m cli_fake_master --job_dir DIR``)
+it stands in for ``elasticdl.master.main``; ``--model_def`` says which part it plays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from google.protobuf import json_format
+
+from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
+from elasticdl.common.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as rpc
+
+TOKEN = "secret"
+DEADLINE = 30.0
+
+
+class FakeMaster(rpc.MasterServicer):
+    """Sends out what the test gives to `update` and `tell`, and keeps the requests that came."""
+
+    def __init__(self, job_name: str) -> None:
+        self.requests: list[object] = []
+        self._status = pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)
+        self._statuses = [pb.JobStatus.FromString(self._status.SerializeToString())]
+        self.entries: list[str] = []
+        self._ended = False
+        self._watchers = 0
+        self._changed = threading.Condition()
+
+    def update(self, **fields: object) -> None:
+        with self._changed:
+            self._status.MergeFrom(pb.JobStatus(**fields))
+            self._statuses.append(pb.JobStatus.FromString(self._status.SerializeToString()))
+            self._changed.notify_all()
+
+    def tell(self, event: str, **fields: object) -> None:
+        with self._changed:
+            self.entries.append(json.dumps({"time": 0.0, "event": event, **fields}))
+            self._changed.notify_all()
+
+    def end(self) -> pb.JobStatus:
+        """End the streams; returns the last status."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+            return self._statuses[-1]
+
+    def wait_for_watchers(self) -> None:
+        """Until both streams of one follower are open."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._watchers >= 2, DEADLINE)
+
+    def wait_for_requests(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.requests) >= count, DEADLINE), self.requests
+
+    def Status(self, request, context):
+        self._authenticate(context)
+        return self._statuses[-1]
+
+    def Watch(self, request, context):
+        self._authenticate(context)
+        yield from self._stream(self._statuses)
+
+    def Events(self, request, context):
+        self._authenticate(context)
+        for entry in self._stream(self.entries):
+            yield pb.JournalEntry(json=entry)
+
+    def Scale(self, request, context):
+        self._record(request, context)
+        if request.max_workers > 8:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this machine has 8 slots")
+        return pb.ScaleReply(message=f"from {request.min_workers} to {request.max_workers} workers")
+
+    def Stop(self, request, context):
+        self._record(request, context)
+        return pb.StopReply()
+
+    def _stream(self, items):
+        with self._changed:
+            self._watchers += 1
+            self._changed.notify_all()
+        yielded = 0
+        over = False
+        while not over:
+            with self._changed:
+                assert self._changed.wait_for(lambda seen=yielded: len(items) > seen or self._ended, DEADLINE)
+                fresh, over = items[yielded:], self._ended
+            yield from fresh
+            yielded += len(fresh)
+
+    def _record(self, request, context):
+        self._authenticate(context)
+        with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+
+    def _authenticate(self, context):
+        if ("elasticdl-token", TOKEN) not in [tuple(item) for item in context.invocation_metadata()]:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+
+
+@contextmanager
+def serving(master: FakeMaster):
+    """Serve it; yields its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    rpc.add_MasterServicer_to_server(master, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield MasterAddress(f"127.0.0.1:{port}", TOKEN, os.getpid())
+    finally:
+        master.end()
+        server.stop(grace=1).wait(DEADLINE)
+
+
+def play(master: FakeMaster, part: str, stopped: threading.Event) -> None:
+    """One job from its start to its end."""
+    master.update(phase="running", step=0, total_steps=20, total_epochs=2)
+    master.tell("world_formed", world=1, members=[0, 1], step=0, reason="2 workers are ready")
+    if part == "fails":
+        master.update(phase="failed", reason="worker 1: ValueError: bad sample", traceback="Traceback\nValueError: bad")
+        return
+    for step in range(1, 21):
+        master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples_per_second=1000.0)
+    master.tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
+    if part == "forever":
+        if not stopped.wait(DEADLINE):
+            raise TimeoutError("nobody stopped this job")
+        master.update(phase="stopped", reason="interrupted")
+        return
+    master.update(phase="succeeded", metrics={"accuracy": 0.5})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job_dir", type=Path, required=True)
+    parser.add_argument("--die_with_parent", action="store_true")
+    job = JobDir(parser.parse_args().job_dir)
+    part = JobSpec.from_json(job.spec.read_text()).model_def
+    if part == "refuses":
+        print("noise\n--port 80: the port is taken; choose another", file=sys.stderr)
+        return 2
+    if part == "crashes":
+        raise RuntimeError("out of luck")
+    master = FakeMaster(job.name)
+    stopped = threading.Event()
+
+    def stop(request, context):
+        FakeMaster.Stop(master, request, context)
+        if part != "stubborn":
+            stopped.set()
+        return pb.StopReply()
+
+    master.Stop = stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if part == "stubborn" else lambda *_: stopped.set())
+    with serving(master) as address:
+        job.write_master(address)
+        if part == "vanishes":
+            print("last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if part == "stubborn":
+            time.sleep(DEADLINE)
+        if part != "hurries":
+            master.wait_for_watchers()
+        play(master, part, stopped)
+        last = master.end()
+    job.journal.write_text("".join(f"{line}\n" for line in master.entries))
+    write_aside(job.status, json_format.MessageToJson(last))
+    job.master.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

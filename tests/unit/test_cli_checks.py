@@ -1,0 +1,114 @@
+"""What is checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli import checks
+from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.spec import JobSpec
+
+
+@pytest.mark.parametrize("name", checks.FORBIDDEN_VARIABLES)
+def test_settings_that_break_horovod_are_refused(name):
+    with pytest.raises(UserError, match=f"^{name} is set in the environment: .*; unset it$"):
+        checks.refuse_horovod_settings({name: "1"})
+
+
+def test_other_settings_of_horovod_are_fine():
+    checks.refuse_horovod_settings({"HOROVOD_LOG_LEVEL": "info"})
+
+
+def test_folders_become_absolute(tmp_path):
+    (tmp_path / "train.csv").touch()
+    spec = JobSpec(model_zoo="zoo", output="../out", training_data="train.csv", validation_data="synthetic:8")
+    absolute = checks.with_absolute_paths(spec, tmp_path)
+    assert absolute.model_zoo == str(tmp_path / "zoo")
+    assert absolute.output == str(tmp_path.parent / "out")
+    assert absolute.training_data == str(tmp_path / "train.csv")
+    assert absolute.validation_data == "synthetic:8", "not a file, so dataset() has to know what it means"
+    assert absolute.checkpoint_dir == ""
+
+
+def test_urls_stay(tmp_path):
+    spec = JobSpec(checkpoint_dir="s3://bucket/run", training_data="memory://x", model_zoo="/zoo")
+    assert checks.with_absolute_paths(spec, tmp_path) == spec
+
+
+def test_every_option_that_is_a_folder_is_treated_as_one():
+    described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
+    assert described == {*checks.FOLDERS_READ, *checks.FOLDERS_WRITTEN}
+
+
+def test_a_folder_that_can_be_made_is_fine_and_nothing_is_left(tmp_path):
+    checks.require_writable("--output", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match=r"^--output .* must be a folder"):
+            checks.require_writable("--output", folder)
+
+
+def test_an_unwritable_folder_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checks.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(
+        UserError, match=r"^--output .*/a/b can't be written: Permission denied; choose another folder$"
+    ):
+        checks.require_writable("--output", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
+def test_a_really_unwritable_folder():
+    with pytest.raises(UserError, match=r"^--checkpoint_dir /proc/nowhere can't be written"):
+        checks.require_writable_folders(JobSpec(checkpoint_dir="/proc/nowhere"))
+
+
+def test_a_missing_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    with pytest.raises(UserError, match="the program no-such-program is not found"):
+        checks.require_executable(("no-such-program",))
+    with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
+        checks.require_executable(("train.py",))
+    checks.require_executable(("sh", "-c", "true"))
+
+
+@pytest.fixture
+def check_that(tmp_path, monkeypatch):
+    """Replace the worker's check by the given lines of Python."""
+
+    def install(code: str) -> None:
+        (tmp_path / "pretend_check.py").write_text(code)
+        monkeypatch.setattr(checks, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    return install
+
+
+def test_the_check_gets_the_job(check_that, tmp_path):
+    check_that(f"import sys; open({str(tmp_path / 'seen')!r}, 'w').write(sys.stdin.read())")
+    spec = JobSpec(model_def="digits.cnn_torch")
+    checks.check_job(spec)
+    assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
+
+
+def test_what_the_check_finds_is_relayed(check_that):
+    check_that("import sys; print('noise', file=sys.stderr); print('no module', file=sys.stderr); sys.exit(2)")
+    with pytest.raises(UserError, match=r"^no module$"):
+        checks.check_job(JobSpec())
+
+
+def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
+    check_that("raise RuntimeError('broken')")
+    with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
+        checks.check_job(JobSpec())

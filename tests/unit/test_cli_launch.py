@@ -1,0 +1,245 @@
+"""A whole ``elasticdl train`` with a pretended master and check: what is shown, how it ends, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli.jobs import is_alive
+from elasticdl.common.jobdir import jobs_root
+from elasticdl.common.spec import JobSpec
+
+TIMEOUT = 60.0
+
+DRIVER = """
+import sys
+from elasticdl.cli import checks, main, master_process
+
+master_process.MASTER_MODULE = "cli_fake_master"
+master_process.CLOSING_TIME = 2.0
+checks.CHECK_MODULE = "pretend_check"
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+CHECK = "import sys; sys.stdin.read()"
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """A function that starts `elasticdl` with the pretended parts and returns the process."""
+    (tmp_path / "pretend_check.py").write_text(CHECK)
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    paths = [str(tmp_path), str(Path(__file__).parent)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*argv: str, **settings: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, *argv],
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=TIMEOUT)
+    return process.returncode, out, err
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    seen = ""
+    while text not in seen:
+        line = process.stdout.readline()
+        assert line, f"ended before it said {text!r}; it said {seen!r} {process.stderr.read()!r}"
+        seen += line
+    return seen
+
+
+def jobs() -> list[Path]:
+    return list(jobs_root().iterdir()) if jobs_root().is_dir() else []
+
+
+def masters() -> list[int]:
+    """Processes of masters of this test's jobs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().decode()
+        except OSError:
+            continue  # it has just ended
+        if str(jobs_root()) in line:
+            found.append(int(path.parent.name))
+    return [pid for pid in found if is_alive(pid)]
+
+
+def test_a_job_from_start_to_end(command):
+    code, out, err = end_of(
+        command("train", "--model_def=ok", "--log_loss_steps=10", "--output=/tmp/x", "--job_name=one")
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "job one started; in another terminal: elasticdl status one"
+    assert "world 1: 2 workers (0, 1) from step 0: 2 workers are ready" in lines
+    assert [line.split(",")[1] for line in lines if line.startswith("epoch ")] == [" step 10/20", " step 20/20"]
+    assert "evaluation at step 20: accuracy 0.5" in lines
+    assert any(line.startswith("job one succeeded: 20 steps, epoch 2/2") for line in lines)
+    assert lines[-1] == "  output   /tmp/x"
+    spec = JobSpec.from_json((jobs_root() / "one" / "job.json").read_text())
+    assert (spec.job_name, spec.model_zoo) == ("one", os.getcwd())
+    assert masters() == []
+    assert not Path("/tmp/x").exists(), "the check of the folder left it behind"
+
+
+def test_a_job_that_ends_sooner_than_it_can_be_reached(command):
+    code, out, err = end_of(command("train", "--model_def=hurries", "--job_name=quick"))
+    assert (code, err) == (0, "")
+    assert "evaluation at step 20: accuracy 0.5" in out
+    assert "job quick succeeded: 20 steps" in out
+
+
+def test_a_name_is_made_up(command):
+    _, out, _ = end_of(command("train", "--model_def=ok"))
+    (job,) = jobs()
+    assert re.fullmatch(r"[a-z]+-[a-z]+-\d\d", job.name)
+    assert out.startswith(f"job {job.name} started")
+
+
+def test_a_name_is_free_again_when_its_job_is_over(command):
+    for _ in range(2):
+        code, _, err = end_of(command("train", "--model_def=ok", "--job_name=again"))
+        assert (code, err) == (0, "")
+    assert [job.name for job in jobs()] == ["again"]
+
+
+def test_a_name_that_is_taken(command):
+    running = command("train", "--model_def=forever", "--job_name=busy")
+    read_until(running, "evaluation")
+    code, _, err = end_of(command("train", "--model_def=ok", "--job_name=busy"))
+    assert code == 2
+    assert err.startswith("elasticdl train: there is a job named busy already")
+    running.send_signal(signal.SIGINT)
+    assert end_of(running)[0] == 130
+
+
+def test_a_failed_job_shows_the_traceback_once_then_the_reason(command):
+    code, out, err = end_of(command("train", "--model_def=fails", "--job_name=bad"))
+    assert code == 1
+    assert err.splitlines() == [
+        "Traceback",
+        "ValueError: bad",
+        f"elasticdl train: job bad failed: worker 1: ValueError: bad sample; its logs: {jobs_root() / 'bad' / 'logs'}",
+    ]
+    assert "ValueError: bad" not in out
+
+
+def test_a_master_that_refuses_is_relayed_and_leaves_nothing(command):
+    code, out, err = end_of(command("train", "--model_def=refuses"))
+    assert (code, out, err) == (2, "", "elasticdl train: --port 80: the port is taken; choose another\n")
+    assert jobs() == []
+
+
+def test_a_master_that_crashes_at_its_start(command):
+    code, _, err = end_of(command("train", "--model_def=crashes"))
+    assert code == 1
+    assert err.startswith("elasticdl train: the master ended with exit code 1 before the job had ended")
+    assert err.rstrip().endswith("RuntimeError: out of luck")
+
+
+def test_a_master_that_vanishes(command):
+    code, _, err = end_of(command("train", "--model_def=vanishes"))
+    assert code == 1
+    assert err.startswith("elasticdl train: the master was killed by SIGKILL before the job had ended")
+    assert err.rstrip().endswith("last words")
+
+
+def test_a_mistake_found_by_the_check_starts_nothing(command, tmp_path):
+    found = "module nosuch is not in the zoo"
+    (tmp_path / "pretend_check.py").write_text(f"import sys; print({found!r}, file=sys.stderr); sys.exit(2)")
+    code, out, err = end_of(command("train", "--model_def=ok"))
+    assert (code, out, err) == (2, "", "elasticdl train: module nosuch is not in the zoo\n")
+    assert jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=lambda value: str(value),
+)
+def test_a_signal_stops_cleanly(command, number, code):
+    process = command("train", "--model_def=forever", "--job_name=long")
+    read_until(process, "evaluation")
+    process.send_signal(number)
+    assert "stopping after this step; press Ctrl-C again to stop at once" in read_until(process, "stopping after")
+    ended, out, err = end_of(process)
+    assert (ended, err) == (code, "")
+    assert out.startswith("job long stopped: 20 steps")
+    assert masters() == []
+
+
+def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
+    process = command("train", "--model_def=stubborn", "--stop_grace=1000")
+    read_until(process, "started")
+    process.send_signal(signal.SIGINT)
+    read_until(process, "stopping after")
+    process.send_signal(signal.SIGINT)
+    read_until(process, "stopping at once")
+    process.send_signal(signal.SIGINT)
+    code, out, err = end_of(process)
+    assert (code, err) == (130, "")
+    assert "was stopped before it could say how far it got" in out
+    assert masters() == []
+
+
+def test_a_reader_that_goes_away_takes_the_job_with_it(command):
+    process = command("train", "--model_def=forever", "--log_loss_steps=1")
+    read_until(process, "started")
+    process.stdout.close()
+    process.wait(TIMEOUT)
+    assert masters() == []
+
+
+def test_ctrl_c_during_the_check(command, tmp_path):
+    (tmp_path / "pretend_check.py").write_text(
+        textwrap.dedent(f"""
+            import pathlib, sys, time
+            pathlib.Path({str(tmp_path / "checking")!r}).write_text("")
+            sys.stdin.read()
+            time.sleep({TIMEOUT})
+            """)
+    )
+    process = command("train", "--model_def=ok")
+    while not (tmp_path / "checking").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert end_of(process) == (130, "", "")
+    assert jobs() == []
+
+
+def test_run_hands_the_program_over_as_typed(command):
+    code, _, err = end_of(
+        command("run", "--job_name=mine", "--num_workers=2", "--", "sh", "-c", "true", "--num-workers")
+    )
+    assert (code, err) == (0, "")
+    spec = JobSpec.from_json((jobs_root() / "mine" / "job.json").read_text())
+    assert spec.command == ("sh", "-c", "true", "--num-workers")
+
+
+def test_horovod_settings_are_refused(command, monkeypatch):
+    env = {**os.environ, "HOROVOD_CYCLE_TIME": "1"}
+    code, out, err = end_of(command("train", "--model_def=ok", env=env))
+    assert (code, out) == (2, "")
+    assert err.startswith("elasticdl train: HOROVOD_CYCLE_TIME is set in the environment")
+    assert jobs() == []

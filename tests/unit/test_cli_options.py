@@ -1,0 +1,178 @@
+"""Flags and YAML keys: every field is reachable, and each mistake is one line that says what would be right."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from elasticdl.cli import run, train
+from elasticdl.cli.main import main
+from elasticdl.cli.options import make_spec, read_options
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import OPTION_GROUPS, JobSpec, WorkerRange, fields_of
+
+OTHER_VALUES = {
+    "num_workers": "2-4",
+    "learning_rate_scaling": "linear",
+    "log_level": "DEBUG",
+    "job_name": "mine",
+    "max_worker_batch_size": "7",
+}
+FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
+
+
+def spec_of(*argv: str) -> JobSpec:
+    return make_spec(read_options(vars(train.parser().parse(argv)), OPTION_GROUPS))
+
+
+def other_value(name: str) -> str:
+    """Valid text for a field that is not its default."""
+    field = JobSpec.model_fields[name]
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    if field.annotation is bool:
+        return "false" if field.default else "true"
+    return "text" if field.annotation is str else "7"
+
+
+def test_every_field_has_a_flag_and_the_program_none():
+    assert set(FIELDS) == set(JobSpec.model_fields) - {"command"}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("spelling", ["underscores", "dashes"])
+def test_every_field_is_set_by_its_flag(name, spelling):
+    flag = f"--{name}" if spelling == "underscores" else f"--{name.replace('_', '-')}"
+    changed = spec_of(flag, other_value(name)).model_dump(exclude_defaults=True)
+    assert list(changed) == [name, "command"] or list(changed) == [name]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_set_by_its_key_and_overridden_by_its_flag(name, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(f"{name}: {other_value(name)}\n")
+    by_key, by_flag = spec_of("--config", str(config)), spec_of(f"--{name}", other_value(name))
+    assert by_key == by_flag
+    default = JobSpec.model_fields[name].default
+    if default not in (None, ""):
+        assert spec_of("--config", str(config), f"--{name}", str(default)) == JobSpec()
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        ([], True),
+        (["--resume"], True),
+        (["--no_resume"], False),
+        (["--no-resume"], False),
+        (["--resume=false"], False),
+        (["--resume", "no"], False),
+    ],
+)
+def test_a_switch(argv, value):
+    assert spec_of(*argv).resume is value
+
+
+def test_workers_are_a_number_or_a_range():
+    assert spec_of("--num_workers", "3").num_workers == WorkerRange(minimum=3, maximum=3)
+    assert spec_of("--num_workers", "2-4").num_workers == WorkerRange(minimum=2, maximum=4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num_worker", "3"], "unknown option --num_worker: did you mean --num_workers?"),
+        (["--num-worker=3"], "unknown option --num_worker: did you mean --num_workers?"),
+        (["--zzzzzz"], "unknown option --zzzzzz: `elasticdl train --help` lists the options"),
+        (["--num_epoch"], "unknown option --num_epoch: did you mean --num_epochs?"),
+        (["digits"], "'digits' is one argument too many; see `elasticdl train --help`"),
+        (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
+        (["--num_workers", "4-2"], "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
+        (["--num_workers", "few"], "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
+        (["--num_workers", "0"], "--num_workers 0: must be at least 1"),
+        (["--global_batch_size", "0"], "--global_batch_size 0: must be at least 1"),
+        (["--minibatch_size", "-4"], "--minibatch_size -4: must be at least 1"),
+        (["--num_epochs", "2.5"], "--num_epochs 2.5: must be a whole number"),
+        (["--heartbeat_timeout", "soon"], "--heartbeat_timeout soon: must be a number"),
+        (["--heartbeat_timeout", "0"], "--heartbeat_timeout 0: must be above 0"),
+        (["--port", "70000"], "--port 70000: must be at most 65535"),
+        (["--resume", "maybe"], "--resume maybe: must be true or false"),
+        (["--log_level", "LOUD"], "--log_level LOUD: must be one of 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        (
+            ["--global_batch_size", "8", "--max_worker_batch_size", "16"],
+            "--max_worker_batch_size 16 is above --global_batch_size 8; it must be at most that",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_one_line(argv, message):
+    with pytest.raises(UserError) as caught:
+        spec_of(*argv)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("num_worker: 3", "{file}: unknown option num_worker: did you mean num_workers?"),
+        ("command: [sh]", "{file}: unknown option command: remove it"),
+        ("num_epochs: 0", "{file}: num_epochs: 0: must be at least 1"),
+        ("num_workers: [2, 4]", "{file}: num_workers: [2, 4]: does not fit: number of workers, or MIN-MAX"),
+        ("- num_epochs", "--config {file} must be a mapping of options, as in `num_workers: 2-4`"),
+        ("a: b: c", "--config {file} is not YAML: mapping values are not allowed here"),
+    ],
+)
+def test_a_wrong_file_is_one_line(content, message, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(content)
+    with pytest.raises(UserError) as caught:
+        spec_of("--config", str(config))
+    assert str(caught.value).startswith(message.format(file=config))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="No such file or directory"):
+        spec_of("--config", str(tmp_path / "job.yaml"))
+
+
+def test_help_has_a_section_for_each_group_and_every_flag():
+    text = train.parser().format_help()
+    for group in OPTION_GROUPS:
+        assert f"\n{group.__doc__}:\n" in text
+    for name in FIELDS:
+        assert f"  --{name}" in text
+
+
+def test_run_offers_what_a_script_does_not_decide_itself():
+    offered = set(run.parser().flags())
+    assert {"--num_workers", "--global_batch_size", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
+    assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
+
+
+def test_literal_and_pattern_fields_have_a_test_value():
+    for name, field in JobSpec.model_fields.items():
+        if typing.get_origin(field.annotation) is typing.Literal:
+            assert name in OTHER_VALUES
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["trian"], "elasticdl: unknown command trian: did you mean train?"),
+        (["train", "--num_worker", "3"], "elasticdl train: unknown option --num_worker: did you mean --num_workers?"),
+        (
+            ["train"],
+            "elasticdl train: --model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch",
+        ),
+        (
+            ["run", "--num_workers", "2"],
+            "elasticdl run: the program is missing: put it after --, as in `elasticdl run -- python train.py`",
+        ),
+        (["scale"], "elasticdl scale: the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_one_line(argv, line, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", line + "\n")
