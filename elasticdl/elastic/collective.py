@@ -16,7 +16,7 @@ from typing import Protocol
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.errors import WorldBroken
 from elasticdl.elastic.sockets import SocketId, open_sockets, shut
-from elasticdl.elastic.world import World
+from elasticdl.elastic.world import World, horovod_host
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +113,11 @@ class HorovodWorld:
         values = {
             "RANK": world.rank,
             "SIZE": world.size,
-            "LOCAL_RANK": world.local_rank,
-            "LOCAL_SIZE": world.local_size,
-            "CROSS_RANK": world.cross_rank,
-            "CROSS_SIZE": world.cross_size,
-            "HOSTNAME": world.members[world.rank].host,
+            "LOCAL_RANK": 0,
+            "LOCAL_SIZE": 1,
+            "CROSS_RANK": 0,
+            "CROSS_SIZE": 1,
+            "HOSTNAME": horovod_host(world),
             "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
             "GLOO_RENDEZVOUS_PORT": self._endpoint.store_port,
             "GLOO_IFACE": self._endpoint.interface,

@@ -22,7 +22,7 @@ from elasticdl.elastic.errors import Stopped
 from elasticdl.elastic.kv_store import Key, KvStore
 from elasticdl.elastic.reports import Reports, StepReport
 from elasticdl.elastic.stream import MasterStream
-from elasticdl.elastic.world import ALONE, Member, World
+from elasticdl.elastic.world import ALONE, Member, World, horovod_host
 from elasticdl.proto import elasticdl_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -102,9 +102,7 @@ class Alone:
 
 def rank_entry(world: World) -> dict[Key, bytes]:
     """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
-    key = f"{world.members[world.rank].host}:{world.local_rank}"
-    places = (world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size)
-    return {("rank_and_size", key): ",".join(map(str, places)).encode()}
+    return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
 
 
 class Session:

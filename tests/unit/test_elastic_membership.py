@@ -5,8 +5,6 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collective import refuse_variables
@@ -14,7 +12,7 @@ from elasticdl.elastic.kv_store import KvServer, KvStore
 from elasticdl.elastic.pause import PauseClock
 from elasticdl.elastic.session import rank_entry
 from elasticdl.elastic.sockets import open_sockets, shut
-from elasticdl.elastic.world import Member, World
+from elasticdl.elastic.world import Member, World, horovod_host
 
 
 def world(hosts, rank=0, **kwargs):
@@ -22,20 +20,10 @@ def world(hosts, rank=0, **kwargs):
     return World(version=1, members=members, rank=rank, **kwargs)
 
 
-def test_places_on_several_hosts():
-    hosts = ["a", "a", "b", "a", "b"]
-    places = [(w.local_rank, w.local_size, w.cross_rank, w.cross_size) for w in (world(hosts, r) for r in range(5))]
-    assert places == [(0, 3, 0, 2), (1, 3, 0, 2), (0, 2, 1, 2), (2, 3, 0, 1), (1, 2, 1, 2)]
-    assert rank_entry(world(hosts, 4)) == {("rank_and_size", "b:1"): b"4,5,1,2,1,2"}
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))
-def test_places_are_a_bijection(hosts):
-    worlds = [world(hosts, rank) for rank in range(len(hosts))]
-    assert len({(w.local_rank, w.cross_rank, w.cross_size, w.members[w.rank].host) for w in worlds}) == len(hosts)
-    for each in worlds:
-        assert 0 <= each.local_rank < each.local_size
-        assert 0 <= each.cross_rank < each.cross_size
+def test_each_worker_is_a_host_of_its_own_to_horovod():
+    names = [horovod_host(world(["a", "a", "b"], rank)) for rank in range(3)]
+    assert names == ["a-10", "a-11", "b-12"]
+    assert rank_entry(world(["a", "a", "b"], 2)) == {("rank_and_size", "b-12:0"): b"2,3,0,1,0,1"}
 
 
 def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():

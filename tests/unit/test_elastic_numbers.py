@@ -59,7 +59,9 @@ def test_split_puts_the_larger_parts_first(total, parts):
     assert list(result) == sorted(result, reverse=True)
 
 
-@pytest.mark.parametrize(("given_", "message"), [((None, None), "either"), ((8, 8), "either"), ((0, None), "at least 1")])
+@pytest.mark.parametrize(
+    ("given_", "message"), [((None, None), "either"), ((8, 8), "either"), ((0, None), "at least 1")]
+)
 def test_a_policy_is_one_of_two(given_, message):
     with pytest.raises(ValueError, match=message):
         BatchPolicy(*given_)
