@@ -119,7 +119,9 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     for row in rows:
         table.add_row(*row)
     console = Console()
-    console.print(table, width=None if console.is_terminal else FILE_WIDTH)
+    if not console.is_terminal:
+        console = Console(width=FILE_WIDTH)
+    console.print(table)
 
 
 def describe_machine(machine: dict[str, Any]) -> str:

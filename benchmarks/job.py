@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import POLL, Failed, Processes, wait_until
+from elasticdl.cli.client import connect
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry
+from elasticdl.common.spec import WorkerRange
 
 COMMAND = (sys.executable, "-m", "elasticdl.cli")
 
@@ -83,7 +85,7 @@ class ElasticJob:
         self._env = {"ELASTICDL_HOME": str(processes.folder)}
         self._process: subprocess.Popen[bytes] | None = None
         self.dir = JobDir(processes.folder / "jobs" / name)
-        self.journal = Journal(self.dir.journal, self._raise_if_over)
+        self.journal = Journal(self.dir.journal, self.raise_if_over)
 
     def start(self) -> None:
         options = {"job_name": self._name, "num_workers": self._settings.workers, **self._settings.options}
@@ -91,17 +93,12 @@ class ElasticJob:
         command = [*COMMAND, "run", *flags, "--", *self._settings.program]
         self._process = self._processes.start(self._name, command, self._env)
 
-    def scale(self, workers: int) -> None:
-        done = subprocess.run(
-            [*COMMAND, "scale", self._name, str(workers)],
-            env={**self._processes.env, **self._env},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if done.returncode:
-            raise Failed(f"elasticdl scale: {done.stderr.strip()}")
+    def scale(self, minimum: int, maximum: int) -> None:
+        address = self.dir.read_master()
+        if address is None:
+            raise Failed(f"job {self._name} has no master any more")
+        with connect(address) as client:
+            client.scale(WorkerRange(minimum=minimum, maximum=maximum))
 
     def stop(self, seconds: float = 30.0) -> None:
         """Interrupt it as Ctrl-C would, and wait for its end."""
@@ -119,7 +116,7 @@ class ElasticJob:
         """The newest world that was formed."""
         return [entry for entry in self.journal.read() if entry["event"] == "world_formed"][-1]
 
-    def _raise_if_over(self) -> None:
+    def raise_if_over(self) -> None:
         assert self._process is not None
         if self._process.poll() is not None:
             raise Failed(f"job {self._name} ended early\n{self._processes.tail(self._name)}\n{self._worker_tails()}")

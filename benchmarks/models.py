@@ -33,3 +33,12 @@ def make_dataset(name: str, samples: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(samples, LAYERS[name][0], generator=generator)
     return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))
+
+
+def warm_up(name: str) -> None:
+    """Pay what a process pays for its first step (imports, memory, thread pools), on a model that is thrown away."""
+    model = make_model(name)
+    optimizer = make_optimizer(model)
+    images, labels = make_dataset(name, WORKER_BATCH).tensors
+    torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

@@ -153,7 +153,14 @@ def run_plain(loop: Loop, arguments: list[str], processes: Processes, seconds: f
 
 
 def horovod_env(rank: int) -> dict[str, str]:
-    places = {"RANK": rank, "SIZE": WORKERS, "LOCAL_RANK": rank, "LOCAL_SIZE": WORKERS, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    places = {
+        "RANK": rank,
+        "SIZE": WORKERS,
+        "LOCAL_RANK": rank,
+        "LOCAL_SIZE": WORKERS,
+        "CROSS_RANK": 0,
+        "CROSS_SIZE": 1,
+    }
     values = {**places, "HOSTNAME": "127.0.0.1", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo"}
     return {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
@@ -200,14 +207,22 @@ def report(model: str, runs: dict[str, list[Sample]], results: Results) -> None:
         cpu = summarise(sample.cpu_ms for sample in samples)
         laps = {lap: statistics.median(sample.laps_ms[lap] for sample in samples) for lap in samples[0].laps_ms}
         step = statistics.median(sample.step_ms for sample in samples)
-        results.add("summary", model=model, loop=name, rate=rate, cpu_ms=cpu, step_ms=step, laps_ms=laps, **_over(ratios))
-        rows.append([name, rate.show(0), *(_show(value) for value in ratios.values()), f"{step:.2f}", f"{cpu.median:.1f}"])
-        shown = [f"{laps[lap]:.3f}" if lap in laps else "-" for lap in ("load", "compute", "reduce", "update", "commit")]
+        results.add(
+            "summary", model=model, loop=name, rate=rate, cpu_ms=cpu, step_ms=step, laps_ms=laps, **_over(ratios)
+        )
+        rows.append(
+            [name, rate.show(0), *(_show(value) for value in ratios.values()), f"{step:.2f}", f"{cpu.median:.1f}"]
+        )
+        shown = [
+            f"{laps[lap]:.3f}" if lap in laps else "-" for lap in ("load", "compute", "reduce", "update", "commit")
+        ]
         commit = f"{100 * laps['commit'] / step:.2f} %" if "commit" in laps else "-"
         parts.append([name, *shown, commit])
     columns = ["loop", "samples/s", *(f"of {name}" for name in REFERENCES), "step ms", "CPU ms/step"]
     show_table(f"{model}: two workers, medians (range)", columns, rows)
-    show_table(f"{model}: ms per step, mean", ["loop", "load", "compute", "reduce", "update", "commit", "of step"], parts)
+    show_table(
+        f"{model}: ms per step, mean", ["loop", "load", "compute", "reduce", "update", "commit", "of step"], parts
+    )
 
 
 def _over(ratios: dict[str, Summary | None]) -> dict[str, Summary | None]:

@@ -1,0 +1,46 @@
+"""The elasticdl loop that `benchmarks.rescale` disturbs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import elasticdl.elastic.torch as elastic
+from benchmarks.loops.steplog import StepLog
+from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer, warm_up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    job = elastic.init(batch_size_per_worker=WORKER_BATCH)
+    warm_up(args.model)
+    model = make_model(args.model)
+    optimizer = make_optimizer(model)
+    loader = elastic.DataLoader(make_dataset(args.model, args.samples))
+    state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
+    log = StepLog(args.folder)
+
+    @elastic.run
+    def train(state: elastic.TorchState) -> None:
+        for _ in state.loader.epochs(10**9):
+            for batch in state.loader:
+                for images, labels in batch:
+                    batch.backward(cross_entropy(model(images), labels))
+                optimizer.step()
+                log.step(state.step, str(job.world.version), job.size)
+                state.commit()
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main()

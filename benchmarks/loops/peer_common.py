@@ -1,0 +1,33 @@
+"""What the peers' loops share: options, and the batch of a step for a rank."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from benchmarks.models import WORKER_BATCH, make_dataset
+
+POOL_BATCHES = 64
+RECOVERY_STEPS = 20
+
+
+def parse(replica: bool = False) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    if replica:
+        parser.add_argument("--replica", type=int, required=True)
+    return parser.parse_args()
+
+
+class Batches:
+    """The batch of each step and rank, out of a pool in memory."""
+
+    def __init__(self, model: str) -> None:
+        images, labels = make_dataset(model, POOL_BATCHES * WORKER_BATCH).tensors
+        self._pairs = list(zip(images.split(WORKER_BATCH), labels.split(WORKER_BATCH), strict=True))
+
+    def of(self, step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._pairs[(step * size + rank) % POOL_BATCHES]

@@ -1,0 +1,14 @@
+"""Other elastic frameworks, measured beside elasticdl: `port` is what each adapter offers, `run` disturbs any of them.
+
+An adapter is left out, with a word about it, where its software is not installed. torchrun and horovodrun come with
+elasticdl's own requirements, in the same versions; `setup.sh` makes a virtual environment for torchft.
+"""
+
+from collections.abc import Callable
+
+from benchmarks.peers.horovodrun import HorovodRun
+from benchmarks.peers.port import Peer
+from benchmarks.peers.torchft import TorchFt
+from benchmarks.peers.torchrun import TorchRun
+
+PEERS: dict[str, Callable[[], Peer]] = {"torchrun": TorchRun, "horovodrun": HorovodRun, "torchft": TorchFt}
