@@ -37,6 +37,29 @@ def check(spec: JobSpec) -> None:
     with blame("callbacks()", module.folder):
         make_callbacks(module)
     open_datasets(module, spec)
+    refuse_second_history(spec)
+
+
+def refuse_second_history(spec: JobSpec) -> None:
+    """A folder holds the checkpoints of one training: of two, the newest would be anybody's.
+
+    Raises:
+        UserError: there are checkpoints, and they are not to be resumed from.
+    """
+    from elasticdl.worker.checkpoint import open_store
+
+    store = open_store(spec)
+    if store is None:
+        return
+    try:
+        found = store.newest_first()
+    except OSError as error:
+        raise UserError(f"--checkpoint_dir {spec.checkpoint_dir} can't be read: {error}") from error
+    if found and not spec.resume:
+        raise UserError(
+            f"--resume false, but --checkpoint_dir {spec.checkpoint_dir} holds checkpoints of an earlier training, up to "
+            f"step {found[0].step}: give another folder"
+        )
 
 
 @contextlib.contextmanager

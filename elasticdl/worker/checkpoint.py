@@ -9,12 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+from elasticdl.worker.user_code import one_line
 
 Content = TypeVar("Content")
 
@@ -34,8 +39,15 @@ class CheckpointStore:
     """Checkpoints of one job, by step. Several workers may use the same place; at most one writes a step."""
 
     def __init__(self, url: str, *, keep: int, writer: str) -> None:
-        """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'."""
-        self._fs, self._root = fsspec.core.url_to_fs(url)
+        """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'.
+
+        Raises:
+            UserError: there is no such kind of file system, or what it needs is not installed.
+        """
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"--checkpoint_dir {url}: {one_line(error)}") from error
         self._url = url.rstrip("/")
         self._keep = keep
         self._writer = writer
@@ -73,6 +85,15 @@ class CheckpointStore:
             self._remove(scratch)
             raise
         self._tidy(step)
+
+    def set_aside(self, step: int) -> None:
+        """Rename a checkpoint that can't be read: it is neither listed any more nor counted among those to keep.
+
+        Raises:
+            OSError: it could not be renamed.
+        """
+        path = self._at(_name(step))
+        self._fs.mv(path, f"{path}.unreadable")
 
     def _names(self) -> list[str]:
         # Others change the folder as well: what was listed before is no longer true.
@@ -113,6 +134,18 @@ class CheckpointStore:
         surplus = whole[: -self._keep] if self._keep else []
         for name in stale + surplus:
             self._remove(self._at(name))
+
+
+def open_store(spec: JobSpec) -> CheckpointStore | None:
+    """The job's store; None without ``--checkpoint_dir``.
+
+    Raises:
+        UserError: the place is unusable.
+    """
+    if not spec.checkpoint_dir:
+        return None
+    writer = f"{socket.gethostname()}-{os.getpid()}"
+    return CheckpointStore(spec.checkpoint_dir, keep=spec.keep_checkpoint_max, writer=writer)
 
 
 def _name(step: int) -> str:

@@ -5,6 +5,7 @@ Exit codes: 0 done, or told to leave; 1 the user's code raised, or this worker c
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -30,7 +31,6 @@ log = logging.getLogger("elasticdl.worker")
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _leave)
     try:
         environment = WorkerEnvironment.from_env(os.environ)
         if environment is None:
@@ -41,6 +41,7 @@ def main() -> int:
     except (ElasticDLError, OSError) as error:
         print(f"elasticdl worker: {error}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, functools.partial(_leave, context))
     try:
         return _work(spec, environment.worker_id, context)
     finally:
@@ -93,8 +94,9 @@ def _report(error: Exception, folder: Path, context: ElasticContext) -> None:
         context.fail(one_line(error), text)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM before there is anything to leave behind; once it trains, the context handles it."""
+def _leave(context: ElasticContext, signum: int, frame: FrameType | None) -> None:
+    """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
+    context.membership.drain("told to leave (SIGTERM)")
     sys.exit(0)
 
 

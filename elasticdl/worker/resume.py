@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError)
-REMEDY = "give another --checkpoint_dir, or --resume false"
+REMEDY = "give another --checkpoint_dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +57,32 @@ def load_newest(store: CheckpointStore, state: TorchState, origin: Origin) -> Ch
         found = store.newest_first()
     except OSError as error:
         raise UserError(f"--checkpoint_dir can't be read: {one_line(error)}") from error
-    problem = ""
+    problem, unreadable = "", []
     for checkpoint in found:
         try:
             loaded = store.read(checkpoint.step, _load)
         except UNREADABLE as error:
             problem = one_line(error)
+            unreadable.append(checkpoint)
             log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)
             continue
         _require_same(checkpoint, loaded, state, origin)
         _apply(checkpoint, loaded["state"], state)
+        _set_aside(store, unreadable)
         return checkpoint
     if found:
         raise UserError(
             f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
         )
     return None
+
+
+def _set_aside(store: CheckpointStore, unreadable: list[Checkpoint]) -> None:
+    for checkpoint in unreadable:
+        try:
+            store.set_aside(checkpoint.step)
+        except OSError as error:
+            log.warning("checkpoint %s can't be renamed either: %s", checkpoint.path, one_line(error))
 
 
 def _load(file: IO[bytes]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loader import LoaderOptions, StepBatch
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.worker.checkpoint import CheckpointStore
+from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.evaluation import Evaluator
 from elasticdl.worker.ledger import Ledger
@@ -88,7 +88,7 @@ class TorchLearner:
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
         self.loader = context.loader(data.training, shuffle=spec.shuffle, options=options)
         self.state: TorchState = context.state(self._model, self._optimizer, self.loader, {"ledger": Ledger()})
-        self.store = _store(spec)
+        self.store = open_store(spec)
         self._origin = Origin(samples=len(data.training), seed=spec.seed, shuffle=spec.shuffle)
         self._evaluator = self._make_evaluator(module, data, micro_batch, context, options)
 
@@ -107,9 +107,8 @@ class TorchLearner:
     def evaluate(self) -> Evaluation | None:
         return self._evaluator.evaluate() if self._evaluator else None
 
-    def resume(self) -> str | None:
-        checkpoint = load_newest(self.store, self.state, self._origin) if self.store else None
-        return checkpoint.path if checkpoint else None
+    def resume(self) -> Checkpoint | None:
+        return load_newest(self.store, self.state, self._origin) if self.store else None
 
     def dump(self) -> Callable[[IO[bytes]], object]:
         copied = content(self.state, self._origin)
@@ -149,9 +148,3 @@ class TorchLearner:
             collective=context.collective,
             advance=lambda: context.advance(waiting=False),
         )
-
-
-def _store(spec: JobSpec) -> CheckpointStore | None:
-    if not spec.checkpoint_dir:
-        return None
-    return CheckpointStore(spec.checkpoint_dir, keep=spec.keep_checkpoint_max, writer=str(os.getpid()))

@@ -16,13 +16,14 @@ from typing import IO, Any, Protocol
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.errors import Stopped, WorldChanged
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loader import ElasticDataLoader, StepBatch
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.world import World
+from elasticdl.worker.checkpoint import Checkpoint
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.export import export
 from elasticdl.worker.ledger import Ledger
@@ -31,7 +32,8 @@ from elasticdl.worker.rate import LearningRate, double_correction, rate_policy
 
 log = logging.getLogger(__name__)
 
-FINAL_CHECKPOINT_SECONDS = 240.0  # below the default of --progress_timeout
+FINAL_CHECKPOINT_SECONDS = 240.0
+STOP_SHARE = 0.8  # of --stop_grace: after it, the worker is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,12 @@ class Learner(Protocol):
             WorldBroken: a member was lost meanwhile.
         """
 
-    def resume(self) -> str | None:
-        """Load the newest checkpoint if there is one; its path."""
+    def resume(self) -> Checkpoint | None:
+        """Load the newest checkpoint, and tell which; None if there is none.
+
+        Raises:
+            UserError: it is of another model, or there are some and none can be read.
+        """
 
     def dump(self) -> Callable[[IO[bytes]], object]:
         """Copy the state; what is returned writes the copy as a checkpoint."""
@@ -98,6 +104,7 @@ class Trainer:
         self._policy = rate_policy(spec, learner.base_rate, schedules[-1] if schedules else None)
         self._rate = LearningRate(self._policy, self._ledger)
         self._begun_epoch = self._ended_epoch = -1
+        self._left_together = False
         context.total_epochs = spec.num_epochs
 
     def run(self) -> None:
@@ -109,23 +116,31 @@ class Trainer:
         try:
             self._context.run(self.train, self._state, Hooks(self._before_sync, self._on_world))
         except Stopped as stopped:
-            world = self._context.world
-            if self._state.has_state and ((stopped.checkpoint and world.rank == 0) or world.size == 1):
-                self._finish_checkpoint(self._spec.stop_grace)
+            if self._state.has_state and self._keeps_last_state(stopped):
+                self._finish_checkpoint(STOP_SHARE * self._spec.stop_grace)
             raise
         ledger = self._ledger
         self._context.finish(step=self._state.step, epochs=ledger.finished_epochs, metrics=ledger.metrics)
 
+    def _keeps_last_state(self, stopped: Stopped) -> bool:
+        """Whether the last checkpoint is this worker's task. Of a world that broke, nobody knows if rank 0 is left."""
+        world = self._context.world
+        return world.size == 1 or (stopped.checkpoint and (world.rank == 0 or not self._left_together))
+
     # -- entering a world --
 
     def _before_sync(self, world: World) -> None:
+        self._left_together = False
         if not (world.is_first and world.rank == 0 and self._spec.resume):
             return
-        path = self._learner.resume()
-        if path is not None:
-            progress = self._state.progress
-            log.info("resumed from %s: epoch %d, step %d", path, progress.epoch, progress.step)
-            notify(self._context.membership, "resumed", step=progress.step, epoch=progress.epoch, path=path)
+        found = self._learner.resume()
+        if found is None:
+            return
+        epoch = self._state.progress.epoch
+        log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
+        notify(self._context.membership, "resumed", step=found.step, epoch=epoch, path=found.path)
+        if self._checkpoints:
+            self._checkpoints.written = found.step
 
     def _on_world(self, world: World) -> None:
         if world.size > 1:
@@ -163,6 +178,19 @@ class Trainer:
     # -- training --
 
     def train(self) -> None:
+        """Train in the present world, to the end if it lasts.
+
+        Raises:
+            WorldChanged: the members leave this world together.
+            WorldBroken: the world broke.
+        """
+        try:
+            self._train()
+        except WorldChanged:
+            self._left_together = True
+            raise
+
+    def _train(self) -> None:
         for epoch in self._learner.loader.epochs(self._spec.num_epochs):
             self._begin_epoch(epoch)
             self._do_what_is_due()  # at the step after which the last world was left
@@ -216,8 +244,7 @@ class Trainer:
         if ledger.finished_epochs <= epoch:
             ledger.finished_epochs = epoch + 1
             if self._context.rank == 0:
-                step, loss = self._state.step, ledger.epoch_loss
-                notify(self._context.membership, "epoch_finished", epoch=epoch, step=step, loss=loss)
+                log.info("epoch %d finished: step %d, mean loss %.4g", epoch, self._state.step, ledger.epoch_loss)
             self._state.commit()
         if not self._spec.checkpoint_steps:
             self._checkpoint()
