@@ -150,6 +150,8 @@ class Job:
             return []
         self._liveness.connected(event.worker_id, now)
         out = self._rendezvous.connect(event, now)
+        if event.worker_id in self._rendezvous.overdue:
+            self._liveness.restart((event.worker_id,), now)
         if self._end:
             return [i.StopWorkers((event.worker_id,), self._end.reason, self._end.checkpoint)]
         if worker.state is WorkerState.DRAINING:  # in case it was not told before its connection broke
@@ -210,10 +212,13 @@ class Job:
         return [*out, *self._judge_stalls(now), *self._reconcile(now)]
 
     def _judge_stalls(self, now: float) -> list[Instruction]:
-        members = self._rendezvous.members
-        finding = self._liveness.stalled(members, now, broken=self._rendezvous.broken)
         limit = f"{self._settings.progress_timeout:g} s"
-        stuck = finding.worker_ids if finding and finding.stall is Stall.STUCK else ()
+        finding = self._liveness.stalled(self._rendezvous.members, now, broken=self._rendezvous.broken)
+        if finding and finding.stall is Stall.HUNG:
+            self._rendezvous.break_up(f"no progress for {limit}, all members wait for one another", now)
+            finding = None
+        late = self._liveness.stalled(self._rendezvous.overdue, now, broken=True)
+        stuck = [worker_id for found in (finding, late) if found for worker_id in found.worker_ids]
         self._doomed = {worker_id: when for worker_id, when in self._doomed.items() if worker_id in stuck}
         out: list[Instruction] = []
         for worker_id in stuck:
@@ -223,8 +228,6 @@ class Job:
                 out += [i.DumpStacks(worker_id), i.Record("warning", {"message": warning})]
             elif now >= self._doomed[worker_id]:
                 out += self._give_up(worker_id, f"no progress for {limit}", now)
-        if finding and finding.stall is Stall.HUNG:
-            self._rendezvous.break_up(f"no progress for {limit}, all members wait for one another", now)
         return out
 
     def _give_up(self, worker_id: int, reason: str, now: float) -> list[Instruction]:

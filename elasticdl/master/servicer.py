@@ -89,7 +89,7 @@ class Servicer(pb_grpc.MasterServicer):
                 await context.write(message)
             if outbox.replaced:
                 await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
-            if reader.done() and (error := reader.exception()):
+            if reader.done() and not reader.cancelled() and (error := reader.exception()):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             reader.cancel()

@@ -97,6 +97,7 @@ class Rendezvous:
         self._forming: _Forming | None = None
         self._unready: set[int] = set()  # members that have not asked for the next world
         self._standbys: dict[int, float] = {}  # with a session, by the time they asked
+        self._overdue: set[int] = set()  # taken out of the world while cut off; they have still to ask
         self._finished: set[int] = set()  # of the present world
         self._tell = False  # somebody may not have been told yet
         self.world: World | None = None
@@ -111,8 +112,9 @@ class Rendezvous:
         return frozenset(self._unready)
 
     @property
-    def forming(self) -> bool:
-        return self._forming is not None
+    def overdue(self) -> frozenset[int]:
+        """Those who were in a world that went on without them, and have not asked for the next."""
+        return frozenset(self._overdue)
 
     @property
     def broken(self) -> bool:
@@ -151,6 +153,7 @@ class Rendezvous:
         if peer.standing is Standing.MEMBER and self.world and event.world_version != self.world.version:
             return [PublishWorld(self.world, (peer.worker_id,))]
         if peer.standing is Standing.COMING and event.world_version > 0:
+            self._overdue.add(peer.worker_id)
             return [BreakWorld((peer.worker_id,), event.world_version, "the others went on while it was cut off")]
         return []
 
@@ -174,6 +177,7 @@ class Rendezvous:
         if peer.standing is Standing.MEMBER:
             self._leave_world(peer, event, now)
         elif peer.standing is Standing.COMING:
+            self._forget(peer.worker_id)
             peer.standing = Standing.STANDBY
             if peer.connected:
                 self._standbys[peer.worker_id] = now
@@ -255,10 +259,12 @@ class Rendezvous:
         """The world is broken and this member has no session: it is taken for the cause, and may come back later."""
         self._forget(peer.worker_id)
         peer.standing = Standing.COMING
+        self._overdue.add(peer.worker_id)
         forming.causes[peer.worker_id] = f"worker {peer.worker_id} lost its connection"
 
     def _forget(self, worker_id: int) -> None:
         self._unready.discard(worker_id)
+        self._overdue.discard(worker_id)
         self._standbys.pop(worker_id, None)
 
     def _is_inside(self, peer: Peer) -> bool:

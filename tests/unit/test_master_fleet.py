@@ -1,0 +1,205 @@
+"""The fleet by itself: which processes to start and end, and what an exit means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.master.events import ExitCause, WorkerExited
+from elasticdl.master.fleet import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY, Fleet, WorkerState
+from elasticdl.master.instructions import DrainWorker, KillWorker, LaunchWorker
+
+GRACE = 30.0
+
+
+class Yard:
+    def __init__(self, maximum=3, own_program=False):
+        self.fleet = Fleet(GRACE, own_program=own_program)
+        self.maximum = maximum
+        self.now = 0.0
+        self.order = []
+
+    def reconcile(self, seconds=0.0):
+        self.now += seconds
+        out = self.fleet.reconcile(self.maximum, lambda: self.order, self.now)
+        return [i for i in out if isinstance(i, LaunchWorker | DrainWorker | KillWorker)]
+
+    def start(self):
+        """Launch all there should be, connect them, and put them into a world."""
+        ids = [i.worker_id for i in self.reconcile()]
+        for worker_id in ids:
+            self.fleet.placed(worker_id, "h", 100 + worker_id)
+            self.fleet.connected(worker_id, "h", 100 + worker_id)
+        self.fleet.reached_world(ids)
+        self.order = ids
+        return ids
+
+    def exit(self, worker_id, cause=ExitCause.KILLED, code=-9, world_runs=False, step=0):
+        event = WorkerExited(worker_id, cause, code, "detail")
+        return self.fleet.exited(event, self.now, step=step, world_runs=world_runs)
+
+    def crash(self, worker_id, **more):
+        return self.exit(worker_id, ExitCause.CRASHED, 1, **more)
+
+
+def launched(instructions):
+    return [i.worker_id for i in instructions if isinstance(i, LaunchWorker)]
+
+
+def test_as_many_as_the_range_allows_are_launched_once():
+    y = Yard()
+    assert launched(y.reconcile()) == [0, 1, 2]
+    assert y.reconcile() == []
+
+
+@pytest.mark.parametrize("cause", [ExitCause.KILLED, ExitCause.CLEAN])
+def test_a_killed_or_drained_worker_is_replaced_at_once_under_a_new_id(cause):
+    y = Yard()
+    y.start()
+    if cause is ExitCause.CLEAN:
+        y.fleet.leaving(1, "SIGTERM", y.now)
+        assert launched(y.reconcile()) == [3]  # without waiting for its end
+        assert y.exit(1, cause, 0).cause is ExitCause.DRAINED
+    else:
+        assert y.exit(1, cause).cause is ExitCause.KILLED
+        assert launched(y.reconcile()) == [3]
+    assert y.reconcile() == []
+
+
+def test_a_worker_that_was_given_up_counts_as_frozen_and_is_replaced():
+    y = Yard()
+    y.start()
+    assert y.fleet.condemn(2, "no heartbeat") == [KillWorker(2, "no heartbeat")]
+    assert y.fleet.condemn(2, "no heartbeat") == []
+    assert launched(y.reconcile()) == [3]
+    assert y.exit(2).cause is ExitCause.FROZEN
+
+
+def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
+    y = Yard()
+    y.start()
+    y.crash(0)
+    assert y.reconcile(0.4) == []
+    assert launched(y.reconcile(0.2)) == [3]
+    y.crash(1)
+    assert y.reconcile(0.9) == []
+    assert launched(y.reconcile(0.2)) == [4]
+
+
+def test_a_crash_loop_at_the_start_is_fatal():
+    y = Yard(maximum=1)
+    fatal = []
+    for _ in range(CRASHES_AT_START):
+        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
+        fatal.append(y.crash(worker_id).fatal)
+    assert fatal[:-1] == [""] * (CRASHES_AT_START - 1)
+    assert "failed at the start" in fatal[-1]
+    assert "detail" in fatal[-1]
+
+
+def test_a_crash_loop_at_the_start_does_not_end_a_job_that_trains():
+    y = Yard(maximum=3)
+    y.start()
+    y.exit(2)
+    for _ in range(10):
+        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
+        assert y.crash(worker_id, world_runs=True).fatal == ""
+
+
+def test_crashes_in_training_have_a_budget_that_training_restores():
+    y = Yard(maximum=1)
+
+    def crash_in_training(step):
+        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
+        y.fleet.reached_world([worker_id])
+        return y.crash(worker_id, step=step).fatal
+
+    assert not any(crash_in_training(5) for _ in range(CRASHES_IN_TRAINING - 1))
+    y.fleet.trained(200)
+    assert not any(crash_in_training(200) for _ in range(CRASHES_IN_TRAINING - 1))
+    assert "crashed in training" in crash_in_training(200)
+
+
+def test_scaling_down_lets_go_those_of_least_use_first():
+    y = Yard(maximum=4)
+    y.start()
+    y.maximum = 6
+    y.reconcile()  # 4 and 5 are starting
+    y.fleet.pending(5, "no slot")
+    y.maximum = 2
+    y.order = [3, 1, 0, 2]
+    out = y.reconcile()
+    assert [(type(i), i.worker_id) for i in out] == [
+        (KillWorker, 5),
+        (KillWorker, 4),
+        (DrainWorker, 2),
+        (DrainWorker, 0),
+    ]
+    assert y.reconcile() == []
+    assert y.exit(2, ExitCause.CLEAN, 0).cause is ExitCause.DRAINED
+    assert y.reconcile() == []
+
+
+def test_a_worker_that_overstays_its_leave_is_killed():
+    y = Yard()
+    y.start()
+    y.fleet.leaving(1, "SIGTERM", y.now)
+    y.reconcile()
+    assert y.reconcile(GRACE) == []
+    (kill,) = y.reconcile(0.1)
+    assert (type(kill), kill.worker_id) == (KillWorker, 1)
+
+
+def test_a_clean_end_means_finished_only_for_the_users_own_program():
+    own, zoo = Yard(own_program=True), Yard()
+    own.start(), zoo.start()
+    assert own.exit(0, ExitCause.CLEAN, 0).cause is ExitCause.FINISHED
+    assert own.reconcile(LONGEST_DELAY) == []
+    assert zoo.exit(0, ExitCause.CLEAN, 0).cause is ExitCause.CRASHED
+    assert launched(zoo.reconcile(LONGEST_DELAY)) == [3]
+
+
+def test_the_users_own_program_may_not_fail_after_training():
+    y = Yard(own_program=True)
+    y.start()
+    y.fleet.finished(0)
+    assert "after its training was complete" in y.crash(0).fatal
+
+
+def test_an_exit_told_twice_counts_once():
+    y = Yard()
+    y.start()
+    assert y.exit(0) is not None
+    assert y.exit(0) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["exit", "crash", "leave", "condemn", "scale", "wait"]), st.integers(0, 9))))
+def test_levels_hold_whatever_happens(history):
+    """Never more live workers than asked for, never an id twice, and after quiet time exactly as many as asked for."""
+    y = Yard(maximum=4)
+    seen = set()
+
+    def settle(seconds=0.0):
+        new = launched(y.reconcile(seconds))
+        assert not seen.intersection(new)
+        seen.update(new)
+        live = [w for w in y.fleet.workers.values() if w.live]
+        assert len(live) <= y.maximum
+        return len(live)
+
+    settle()
+    for action, number in history:
+        worker_id = number if action in ("scale", "wait") else max(seen) - number
+        match action:
+            case "exit":
+                y.exit(worker_id)
+            case "crash":
+                y.crash(worker_id)
+            case "leave":
+                y.fleet.leaving(worker_id, "", y.now)
+            case "condemn":
+                y.fleet.condemn(worker_id, "")
+            case "scale":
+                y.maximum = 1 + number
+        settle(seconds=number if action == "wait" else 0.0)
+    assert settle(LONGEST_DELAY + 1) == y.maximum
+    assert {w.state for w in y.fleet.workers.values()} <= set(WorkerState)

@@ -1,0 +1,333 @@
+"""The job as a whole: events in, instructions out."""
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master import events as e
+from elasticdl.master import instructions as i
+from elasticdl.master.instructions import Phase
+from elasticdl.master.job import Job
+from elasticdl.master.settings import Settings
+
+TICK = 0.1
+
+
+class Run:
+    """A job with a clock, and a place for every worker that it launches."""
+
+    def __init__(self, minimum=2, maximum=3, **settings):
+        self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), progress_timeout=10.0, **settings)
+        self.job = Job(self.settings)
+        self.now = 0.0
+        self.out = []
+        self.beats = {}  # progress by worker, for those whose heart beats
+        self.waiting = set()
+
+    def post(self, *events):
+        """Returns what came of these events, without the journal."""
+        before = len(self.out)
+        for event in events:
+            self.out += self.job.step(event, self.now)
+        return [instruction for instruction in self.out[before:] if not isinstance(instruction, i.Record)]
+
+    def pass_time(self, seconds, progress=True):
+        out = []
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += TICK
+            for worker_id in list(self.beats):
+                self.beats[worker_id] += progress and worker_id not in self.waiting
+                waiting = worker_id in self.waiting
+                self.post(e.HeartbeatReceived(worker_id, 1, 0, self.beats[worker_id], waiting))
+            out += self.post(e.Tick())
+        return out
+
+    def connect(self, *ids):
+        for worker_id in ids:
+            self.beats.setdefault(worker_id, 0)
+            self.post(e.WorkerPlaced(worker_id, "h", 1), e.WorkerConnected(worker_id, "h", 1))
+
+    def train(self):
+        """Bring the first world up, of as many as the range allows."""
+        ids = range(self.settings.workers.maximum)
+        self.post(e.Tick())
+        self.connect(*ids)
+        self.post(*(e.WorkerAsked(worker_id, 0, 0, False) for worker_id in ids))
+        assert self.phase is Phase.RUNNING
+
+    def exit(self, worker_id, cause=e.ExitCause.KILLED, code=-9):
+        self.beats.pop(worker_id, None)
+        return self.post(e.WorkerExited(worker_id, cause, code, "SIGKILL", "the last lines"))
+
+    def clean_exit(self, worker_id):
+        return self.exit(worker_id, e.ExitCause.CLEAN, 0)
+
+    def finish(self, *ids):
+        return self.post(*(e.WorkerFinished(worker_id, 10, 1, {"accuracy": 0.9}) for worker_id in ids))
+
+    def records(self, name):
+        return [r.fields for r in self.out if isinstance(r, i.Record) and r.event == name]
+
+    @property
+    def phase(self):
+        return self.job.view().phase
+
+
+def only(kind, instructions):
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+
+
+def test_from_start_to_success():
+    r = Run()
+    r.train()
+    assert r.finish(0, 1) == []
+    assert r.phase is Phase.RUNNING
+    r.finish(2)
+    assert r.phase is Phase.STOPPING
+    assert r.clean_exit(0) + r.clean_exit(1) == []
+    assert r.clean_exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+    assert [p["phase"] for p in r.records("phase")] == ["running", "stopping", "succeeded"]
+    assert r.post(e.Tick()) == []
+
+
+def test_a_killed_worker_breaks_the_world_and_is_replaced():
+    r = Run()
+    r.train()
+    reason = "worker 1 killed: SIGKILL"
+    assert r.exit(1) == [i.LaunchWorker(3, f"in place of one that left: {reason}"), i.BreakWorld((0, 2), 1, reason)]
+    assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
+
+
+def test_a_job_below_its_minimum_waits_and_says_why():
+    r = Run(minimum=3)
+    r.train()
+    r.exit(1)
+    r.post(*(e.WorkerAsked(worker_id, 1, 5, True, broken=True) for worker_id in (0, 2)))
+    assert r.phase is Phase.WAITING
+    assert r.job.view().reason == "2 of at least 3 workers ready"
+    r.connect(3)
+    r.post(e.WorkerAsked(3, 0, 0, False))
+    assert r.phase is Phase.RUNNING
+
+
+def test_a_silent_member_is_killed_and_the_others_go_on():
+    r = Run()
+    r.train()
+    del r.beats[2]
+    out = r.pass_time(2.3)
+    assert only(i.KillWorker, out) == [i.KillWorker(2, "no heartbeat for 2 s")]
+    assert only(i.BreakWorld, out) == [i.BreakWorld((0, 1), 1, "worker 2: no heartbeat for 2 s")]
+    r.beats[2] = 5
+    assert r.pass_time(1) == []  # a heartbeat of a worker that was given up means nothing
+    r.exit(2)
+    assert r.records("worker_left")[0]["cause"] == "frozen"
+
+
+def test_a_silent_standby_is_replaced_too():
+    r = Run(maximum=3)
+    r.post(e.Tick())
+    r.connect(0)
+    r.post(e.WorkerAsked(0, 0, 0, False))
+    del r.beats[0]
+    assert only(i.KillWorker, r.pass_time(2.3)) == [i.KillWorker(0, "no heartbeat for 2 s")]
+
+
+def test_a_member_whose_connection_breaks_may_come_back():
+    r = Run()
+    r.train()
+    r.post(e.WorkerDisconnected(1))
+    assert r.pass_time(1.5) == []
+    assert r.post(e.WorkerConnected(1, "h", 1, world_version=1)) == []
+    assert r.pass_time(5) == []
+
+
+def test_a_master_that_was_held_up_blames_nobody():
+    r = Run()
+    r.train()
+    r.pass_time(1)
+    r.now += 60
+    assert r.post(e.Tick()) == []
+    assert r.pass_time(1) == []
+
+
+def test_a_stuck_member_shows_its_stacks_and_is_killed_while_those_who_wait_for_it_are_not():
+    r = Run()
+    r.train()
+    r.waiting = {0, 1}
+    out = r.pass_time(12, progress=False)
+    assert [o for o in out if not isinstance(o, i.LaunchWorker)] == [
+        i.DumpStacks(2),
+        i.KillWorker(2, "no progress for 10 s"),
+        i.BreakWorld((0, 1), 1, "worker 2: no progress for 10 s"),
+    ]
+
+
+def test_members_that_all_wait_for_one_another_are_sent_to_a_new_world():
+    r = Run()
+    r.train()
+    r.waiting = {0, 1, 2}
+    (broken,) = r.pass_time(11)
+    assert (type(broken), broken.worker_ids) == (i.BreakWorld, (0, 1, 2))
+
+
+def test_a_member_that_does_not_leave_a_broken_world_is_given_up_so_the_others_go_on():
+    r = Run()
+    r.train()
+    r.exit(1)
+    r.post(e.WorkerAsked(0, 1, 5, True, broken=True))
+    r.waiting = {2}
+    out = r.pass_time(12)
+    assert only(i.KillWorker, out) == [i.KillWorker(2, "no progress for 10 s")]
+    r.connect(3, 4)
+    r.post(e.WorkerAsked(3, 0, 0, False), e.WorkerAsked(4, 0, 0, False))
+    assert r.phase is Phase.RUNNING
+
+
+def test_a_long_step_is_no_crime():
+    r = Run(maximum=2)
+    r.train()
+    r.post(e.ScaleRequested(WorkerRange(minimum=2, maximum=3)))
+    r.connect(2)
+    assert r.post(e.WorkerAsked(2, 0, 0, False)) == [i.AnnounceChange((0, 1), 1, "worker 2 joins")]
+    assert r.pass_time(60) == []
+
+
+def test_scaling_down_drains_the_highest_rank_and_does_not_replace_it():
+    r = Run(minimum=1)
+    r.train()
+    out = r.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    assert only(i.DrainWorker, out) == [i.DrainWorker(2, "the job was scaled to at most 2")]
+    assert only(i.AnnounceChange, out)[0].worker_ids == (0, 1)
+    r.post(e.WorkerDisconnected(2))
+    r.clean_exit(2)
+    out = r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    assert out[0].world.worker_ids == (0, 1)
+    assert only(i.LaunchWorker, r.pass_time(5)) == []
+
+
+def test_the_users_error_ends_the_job_once_with_its_traceback():
+    r = Run()
+    r.train()
+    failed = e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback ...")
+    out = r.post(failed)
+    assert out[0] == i.StopWorkers((0, 2), "ValueError: no", checkpoint=False)
+    assert only(i.BreakWorld, out)[0].worker_ids == (0, 2)
+    assert r.post(e.WorkerFailed(2, e.FailureCause.USER, "another", "")) == []
+    r.exit(1, e.ExitCause.CRASHED, 1)
+    r.clean_exit(0)
+    assert r.clean_exit(2) == [i.EndJob(Phase.FAILED, "ValueError: no", "Traceback ...")]
+
+
+def test_a_worker_that_cannot_go_on_is_replaced():
+    r = Run()
+    r.train()
+    out = r.post(e.WorkerFailed(1, e.FailureCause.WORKER, "out of memory"))
+    assert only(i.BreakWorld, out) == [i.BreakWorld((0, 2), 1, "worker 1 failed: out of memory")]
+    assert r.phase is Phase.RUNNING
+    assert r.exit(1, e.ExitCause.CRASHED, 1) == []
+    assert only(i.LaunchWorker, r.pass_time(1))
+
+
+def test_a_crash_loop_at_the_start_fails_the_job_and_shows_the_output():
+    r = Run(minimum=1, maximum=1)
+    r.post(e.Tick())
+    for worker_id in range(3):
+        out = r.exit(worker_id, e.ExitCause.CRASHED, 1)
+        r.pass_time(5)
+    (end,) = out
+    assert end.phase is Phase.FAILED
+    assert "3 workers in a row failed at the start" in end.reason
+    assert end.traceback == "the last lines"
+
+
+def test_stop_gives_a_grace_period_and_then_kills():
+    r = Run()
+    r.train()
+    assert r.post(e.StopRequested("enough")) == [i.StopWorkers((0, 1, 2), "enough", checkpoint=True)]
+    r.clean_exit(0)
+    out = r.pass_time(31)
+    assert [(type(o), o.worker_id) for o in out] == [(i.KillWorker, 1), (i.KillWorker, 2)]
+    r.exit(1)
+    assert r.exit(2) == [i.EndJob(Phase.STOPPED, "enough")]
+
+
+def test_a_second_stop_may_be_at_once():
+    r = Run()
+    r.train()
+    r.post(e.StopRequested("enough"))
+    assert len(only(i.KillWorker, r.post(e.StopRequested("now", checkpoint=False, now=True)))) == 3
+
+
+def test_workers_that_are_still_starting_are_killed_on_stop():
+    r = Run()
+    r.post(e.Tick())
+    out = r.post(e.StopRequested("enough"))
+    assert [(type(o), o.worker_id) for o in out] == [(i.KillWorker, n) for n in range(3)]
+
+
+def test_a_worker_that_connects_while_the_job_stops_is_told_to_leave():
+    r = Run()
+    r.post(e.Tick())
+    r.post(e.StopRequested("enough"))
+    assert r.post(e.WorkerConnected(0, "h", 1)) == [i.StopWorkers((0,), "enough", checkpoint=True)]
+
+
+def test_programs_that_never_use_the_library_succeed_when_all_have_ended_well():
+    r = Run(own_program=True)
+    r.post(e.Tick())
+    r.post(*(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(2)), e.WorkerPending(2, "no slot"))
+    assert r.phase is Phase.RUNNING
+    assert r.clean_exit(0) == []
+    assert r.clean_exit(1) == [i.KillWorker(2, "training is complete")]
+    assert r.exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+
+
+def test_the_users_own_program_is_waited_for_after_its_training():
+    r = Run(own_program=True)
+    r.train()
+    r.finish(0, 1, 2)
+    assert r.pass_time(100) == []
+    assert r.clean_exit(0) + r.clean_exit(1) == []
+    assert r.clean_exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+
+
+def test_a_worker_that_finished_is_not_missed_when_its_session_ends():
+    r = Run()
+    r.train()
+    r.finish(0)
+    r.post(e.WorkerDisconnected(0))
+    del r.beats[0]
+    assert r.pass_time(10) == []
+
+
+def test_standbys_are_sent_home_when_training_is_complete():
+    r = Run(minimum=1, maximum=2)
+    r.train()
+    r.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=3)))
+    r.connect(2)
+    r.finish(0)
+    r.post(e.WorkerAsked(2, 0, 0, False))
+    assert r.finish(1) == [i.StopWorkers((2,), "training is complete", checkpoint=False)]
+
+
+def test_a_worker_that_drains_may_take_its_time_to_end_after_its_session():
+    r = Run()
+    r.train()
+    r.post(e.WorkerDraining(2, "SIGTERM"), e.WorkerDisconnected(2))
+    del r.beats[2]
+    r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    assert only(i.KillWorker, r.pass_time(10)) == []
+    assert only(i.KillWorker, r.pass_time(25))
+
+
+def test_the_view_tells_where_everybody_is():
+    r = Run(minimum=1, maximum=2)
+    r.train()
+    r.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=4)))
+    r.post(e.WorkerPending(3, "every slot is taken (3)"))
+    view = r.job.view()
+    assert [(w.worker_id, w.state, w.rank) for w in view.workers] == [
+        (0, "member", 0),
+        (1, "member", 1),
+        (2, "starting", -1),
+        (3, "pending", -1),
+    ]
+    assert view.workers[3].reason == "every slot is taken (3)"

@@ -1,0 +1,246 @@
+"""The rendezvous by itself: what happens, and exactly what is said about it."""
+
+import pytest
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.events import WorkerAsked, WorkerConnected
+from elasticdl.master.instructions import AnnounceChange, BreakWorld, PublishWorld
+from elasticdl.master.world import Rendezvous, Standing
+
+WINDOW = 0.3
+
+
+class Meeting:
+    """A rendezvous with a clock that the test moves."""
+
+    def __init__(self, minimum=2, maximum=4):
+        self.rendezvous = Rendezvous(WINDOW)
+        self.limits = WorkerRange(minimum=minimum, maximum=maximum)
+        self.now = 0.0
+
+    def advance(self, seconds=0.0):
+        self.now += seconds
+        return [i for i in self.rendezvous.advance(self.now, self.limits) if not hasattr(i, "event")]
+
+    def connect(self, *ids, version=0):
+        out = []
+        for worker_id in ids:
+            out += self.rendezvous.connect(WorkerConnected(worker_id, "h", 1, version), self.now)
+        return out + self.advance()
+
+    def ask(self, worker_id, step=0, left=0, has_state=None, broken=False, reason=""):
+        has_state = left > 0 if has_state is None else has_state
+        self.rendezvous.ask(WorkerAsked(worker_id, left, step, has_state, broken, reason), self.now)
+        return self.advance()
+
+    def newcomers(self, *ids):
+        self.connect(*ids)
+        return [instruction for worker_id in ids for instruction in self.ask(worker_id)]
+
+    def remove(self, worker_id, reason="was killed", clean=False):
+        self.rendezvous.remove(worker_id, reason, self.now, clean=clean)
+        return self.advance()
+
+    def drain(self, worker_id):
+        self.rendezvous.drain(worker_id, "told to", self.now)
+        return self.advance()
+
+    def world_of(self, *ids):
+        """Form the first world, of these."""
+        self.newcomers(*ids)
+        self.advance(WINDOW)
+        assert self.rendezvous.world.worker_ids == ids
+        return self.rendezvous.world.version
+
+
+def published(instructions):
+    return [list(i.world.worker_ids) for i in instructions if isinstance(i, PublishWorld)]
+
+
+def test_workers_that_start_together_form_one_world():
+    m = Meeting()
+    assert m.newcomers(0, 1) == []
+    m.advance(0.2)
+    assert m.newcomers(2) == []
+    assert m.advance(0.2) == []  # the window runs from the latest arrival
+    assert published(m.advance(0.2)) == [[0, 1, 2]]
+
+
+def test_a_full_world_does_not_wait_for_the_window():
+    m = Meeting(maximum=2)
+    assert published(m.newcomers(0, 1)) == [[0, 1]]
+
+
+def test_steady_arrivals_are_not_waited_for_forever():
+    m = Meeting(minimum=1, maximum=100)
+    formed = []
+    for worker_id in range(20):
+        formed += m.newcomers(worker_id) + m.advance(0.2)
+        if formed:
+            break
+    assert formed
+    assert m.now <= 5 * WINDOW + 0.2
+
+
+def test_below_the_minimum_nothing_is_formed_and_the_reason_is_told():
+    m = Meeting(minimum=3)
+    m.newcomers(0, 1)
+    assert m.advance(10) == []
+    assert m.rendezvous.starved == "2 of at least 3 workers ready"
+
+
+def test_a_newcomer_joins_after_the_window_and_members_finish_their_step():
+    m = Meeting()
+    version = m.world_of(0, 1)
+    assert m.newcomers(2) == []
+    assert m.advance(WINDOW) == [AnnounceChange((0, 1), version, "worker 2 joins")]
+    assert m.ask(0, step=7, left=version) == []
+    assert published(m.ask(1, step=7, left=version)) == [[0, 1, 2]]
+    assert m.rendezvous.world.reason == "worker 2 joins"
+
+
+def test_a_newcomer_stays_standby_when_the_world_is_full():
+    m = Meeting(maximum=2)
+    m.world_of(0, 1)
+    m.newcomers(2)
+    assert m.advance(100) == []
+    assert m.rendezvous.peers[2].standing is Standing.STANDBY
+
+
+def test_a_lost_member_breaks_the_world_at_once_and_a_standby_takes_its_place():
+    m = Meeting(maximum=3)
+    version = m.world_of(0, 1, 2)
+    m.newcomers(3)
+    assert m.remove(1) == [BreakWorld((0, 2), version, "was killed")]
+    assert m.ask(0, step=5, left=version, broken=True) == []
+    assert published(m.ask(2, step=6, left=version, broken=True)) == [[2, 0, 3]]
+
+
+def test_a_member_that_drains_is_not_waited_for():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    assert m.drain(1) == [AnnounceChange((0, 2), version, "worker 1 leaves: told to")]
+    assert m.remove(1, clean=True) == []  # it has left as it should: nothing is torn
+    m.ask(0, step=5, left=version)
+    assert published(m.ask(2, step=5, left=version)) == [[0, 2]]
+
+
+def test_a_draining_member_that_dies_before_the_others_have_left_breaks_their_world():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.drain(1)
+    m.ask(0, step=5, left=version)
+    assert m.remove(1, reason="worker 1 was killed") == [BreakWorld((2,), version, "worker 1 was killed")]
+
+
+def test_a_loss_during_a_planned_change_breaks_the_world_for_those_who_have_not_left():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.newcomers(3)
+    m.advance(WINDOW)
+    m.ask(0, step=5, left=version)
+    assert m.remove(1) == [BreakWorld((2,), version, "worker 3 joins; was killed")]
+    assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2, 3]]
+
+
+def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_broken():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.rendezvous.disconnect(1)
+    assert m.advance(1.0) == []  # it may come back
+    assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].worker_ids == (2,)
+    assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
+    assert m.rendezvous.world.reason == "worker 1 lost its connection"
+
+
+def test_a_member_that_reconnects_is_told_what_it_missed():
+    m = Meeting()
+    version = m.world_of(0, 1)
+    m.rendezvous.disconnect(1)
+    (again,) = m.connect(1, version=version - 1)
+    assert (again.world.version, again.worker_ids) == (version, (1,))
+    m.newcomers(2)
+    m.advance(WINDOW)
+    m.rendezvous.disconnect(1)
+    assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
+
+
+def test_a_member_cut_off_comes_back_as_a_standby_with_its_state():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.rendezvous.disconnect(2)
+    m.ask(0, step=5, left=version, broken=True)
+    m.ask(1, step=5, left=version, broken=True)
+    assert m.connect(2, version=version)[0].world_version == version
+    m.ask(2, step=4, left=version, broken=True)
+    (change,) = m.advance(WINDOW)
+    assert change.worker_ids == (0, 1)
+
+
+def test_with_too_few_left_the_survivors_wait_for_a_newcomer():
+    m = Meeting()
+    version = m.world_of(0, 1)
+    m.remove(0)
+    assert m.ask(1, step=9, left=version, broken=True) == []
+    assert m.rendezvous.starved == "1 of at least 2 workers ready"
+    m.newcomers(2)
+    assert published(m.advance(WINDOW)) == [[1, 2]]
+    assert m.rendezvous.starved == ""
+
+
+def test_ranks_go_by_state_then_step_then_old_rank_then_arrival():
+    m = Meeting(maximum=6)
+    version = m.world_of(0, 1, 2)
+    m.newcomers(3)
+    m.advance(WINDOW)
+    m.ask(0, step=0, left=version, has_state=False)
+    m.ask(2, step=8, left=version)
+    assert published(m.ask(1, step=7, left=version)) == [[2, 1, 0, 3]]
+
+
+@pytest.mark.parametrize("left", [0, 99])
+def test_an_ask_about_another_world_changes_nothing(left):
+    m = Meeting()
+    m.world_of(0, 1)
+    assert m.ask(0, left=left, broken=True) == []
+    assert m.rendezvous.members == {0, 1}
+
+
+def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.newcomers(3)
+    m.rendezvous.finish(0)
+    assert m.advance(100) == []
+    m.remove(1)
+    assert published(m.ask(2, step=9, left=version, broken=True)) == [[2]]
+
+
+def test_the_job_is_complete_when_all_that_are_left_have_finished():
+    m = Meeting()
+    m.world_of(0, 1, 2)
+    m.rendezvous.finish(0)
+    m.rendezvous.finish(1)
+    assert not m.rendezvous.complete
+    m.remove(2)
+    assert m.rendezvous.complete
+
+
+def test_the_job_is_not_complete_if_rank_0_was_lost_before_it_finished():
+    m = Meeting()
+    m.world_of(0, 1)
+    m.rendezvous.finish(1)
+    m.remove(0)
+    assert not m.rendezvous.complete
+    assert not m.rendezvous.ending
+    m.newcomers(2, 3)
+    assert published(m.advance(WINDOW)) == [[2, 3]]
+
+
+def test_versions_continue_after_those_that_workers_know():
+    m = Meeting()
+    m.connect(0, version=41)
+    m.ask(0)
+    m.newcomers(1)
+    m.advance(WINDOW)
+    assert m.rendezvous.world.version == 42
