@@ -26,6 +26,7 @@ class Training:
     loss: float = float("nan")
     epochs_done: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    _counted: int = 0  # the last step whose samples were counted
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
 
     def observe(self, event: e.Event, now: float) -> list[Record]:
@@ -58,11 +59,12 @@ class Training:
     def _progress(self, event: e.ProgressReported, now: float) -> list[Record]:
         out: list[Record] = []
         self.total_steps, self.total_epochs = event.total_steps, event.total_epochs
-        new = [report for report in event.steps if report.step > self.step]
-        for report in new:
+        for report in event.steps:
             out += self._finish_epochs(report.epoch)
             self.step, self.epoch, self.loss = report.step, report.epoch, report.loss
-            self.samples += report.samples
+            if report.step > self._counted:
+                self._counted = report.step
+                self.samples += report.samples
         self._recent.append((now, len(event.steps), sum(report.samples for report in event.steps)))
         while now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()

@@ -1,0 +1,104 @@
+"""A worker without a framework: speaks the session's protocol, and counts instead of training.
+
+Rank 0 reports a step each `STEP_SECONDS`. SIGTERM makes it drain; it can be frozen (SIGSTOP) and killed from outside.
+Arguments: the number of steps after which it has finished; optionally a step at which it fails as the user's code would.
+"""
+
+import os
+import queue
+import signal
+import sys
+import threading
+
+import grpc
+
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+STEP_SECONDS = 0.02
+SAMPLES = 8
+
+
+class SimulatedWorker:
+    def __init__(self, environment: WorkerEnvironment, steps: int, fail_at: int) -> None:
+        self.environment = environment
+        self.steps = steps
+        self.fail_at = fail_at
+        self.step = 0
+        self.world = pb.World()
+        self.ended = threading.Event()
+        self.out: queue.SimpleQueue[pb.WorkerMessage | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
+        hello = pb.Hello(worker_id=self.environment.worker_id, host="127.0.0.1", pid=os.getpid())
+        self.out.put(pb.WorkerMessage(hello=hello))
+        self.out.put(pb.WorkerMessage(ask=pb.Ask()))
+        threading.Thread(target=self.train, daemon=True).start()
+        with grpc.insecure_channel(self.environment.master) as channel:
+            metadata = (("elasticdl-token", self.environment.token),)
+            for message in pb_grpc.MasterStub(channel).Session(iter(self.out.get, None), metadata=metadata):
+                self.take(message)
+        return 0
+
+    def take(self, message: pb.MasterMessage) -> None:
+        kind = message.WhichOneof("body")
+        with self.lock:
+            if kind == "world":
+                self.world = message.world
+                self.step = max([member.step for member in message.world.members if member.has_state], default=0)
+                put = pb.KvPut(world_version=self.world.version, scope="global", key=str(self.environment.worker_id))
+                self.out.put(pb.WorkerMessage(kv_put=put))
+            elif kind == "kv_entry":
+                print(f"world {message.kv_entry.world_version}: entry of {message.kv_entry.key}", flush=True)
+            elif kind in ("change", "broken") and getattr(message, kind).world_version == self.world.version:
+                self.ask(broken=kind == "broken")
+            elif kind in ("drain", "stop_work"):
+                self.leave(getattr(message, kind).reason)
+
+    def ask(self, broken: bool) -> None:
+        ask = pb.Ask(left_world=self.world.version, step=self.step, has_state=True, broken=broken)
+        self.world = pb.World()
+        self.out.put(pb.WorkerMessage(ask=ask))
+
+    def leave(self, reason: str) -> None:
+        self.out.put(pb.WorkerMessage(draining=pb.Draining(reason=reason)))
+        self.out.put(None)
+
+    def train(self) -> None:
+        while not self.ended.wait(STEP_SECONDS):
+            with self.lock:
+                beat = pb.Heartbeat(world_version=self.world.version, step=self.step, progress=self.step)
+                self.out.put(pb.WorkerMessage(heartbeat=beat))
+                if self.world.version:
+                    self.train_step()
+
+    def train_step(self) -> None:
+        self.step += 1
+        self.report()
+        if self.step == self.fail_at:
+            failed = pb.Failed(cause=pb.Failed.USER, message="ValueError: no", traceback="Traceback: ValueError: no")
+            self.end(pb.WorkerMessage(failed=failed))
+        elif self.step >= self.steps:
+            done = pb.Finished(step=self.step, epochs=1, metrics={"accuracy": 0.9})
+            self.end(pb.WorkerMessage(finished=done))
+
+    def report(self) -> None:
+        if self.world.members[0].worker_id == self.environment.worker_id:
+            step = pb.StepReport(step=self.step, loss=1 / self.step, samples=SAMPLES, seconds=STEP_SECONDS)
+            progress = pb.Progress(steps=[step], total_steps=self.steps, total_epochs=1)
+            self.out.put(pb.WorkerMessage(progress=progress))
+
+    def end(self, word: pb.WorkerMessage) -> None:
+        self.ended.set()
+        self.out.put(word)
+        self.out.put(None)
+
+
+if __name__ == "__main__":
+    environment = WorkerEnvironment.from_env(os.environ)
+    assert environment is not None
+    steps, fail_at = (*map(int, sys.argv[1:]), 0)[:2]
+    sys.exit(SimulatedWorker(environment, steps, fail_at).run())
