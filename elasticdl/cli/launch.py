@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -61,7 +62,8 @@ def checked(spec: JobSpec) -> JobSpec:
     spec = checks.with_absolute_paths(spec, Path.cwd())
     checks.require_writable_folders(spec)
     if not spec.command:  # what the user's own program needs, only it knows
-        checks.check_job(spec)
+        with Console(stderr=True).status("checking the model and the data") if sys.stderr.isatty() else nullcontext():
+            checks.check_job(spec)
     return spec
 
 

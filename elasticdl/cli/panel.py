@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.text import count_of, duration, epoch_text, members, progress_line, wanted_workers
+from elasticdl.cli.text import count_of, duration, epoch_text, is_over, members, progress_line, wanted_workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -90,7 +90,6 @@ class LiveScreen:
 
 def render(status: pb.JobStatus, age: float) -> Panel:
     """The panel of a status that came ``age`` seconds ago."""
-    left = max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
     facts = Table.grid(padding=(0, 3))
     facts.add_row(
         f"epoch {epoch_text(status)}",
@@ -98,15 +97,22 @@ def render(status: pb.JobStatus, age: float) -> Panel:
         f"loss {status.loss:.4g}" if status.step else "loss -",
         f"{status.samples_per_second:,.0f} samples/s",
         f"elapsed {duration(status.elapsed + age)}",
-        f"left {duration(left)}",
+        "" if is_over(status) else f"left {duration(time_left(status, age))}",
     )
-    bar = ProgressBar(total=status.total_steps or 1, completed=status.step)
-    parts: list[RenderableType] = [facts, bar, workers_table(status)]
+    bar = Table.grid(expand=True)  # a bare bar does not end its line
+    bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
+    parts: list[RenderableType] = [facts, bar]
+    if not is_over(status):
+        parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
+
+
+def time_left(status: pb.JobStatus, age: float) -> float:
+    return max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
 
 
 def workers_table(status: pb.JobStatus) -> Table:

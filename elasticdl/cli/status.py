@@ -13,7 +13,7 @@ from elasticdl.cli.client import connect
 from elasticdl.cli.jobs import Life, find_job, last_status, life_of
 from elasticdl.cli.panel import render
 from elasticdl.cli.parser import Parser
-from elasticdl.cli.text import count_of, duration, members, metrics_text, progress_line, wanted_workers
+from elasticdl.cli.text import count_of, duration, is_over, members, metrics_text, progress_line, wanted_workers
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.jobdir import JobDir, list_jobs
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -67,7 +67,9 @@ def row(job: JobDir) -> tuple[str, ...]:
         status = current_status(job)
     except UnreachableError as error:
         return job.name, "unreachable", "", "", "", str(error)
-    workers = f"{len(members(status))} of {wanted_workers(status)}" if status.max_workers else ""
+    workers = (
+        f"{len(members(status))} of {wanted_workers(status)}" if status.max_workers and not is_over(status) else ""
+    )
     return (
         job.name,
         status.phase,

@@ -47,13 +47,19 @@ def wanted_workers(status: pb.JobStatus) -> str:
     return f"{status.min_workers}-{status.max_workers}"
 
 
+def is_over(status: pb.JobStatus) -> bool:
+    return status.phase in ("succeeded", "failed", "stopped")
+
+
 def progress_line(status: pb.JobStatus) -> str:
-    """One line about a running job, for output that is not a terminal."""
+    """How far a job is, for output that is not a terminal."""
     parts = [f"epoch {epoch_text(status)}", f"step {count_of(status.step, status.total_steps)}"]
     if status.step:
         parts += [f"loss {status.loss:.4g}", f"{status.samples_per_second:,.0f} samples/s"]
-    parts += [plural(len(members(status)), "worker"), f"elapsed {duration(status.elapsed)}"]
-    if status.time_left >= 0:
+    if not is_over(status):
+        parts.append(plural(len(members(status)), "worker"))
+    parts.append(f"elapsed {duration(status.elapsed)}")
+    if not is_over(status) and status.time_left >= 0:
         parts.append(f"left {duration(status.time_left)}")
     return ", ".join(parts)
 
@@ -131,7 +137,7 @@ def pauses_text(journal: Iterable[Entry]) -> str:
 
 def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
     """What a finished job has to show."""
-    head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epochs_done(status)}"
+    head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, epoch {epoch_text(status)}"
     lines = [f"{head}, {duration(status.elapsed)}"]
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
@@ -139,7 +145,3 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
     if output:
         lines.append(f"  output   {output}")
     return lines
-
-
-def epochs_done(status: pb.JobStatus) -> str:
-    return f"epoch {epoch_text(status)}"

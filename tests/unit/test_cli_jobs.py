@@ -1,0 +1,309 @@
+"""The commands that look at jobs and talk to their masters: status, scale, logs, events, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
+from google.protobuf import json_format
+
+from elasticdl.cli.client import connect
+from elasticdl.cli.jobs import Life, life_of, prune_jobs
+from elasticdl.cli.main import main
+from elasticdl.common.errors import UnreachableError
+from elasticdl.common.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
+from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def new_job(name: str) -> JobDir:
+    job = create_job_dir(name)
+    write_aside(job.spec, JobSpec(job_name=name).to_json())
+    return job
+
+
+def ended_job(name: str, **fields: object) -> JobDir:
+    job = new_job(name)
+    status = pb.JobStatus(job_name=name, **{"phase": "succeeded", "step": 7, "total_steps": 7, **fields})
+    write_aside(job.status, json_format.MessageToJson(status))
+    return job
+
+
+@pytest.fixture
+def running():
+    """A job named `live` whose master is in this process."""
+    job, master = new_job("live"), FakeMaster("live")
+    master.update(phase="running", step=3, total_steps=10)
+    with serving(master) as address:
+        job.write_master(address)
+        yield master
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_life_of_a_job(dead_pid):
+    job = new_job("one")
+    now = job.path.stat().st_mtime
+    assert life_of(job, now) is Life.STARTING
+    assert life_of(job, now + 1e4) is Life.LOST, "its start was cut off long ago"
+    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    assert life_of(job, now + 1e4) is Life.RUNNING
+    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    assert life_of(job, now) is Life.LOST
+    write_aside(job.status, "{}")
+    assert life_of(job, now) is Life.ENDED
+
+
+def test_old_jobs_go_and_running_ones_stay(running):
+    for number in range(5):
+        moment = 1000.0 + number
+        os.utime(ended_job(f"old-{number}").path, (moment, moment))
+    prune_jobs(keep=2)
+    assert [job.name for job in list_jobs()] == ["live", "old-4", "old-3"]
+
+
+def test_all_jobs_are_listed(capsys, running, dead_pid):
+    ended_job("done", reason="training is complete")
+    new_job("gone").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    code, out, err = run(capsys, "status")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert "running" in rows["live"]
+    assert "3/10" in rows["live"]
+    assert "succeeded" in rows["done"]
+    assert "training is complete" in rows["done"]
+    assert "lost" in rows["gone"]
+
+
+def test_no_jobs(capsys):
+    assert run(capsys, "status") == (0, "there are no jobs\n", "")
+
+
+def test_one_job_while_it_runs_and_after(capsys, running):
+    ended_job("done", metrics={"accuracy": 0.5})
+    assert "step 3/10" in run(capsys, "status", "live")[1]
+    _, out, _ = run(capsys, "status", "done")
+    assert "job done: succeeded" in out
+    assert "metrics: accuracy 0.5" in out
+
+
+def test_a_job_that_is_not_there(capsys):
+    ended_job("brave-otter-42")
+    ended_job("calm-swan-10")
+    code, out, err = run(capsys, "status", "brave-oter-42")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "elasticdl status: there is no job brave-oter-42: did you mean brave-otter-42? (newest jobs: "
+    )
+    assert "calm-swan-10" in err
+
+
+def test_the_only_running_job_need_not_be_named(capsys, running):
+    ended_job("done")
+    assert run(capsys, "scale", "2-4") == (0, "from 2 to 4 workers\n", "")
+    assert run(capsys, "scale", "live", "3") == (0, "from 3 to 3 workers\n", "")
+    assert [(request.min_workers, request.max_workers) for request in running.requests] == [(2, 4), (3, 3)]
+
+
+def test_which_job_is_asked_when_it_is_not_clear(capsys, running):
+    new_job("other").write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    code, _, err = run(capsys, "scale", "3")
+    assert code == 2
+    assert err.startswith("elasticdl scale: 2 jobs are running, so name one: ")
+
+
+def test_no_running_job_to_choose(capsys):
+    ended_job("done")
+    code, _, err = run(capsys, "stop")
+    assert (code, err) == (2, "elasticdl stop: no job is running; name one to look at an old one (newest jobs: done)\n")
+
+
+def test_a_job_that_is_over_can_not_be_scaled(capsys):
+    ended_job("done")
+    assert run(capsys, "scale", "done", "3") == (2, "", "elasticdl scale: job done is not running: it has succeeded\n")
+
+
+@pytest.mark.parametrize("workers", ["none", "0", "4-2", "-1"])
+def test_a_wrong_number_of_workers(capsys, running, workers):
+    code, _, err = run(capsys, "scale", "live", workers)
+    assert (code, err) == (
+        2,
+        f"elasticdl scale: {workers!r} is not a number of workers: write N or MIN-MAX, as in 3 or 2-4, at least 1\n",
+    )
+    assert running.requests == []
+
+
+def test_what_the_master_refuses_is_the_users_mistake(capsys, running):
+    assert run(capsys, "scale", "live", "9") == (2, "", "elasticdl scale: this machine has 8 slots\n")
+
+
+def test_a_master_that_does_not_answer_is_one_line(capsys):
+    new_job("deaf").write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
+    code, _, err = run(capsys, "scale", "deaf", "2")
+    assert code == 1
+    assert err.startswith(
+        f"elasticdl scale: the master at 127.0.0.1:1 (process {os.getpid()}) did not answer: unavailable"
+    )
+    assert err.count("\n") == 1
+    assert "unreachable" in run(capsys, "status")[1]
+
+
+def test_another_jobs_token_does_not_work(running):
+    address = JobDir(jobs_root() / "live").read_master()
+    with (
+        connect(MasterAddress(address.address, "guessed", 1)) as client,
+        pytest.raises(UnreachableError, match="token"),
+    ):
+        client.scale(WorkerRange(minimum=1, maximum=1))
+
+
+def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
+    def end_when_asked() -> None:
+        running.wait_for_requests(1)
+        status = pb.JobStatus(job_name="live", phase="stopped", step=4)
+        write_aside(jobs_root() / "live" / "status.json", json_format.MessageToJson(status))
+
+    master = threading.Thread(target=end_when_asked)
+    master.start()
+    assert run(capsys, "stop") == (0, "job live stopped at step 4\n", "")
+    master.join(DEADLINE)
+    (request,) = running.requests
+    assert (request.checkpoint, request.now) == (True, False)
+
+
+@pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
+def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
+    monkeypatch.setattr("elasticdl.cli.stop.wait_until_over", lambda *args: None)
+    run(capsys, "stop", "live", flag)
+    (request,) = running.requests
+    assert (request.checkpoint, request.now) == (checkpoint, now)
+
+
+def test_a_job_that_does_not_stop_is_not_waited_for_forever(capsys, monkeypatch, running):
+    monkeypatch.setattr("elasticdl.cli.stop.CLOSING_TIME", -JobSpec().stop_grace)
+    code, _, err = run(capsys, "stop", "live")
+    assert code == 1
+    assert "`elasticdl stop live --now` ends it at once" in err
+
+
+JOURNAL = [
+    {"time": 1000.5, "event": "phase", "phase": "running", "reason": ""},
+    {"time": 1001.25, "event": "evaluation", "step": 5, "metrics": {"accuracy": 0.987654321}, "world": [0, 1]},
+]
+
+
+def write_journal(job: JobDir) -> None:
+    job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in JOURNAL))
+
+
+def test_events_as_json_are_the_journal(capsys):
+    write_journal(ended_job("done"))
+    code, out, _ = run(capsys, "events", "done", "--json")
+    assert code == 0
+    assert [json.loads(line) for line in out.splitlines()] == JOURNAL
+
+
+def test_events_for_people(capsys):
+    write_journal(ended_job("done"))
+    first, second = run(capsys, "events", "done")[1].splitlines()
+    assert first.endswith("  phase             phase=running  reason=")
+    assert second.endswith("  evaluation        step=5  metrics={accuracy: 0.987654}  world=[0, 1]")
+    assert second.split()[1].endswith(":41.250")
+
+
+def test_a_line_that_is_still_being_written_is_left_out(capsys):
+    job = ended_job("done")
+    write_journal(job)
+    with job.journal.open("a") as journal:
+        journal.write('{"time": 1')
+    assert len(run(capsys, "events", "done", "--json")[1].splitlines()) == 2
+
+
+def follow(*argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "elasticdl.cli", *argv], stdout=subprocess.PIPE, text=True)
+
+
+def test_following_events_ends_with_the_job(running):
+    job = JobDir(jobs_root() / "live")
+    write_journal(job)
+    with follow("events", "--follow", "--json") as process:
+        assert [json.loads(process.stdout.readline()) for _ in JOURNAL] == JOURNAL
+        with job.journal.open("a") as journal:
+            journal.write('{"time": 2, "event": "job_finished"}\n')
+        assert json.loads(process.stdout.readline())["event"] == "job_finished"
+        write_aside(job.status, "{}")
+        assert process.wait(DEADLINE) == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    job = ended_job("done")
+    job.journal.write_text('{"time": 1, "event": "warning", "message": "much"}\n' * 20_000)
+    command = f"{sys.executable} -m elasticdl.cli events done | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def write_logs(job: JobDir) -> None:
+    job.master_log.write_text("2026-01-01 00:00:01,000 start\n2026-01-01 00:00:04,000 end\n")
+    job.worker_log(0).write_text("2026-01-01 00:00:02,000 zero\nTraceback\n")
+    job.worker_log(10).write_text("2026-01-01 00:00:03,000 ten\nunfinished")
+
+
+def test_logs_are_interleaved_by_time_under_their_writers_names(capsys):
+    write_logs(ended_job("done"))
+    assert run(capsys, "logs", "done")[1].splitlines() == [
+        "master    | 2026-01-01 00:00:01,000 start",
+        "worker-0  | 2026-01-01 00:00:02,000 zero",
+        "worker-0  | Traceback",
+        "worker-10 | 2026-01-01 00:00:03,000 ten",
+        "master    | 2026-01-01 00:00:04,000 end",
+        "worker-10 | unfinished",
+    ]
+
+
+def test_the_log_of_one_worker_is_as_it_wrote_it(capsys):
+    write_logs(ended_job("done"))
+    assert run(capsys, "logs", "done", "--worker", "0")[1] == "2026-01-01 00:00:02,000 zero\nTraceback\n"
+
+
+def test_a_worker_that_never_was(capsys):
+    write_logs(ended_job("done"))
+    code, _, err = run(capsys, "logs", "done", "--worker", "7")
+    assert (code, err) == (
+        2,
+        "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n",
+    )
+
+
+def test_following_logs_takes_up_new_workers(running):
+    job = JobDir(jobs_root() / "live")
+    job.master_log.write_text("first\n")
+    with follow("logs", "live", "--follow") as process:
+        assert process.stdout.readline() == "master    | first\n"
+        job.worker_log(4).write_text("hello\n")
+        assert process.stdout.readline() == "worker-4  | hello\n"
+        write_aside(job.status, "{}")
+        assert process.wait(DEADLINE) == 0
