@@ -30,6 +30,8 @@ class CheckpointWriter:
 
     def begin(self, step: int, dump: Dump) -> bool:
         """Write in the background; ``dump`` must hold a copy of the state. False: skipped, as the last is not done."""
+        if step in (self.written, self._under_way):
+            return True  # training has come back to this step after a change of workers
         if self._thread is not None and self._thread.is_alive():
             log.warning("checkpoint of step %d left out: that of step %d is still being written", step, self._under_way)
             return False
@@ -52,6 +54,7 @@ class CheckpointWriter:
     def finish(self, step: int, dump: Dump, deadline: float, tick: Callable[[], None] = lambda: None) -> None:
         """See to it that the state of this step, the last, is written; waits for it."""
         if self.wait(deadline, tick) and self.written != step:
+            self._under_way = 0  # if it has been tried, that has failed
             self.begin(step, dump)
             self.wait(deadline, tick)
 

@@ -8,16 +8,17 @@ from typing import Any
 
 @dataclass(slots=True)
 class Ledger:
-    """Part of the training state: committed with each step, sent to newcomers, kept in checkpoints.
+    """Part of the training state: sent to newcomers, kept in checkpoints, and committed with steps only.
 
     Whether something is due is decided from this and the step alone, so that all members decide alike, and alike again
-    when they come back to the same point after a change of workers.
+    when they come back to the same point after a change of workers. As it is committed with steps only, members that
+    stand after the same step have the same ledger: one that got through an evaluation in which another lost the world
+    forgets it, and both do it again.
     """
 
-    evaluated_step: int = 0
+    evaluation: dict[str, Any] = field(default_factory=dict)  # the last one: step, epoch, samples, metrics
     checkpointed_step: int = 0
     finished_epochs: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     loss_sum: float = 0.0  # over the samples of the present epoch
     loss_samples: int = 0
     # For the ramp of the learning rate: what held in the last step, and the factor a change of workers began with.
@@ -25,6 +26,15 @@ class Ledger:
     workers: int = 0
     ramp_start: float = 1.0
     ramp_step: int = 0
+
+    @property
+    def evaluated_step(self) -> int:
+        return int(self.evaluation.get("step", 0))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last evaluation; empty before the first."""
+        return dict(self.evaluation.get("metrics", {}))
 
     def add_loss(self, loss: float, samples: int) -> None:
         self.loss_sum += loss * samples

@@ -6,11 +6,10 @@ ledger), which all members share; so it takes up wherever the last world ended, 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -103,7 +102,10 @@ class Trainer:
         schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
         self._policy = rate_policy(spec, learner.base_rate, schedules[-1] if schedules else None)
         self._rate = LearningRate(self._policy, self._ledger)
+        # Of this process, so that callbacks and reports come once however often `train` is entered.
+        self._begun = False
         self._begun_epoch = self._ended_epoch = -1
+        self._told_step = self._reported_step = 0
         self._left_together = False
         context.total_epochs = spec.num_epochs
 
@@ -143,15 +145,11 @@ class Trainer:
             self._checkpoints.written = found.step
 
     def _on_world(self, world: World) -> None:
-        if world.size > 1:
-            # Members can stand after the same step and yet differ: one may have lost the world within an evaluation.
-            ledger = json.dumps(self._ledger.state_dict()).encode()
-            self._ledger.load_state_dict(
-                json.loads(self._context.collective.broadcast_bytes(ledger, "elasticdl.ledger"))
-            )
         if world.is_first and world.rank == 0:
             self._warn_of_double_correction(world)
-        if self._begun_epoch < 0:
+        if not self._begun:
+            self._begun = True
+            self._reported_step = self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
         self._call("on_world_change", world.size, world.rank)
         self._context.total_steps = self._total_steps(world.size)
@@ -197,6 +195,7 @@ class Trainer:
             for batch in self._steps():
                 self._make_step(batch)
                 self._state.commit()
+                self._report_evaluation()
                 self._do_what_is_due()
             if self._learner.loader.progress.position >= self._learner.loader.order.samples:
                 self._end_epoch(epoch)
@@ -245,7 +244,6 @@ class Trainer:
             ledger.finished_epochs = epoch + 1
             if self._context.rank == 0:
                 log.info("epoch %d finished: step %d, mean loss %.4g", epoch, self._state.step, ledger.epoch_loss)
-            self._state.commit()
         if not self._spec.checkpoint_steps:
             self._checkpoint()
         if self._ended_epoch < epoch:
@@ -263,38 +261,41 @@ class Trainer:
         # If rank 0 dies at this, the others must still be there to do it.
         self._context.advance(waiting=True)
         self._context.collective.barrier("elasticdl.complete")
+        self._report_evaluation()
         self._call("on_train_end")
 
     # -- what is done at most once a step --
 
     def _evaluate(self) -> None:
-        ledger, step = self._ledger, self._state.step
-        if ledger.evaluated_step >= step:
+        step = self._state.step
+        if self._ledger.evaluated_step >= step:
             return
         evaluation = self._learner.evaluate()
-        ledger.evaluated_step = step
-        if evaluation is not None:
-            ledger.metrics = evaluation.metrics
-            self._report(evaluation)
-            self._call("on_evaluation_end", evaluation.metrics)
         self._context.resume_clock()
-        self._state.commit()
-
-    def _report(self, evaluation: Evaluation) -> None:
-        if self._context.rank != 0:
+        if evaluation is None:
             return
-        progress, metrics = self._state.progress, evaluation.metrics
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        log.info("evaluation at step %d on %d samples: %s", progress.step, evaluation.samples, numbers)
-        fields = {"step": progress.step, "epoch": progress.epoch, "samples": evaluation.samples, "metrics": metrics}
-        notify(self._context.membership, "evaluation", **fields)
+        epoch = self._state.progress.epoch
+        self._ledger.evaluation = {"step": step, "epoch": epoch, **asdict(evaluation)}
+        if self._told_step < step:
+            self._told_step = step
+            self._call("on_evaluation_end", evaluation.metrics)
+
+    def _report_evaluation(self) -> None:
+        """Only now, as the step after it has shown that all members have got through it: none will repeat it."""
+        evaluation = self._ledger.evaluation
+        if self._reported_step >= self._ledger.evaluated_step:
+            return
+        self._reported_step = self._ledger.evaluated_step
+        if self._context.rank == 0:
+            numbers = ", ".join(f"{name} {value:.4f}" for name, value in evaluation["metrics"].items())
+            log.info("evaluation at step %d on %d samples: %s", evaluation["step"], evaluation["samples"], numbers)
+            notify(self._context.membership, "evaluation", **evaluation)
 
     def _checkpoint(self) -> None:
         ledger, step = self._ledger, self._state.step
         if self._checkpoints is None or ledger.checkpointed_step >= step:
             return
         ledger.checkpointed_step = step
-        self._state.commit()
         if self._context.rank == 0:
             self._checkpoints.begin(step, self._learner.dump())
 
