@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any
@@ -18,7 +17,6 @@ from elasticdl.worker.user_code import one_line
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError)
 REMEDY = "give another --checkpoint_dir"
 
 
@@ -61,7 +59,7 @@ def load_newest(store: CheckpointStore, state: TorchState, origin: Origin) -> Ch
     for checkpoint in found:
         try:
             loaded = store.read(checkpoint.step, _load)
-        except UNREADABLE as error:
+        except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
             problem = one_line(error)
             unreadable.append(checkpoint)
             log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)

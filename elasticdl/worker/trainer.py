@@ -194,8 +194,8 @@ class Trainer:
             self._do_what_is_due()  # at the step after which the last world was left
             for batch in self._steps():
                 self._make_step(batch)
-                self._state.commit()
                 self._report_evaluation()
+                self._state.commit()
                 self._do_what_is_due()
             if self._learner.loader.progress.position >= self._learner.loader.order.samples:
                 self._end_epoch(epoch)

@@ -1,0 +1,144 @@
+"""What the worker's tests share: a small model zoo, and a job whose worlds follow a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.world import Member, World
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.torch_trainer import TorchLearner, batch_policy
+from elasticdl.worker.trainer import Trainer
+from elasticdl.worker.zoo import load_module
+
+MODULE = """
+import torch
+from torch.utils.data import TensorDataset
+
+
+def custom_model():
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
+
+
+def loss(labels, predictions):
+    return torch.nn.functional.mse_loss(predictions, labels)
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def dataset(mode, path):
+    generator = torch.Generator().manual_seed(1 if mode == "training" else 2)
+    inputs = torch.randn(40 if mode == "training" else 10, 2, generator=generator)
+    return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+
+def eval_metrics_fn():
+    return {"error": lambda labels, outputs: (labels - outputs).abs().mean().item()}
+"""
+
+
+def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "line") -> Path:
+    """A zoo of one module; each test's has a name of its own, as modules are imported once per process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(module + extra)
+    return folder
+
+
+@dataclass
+class Script:
+    """A membership that hands out worlds of one, one after the other.
+
+    ``leave_after``: steps after which the world is left; ``stop_after``: step after which the worker is told to leave.
+    """
+
+    leave_after: set[int] = field(default_factory=set)
+    stop_after: int = 0
+    checkpoint: bool = True
+    step: Callable[[], int] = lambda: 0
+    said: list[pb.WorkerMessage] = field(default_factory=list)
+    reports: list = field(default_factory=list)
+    worlds: int = 0
+
+    def join(self, standing):
+        if self._stopping(standing.step):
+            raise Stopped("told to leave", checkpoint=self.checkpoint)
+        self.worlds += 1
+        return World(self.worlds, (Member(0, "here", standing.step, standing.has_state),), 0)
+
+    def _stopping(self, step):
+        return 0 < self.stop_after <= step
+
+    @property
+    def leaving(self):
+        upcoming = self.step() + 1
+        if self._stopping(upcoming):
+            return True
+        left = upcoming in self.leave_after
+        self.leave_after.discard(upcoming)
+        return left
+
+    def drain(self, reason):
+        raise AssertionError("nobody drains it")
+
+    def advance(self, *, waiting):
+        pass
+
+    def report_step(self, report):
+        self.reports.append(report)
+
+    def say(self, message):
+        self.said.append(message)
+
+    def close(self):
+        pass
+
+    def notices(self, event: str) -> list[dict]:
+        """Fields of the notices of one kind, in order."""
+        return [
+            json.loads(message.notice.fields_json)
+            for message in self.said
+            if message.WhichOneof("body") == "notice" and message.notice.event == event
+        ]
+
+
+class BreakingCollective(TorchCollective):
+    """Fails when an operation with one of the given names is done for the n-th time."""
+
+    def __init__(self, failures: set[tuple[str, int]] = frozenset()):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.failures = failures
+        self.done: dict[str, int] = {}
+
+    def sum_(self, tensors, name):
+        self.done[name] = self.done.get(name, 0) + 1
+        if (name, self.done[name]) in self.failures:
+            raise WorldBroken(f"{name} failed")
+
+
+@dataclass
+class Job:
+    """One worker of a job under a script."""
+
+    spec: JobSpec
+    script: Script
+    context: ElasticContext
+    learner: TorchLearner
+    trainer: Trainer
+
+
+def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
+    script = script or Script()
+    context = ElasticContext(script, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    learner = TorchLearner(load_module(spec), spec, context)
+    script.step = lambda: learner.state.step
+    writer = CheckpointWriter(learner.store, script) if learner.store else None
+    return Job(spec, script, context, learner, Trainer(spec, context, learner, list(callbacks), writer))
