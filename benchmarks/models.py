@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch.utils.data import TensorDataset
 
@@ -19,7 +21,7 @@ def make_model(name: str) -> torch.nn.Sequential:
     torch.manual_seed(0)
     sizes = LAYERS[name]
     layers: list[torch.nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 

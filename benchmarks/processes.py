@@ -40,7 +40,7 @@ class Processes:
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         """``env``: added to this process's environment for each."""
         self.folder = folder
-        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.env = {**os.environ, **threads, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **(env or {})}
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
 
@@ -57,8 +57,10 @@ class Processes:
         self._started.append((name, process))
         return process
 
-    def start_module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        self.start(name, [sys.executable, "-m", module, *arguments], env)
+    def start_module(
+        self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
     def log_of(self, name: str) -> Path:
         return self.folder / f"{name}.log"

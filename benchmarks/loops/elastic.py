@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.meter import Meter
 from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer
+from elasticdl.elastic.torch.state import TorchState
 
 
 def agree(number: int) -> int:
@@ -37,10 +38,10 @@ def main() -> None:
     meter = Meter(args.warm_up, args.seconds, agree)
 
     @elastic.run
-    def train(state: elastic.TorchState) -> None:
+    def train(state: TorchState) -> None:
         meter.begin()
-        for _ in state.loader.epochs(10**9):
-            for batch in state.loader:
+        for _ in loader.epochs(10**9):
+            for batch in loader:
                 for images, labels in batch:
                     meter.lap("load")
                     batch.backward(cross_entropy(model(images), labels))

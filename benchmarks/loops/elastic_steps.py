@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.steplog import StepLog
 from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer, warm_up
+from elasticdl.elastic.torch.state import TorchState
 
 
 def main() -> None:
@@ -30,9 +31,9 @@ def main() -> None:
     log = StepLog(args.folder)
 
     @elastic.run
-    def train(state: elastic.TorchState) -> None:
-        for _ in state.loader.epochs(10**9):
-            for batch in state.loader:
+    def train(state: TorchState) -> None:
+        for _ in loader.epochs(10**9):
+            for batch in loader:
                 for images, labels in batch:
                     batch.backward(cross_entropy(model(images), labels))
                 optimizer.step()

@@ -26,7 +26,7 @@ def main() -> None:
         while True:
             images, labels = batches.of(state.step, hvd.rank(), hvd.size())
             optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()
+            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             state.step += 1
             log.step(state.step, str(hvd.size()), hvd.size())

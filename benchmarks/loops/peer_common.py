@@ -27,7 +27,7 @@ class Batches:
 
     def __init__(self, model: str) -> None:
         images, labels = make_dataset(model, POOL_BATCHES * WORKER_BATCH).tensors
-        self._pairs = list(zip(images.split(WORKER_BATCH), labels.split(WORKER_BATCH), strict=True))
+        self._pairs = list(zip(torch.split(images, WORKER_BATCH), torch.split(labels, WORKER_BATCH), strict=True))
 
     def of(self, step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._pairs[(step * size + rank) % POOL_BATCHES]

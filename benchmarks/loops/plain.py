@@ -97,7 +97,7 @@ def _flatten_gradients(model: torch.nn.Module) -> torch.Tensor:
     """Make every gradient a view into one tensor, and return that."""
     parameters = list(model.parameters())
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
-    views = flat.split([parameter.numel() for parameter in parameters])
+    views = torch.split(flat, [parameter.numel() for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):
         parameter.grad = view.view_as(parameter)
     return flat
@@ -145,14 +145,14 @@ def main() -> None:
     setup = LOOPS[args.loop](args.model)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dataset = make_dataset(args.model, args.samples)
-    sampler = DistributedSampler(dataset, num_replicas=size, rank=rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=size, rank=rank)
     loader = DataLoader(dataset, batch_size=WORKER_BATCH, sampler=sampler)
     meter = Meter(args.warm_up, args.seconds, setup.agree)
     meter.begin()
     for images, labels in batches(loader, sampler):
         meter.lap("load")
         setup.zero()
-        cross_entropy(setup.model(images), labels).backward()
+        cross_entropy(setup.model(images), labels).backward()  # type: ignore[no-untyped-call]
         meter.lap("compute")
         setup.reduce()
         meter.lap("reduce")

@@ -30,7 +30,7 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     manager = Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
         min_replica_size=1,
@@ -52,7 +52,7 @@ def main() -> None:
         size = manager.num_participants()
         images, labels = batches.of(manager.current_step(), manager.participating_rank() or 0, size)
         optimizer.zero_grad()
-        cross_entropy(parallel(images), labels).backward()
+        cross_entropy(parallel(images), labels).backward()  # type: ignore[no-untyped-call]
         if manager.should_commit():
             optimizer.step()
             log.step(manager.current_step(), str(size), size)

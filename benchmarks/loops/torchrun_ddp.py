@@ -33,7 +33,7 @@ def main() -> None:
     while True:
         images, labels = batches.of(step, rank, size)
         optimizer.zero_grad()
-        cross_entropy(parallel(images), labels).backward()
+        cross_entropy(parallel(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
         log.step(step, str(size), size)

@@ -11,9 +11,10 @@ import sys
 
 import psutil
 
-from benchmarks.processes import Processes
+from benchmarks.processes import Processes, wait_until
 
 MOST_WORKERS = 16
+STORE_SECONDS = 60.0
 # Tuned for fast changes; with the defaults (30 s last call) each takes far longer.
 TIMERS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 # When agents share one store, a job that grows dies (torch 2.13).
@@ -33,12 +34,15 @@ class TorchRun:
 
     def start(self, model: str, workers: int, processes: Processes) -> None:
         self._processes = processes
+        port = free_port()
         elastic = [f"--nnodes=1:{MOST_WORKERS}", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=benchmark"]
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=benchmark"]
         program = ["-m", "benchmarks.loops.torchrun_ddp", "--model", model, "--folder", str(processes.folder)]
         run = [sys.executable, "-m", "torch.distributed.run", *elastic, *meeting]
         self._command = [*run, f"--rdzv-conf={TIMERS}", "--local-addr=127.0.0.1", *program]
-        for _ in range(workers):
+        self.add()
+        wait_until(lambda: listens(port), STORE_SECONDS, "torchrun's store")
+        for _ in range(workers - 1):
             self.add()
 
     def add(self) -> None:
@@ -55,6 +59,11 @@ class TorchRun:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(worker).kill()
         return worker
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:

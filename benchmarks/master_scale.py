@@ -1,0 +1,186 @@
+"""How the master bears many workers: the real master process, and simulated workers that speak its protocol.
+
+    python -m benchmarks.master_scale [--workers 10,100,1000] [--repetitions 3]
+
+Measures the time until every worker has the first world, the time until every survivor has the next one after a tenth
+is lost at once, and the master's CPU time and memory for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import psutil
+
+from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_table, summarise
+from benchmarks.processes import Failed, Processes, wait_until
+from benchmarks.scale_host import LOST_ONE_IN
+from benchmarks.scale_master import SOCKET
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.spec import JobSpec, WorkerRange
+
+TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Seconds, and CPU seconds of the master; memory in MiB. ``steady_cpu``: cores, while only heartbeats come."""
+
+    form: float
+    form_cpu: float
+    steady_cpu: float
+    reform: float
+    reform_cpu: float
+    memory: float
+    memory_grown: float  # since before the workers came
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A world as one worker got it."""
+
+    time: float
+    version: int
+    size: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=numbers, default=[10, 100, 1000])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--hosts", type=int, default=2, help="processes that the simulated workers share")
+    parser.add_argument("--steady", type=float, default=5.0, help="seconds of nothing but heartbeats")
+    parser.add_argument("--heartbeat_timeout", type=float, default=2.0)
+    add_out(parser)
+    args = parser.parse_args()
+    if min(args.workers) < LOST_ONE_IN:
+        parser.error(f"--workers: at least {LOST_ONE_IN}, since a tenth is lost")
+    results = Results("master_scale", args.out)
+    print(describe_machine(results.machine))
+    runs: dict[int, list[Sample]] = {workers: [] for workers in args.workers}
+    for workers in args.workers:
+        for number in range(args.repetitions):
+            before = busy_cores(0.5)
+            try:
+                sample = measure(workers, args)
+            except Failed as failure:
+                results.add("failure", workers=workers, repetition=number, reason=str(failure))
+                print(f"{workers} workers: FAILED: {failure}", flush=True)
+                continue
+            runs[workers].append(sample)
+            results.add("run", workers=workers, repetition=number, busy_cores_before=before, **asdict(sample))
+            print(f"{workers} workers: formed in {sample.form:.2f} s, again in {sample.reform:.2f} s", flush=True)
+    report(runs, results)
+    print(f"results: {results.path}")
+    return 0
+
+
+def measure(workers: int, args: argparse.Namespace) -> Sample:
+    """Raises:
+    Failed: a world did not come about.
+    """
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch, Processes(Path(scratch)) as processes:
+        job = JobDir(Path(scratch) / "job")
+        job.logs.mkdir(parents=True)
+        survivors = workers - sum(len(range(host, workers, args.hosts)[::LOST_ONE_IN]) for host in range(args.hosts))
+        job.spec.write_text(specification(survivors, workers, args.heartbeat_timeout).to_json())
+        process = processes.start_module("master", "benchmarks.scale_master", str(job.path), str(args.hosts))
+        wait_until((job.path / SOCKET).exists, TIMEOUT, "the master's socket")
+        master = psutil.Process(process.pid)
+        logs = [Path(scratch) / f"host-{number}.worlds" for number in range(args.hosts)]
+        memory, cpu = memory_of(master), cpu_of(master)
+        hosts = [
+            processes.start_module(f"host-{number}", "benchmarks.scale_host", str(job.path / SOCKET), str(log))
+            for number, log in enumerate(logs)
+        ]
+        first = wait_for_world(logs, workers, processes)
+        formed, formed_cpu = time.monotonic(), cpu_of(master)
+        time.sleep(args.steady)
+        before_loss, steady_cpu = time.monotonic(), cpu_of(master)
+        for host in hosts:
+            host.send_signal(signal.SIGUSR1)
+        second = wait_for_world(logs, survivors, processes)
+        return Sample(
+            form=first[-1].time - min(entry.time for entry in read(logs)),
+            form_cpu=formed_cpu - cpu,
+            steady_cpu=(steady_cpu - formed_cpu) / (before_loss - formed),
+            reform=second[-1].time - before_loss,
+            reform_cpu=cpu_of(master) - steady_cpu,
+            memory=memory_of(master),
+            memory_grown=memory_of(master) - memory,
+        )
+
+
+def specification(minimum: int, maximum: int, heartbeat_timeout: float) -> JobSpec:
+    workers = WorkerRange(minimum=minimum, maximum=maximum)
+    return JobSpec(
+        num_workers=workers, heartbeat_timeout=heartbeat_timeout, log_level="WARNING", command=("simulated",)
+    )
+
+
+def wait_for_world(logs: list[Path], size: int, processes: Processes) -> list[Received]:
+    """Wait until a world of this size has come to each of its workers; when each got it, in order of time."""
+    found: list[Received] = []
+
+    def complete() -> bool:
+        nonlocal found
+        processes.raise_if_any_failed()
+        found = [entry for entry in read(logs) if entry.size == size]
+        return len(found) >= size
+
+    wait_until(complete, TIMEOUT, f"a world of {size} workers")
+    return found
+
+
+def read(logs: list[Path]) -> list[Received]:
+    lines = [line for log in logs if log.exists() for line in log.read_text().splitlines(keepends=True)]
+    rows = [line.split() for line in lines if line.endswith("\n")]
+    return sorted((Received(float(row[0]), int(row[1]), int(row[2])) for row in rows), key=lambda entry: entry.time)
+
+
+def cpu_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def memory_of(process: psutil.Process) -> float:
+    return float(process.memory_info().rss) / 2**20
+
+
+def report(runs: dict[int, list[Sample]], results: Results) -> None:
+    rows = []
+    for workers, samples in runs.items():
+        if not samples:
+            continue
+        summaries = {field.name: summarise(getattr(s, field.name) for s in samples) for field in fields(Sample)}
+        results.add("summary", workers=workers, **summaries)
+        median = {name: summary.median for name, summary in summaries.items()}
+        row = [
+            f"{median['form']:.2f}",
+            f"{1e3 * median['form_cpu'] / workers:.1f}",
+            f"{100 * median['steady_cpu']:.0f} %",
+        ]
+        row += [f"{median['reform']:.3f}", f"{1e3 * median['reform_cpu'] / workers:.2f}", f"{median['memory']:.0f}"]
+        rows.append([str(workers), str(len(samples)), *row, f"{1024 * median['memory_grown'] / workers:.0f}"])
+    columns = [
+        "workers",
+        "n",
+        "form s",
+        "CPU ms/worker",
+        "steady CPU",
+        "re-form s",
+        "CPU ms/worker",
+        "MiB",
+        "KiB/worker",
+    ]
+    show_table("The master, medians; a tenth of the workers is lost at once", columns, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
