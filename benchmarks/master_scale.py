@@ -23,7 +23,7 @@ from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.scale_host import LOST_ONE_IN
 from benchmarks.scale_master import SOCKET
 from elasticdl.common.jobdir import JobDir
-from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.common.spec import JobSpec
 
 TIMEOUT = 120.0
 
@@ -118,10 +118,8 @@ def measure(workers: int, args: argparse.Namespace) -> Sample:
 
 
 def specification(minimum: int, maximum: int, heartbeat_timeout: float) -> JobSpec:
-    workers = WorkerRange(minimum=minimum, maximum=maximum)
-    return JobSpec(
-        num_workers=workers, heartbeat_timeout=heartbeat_timeout, log_level="WARNING", command=("simulated",)
-    )
+    given = {"num_workers": f"{minimum}-{maximum}", "heartbeat_timeout": heartbeat_timeout, "log_level": "WARNING"}
+    return JobSpec.model_validate({**given, "command": ["simulated"]})
 
 
 def wait_for_world(logs: list[Path], size: int, processes: Processes) -> list[Received]:
