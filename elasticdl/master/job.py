@@ -50,9 +50,10 @@ class _End:
 
     phase: Phase
     reason: str
-    traceback: str
-    checkpoint: bool
-    kill_at: float | None
+    traceback: str = ""
+    checkpoint: bool = False
+    deadline: float = 0.0  # by when they are killed and, once killed, given up
+    killed: bool = False
 
 
 class Job:
@@ -164,10 +165,8 @@ class Job:
         self._fleet.failing(event.worker_id, event.message, now)
         self._rendezvous.remove(event.worker_id, reason, now)
         if event.cause is e.FailureCause.USER and self._end is None:
-            return [
-                *self._finish(Phase.FAILED, event.message, now, traceback=event.traceback),
-                *self._rendezvous.warn(),
-            ]
+            end = _End(Phase.FAILED, event.message, event.traceback)
+            return [*self._finish(end, now), *self._rendezvous.warn()]
         return self._rendezvous.warn() if self._end else []
 
     def _worker_exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
@@ -188,24 +187,22 @@ class Job:
         if self._end:
             return [*out, *self._rendezvous.warn()]
         if verdict.fatal:
-            return [*out, *self._finish(Phase.FAILED, verdict.fatal, now, traceback=event.output)]
+            return [*out, *self._finish(_End(Phase.FAILED, verdict.fatal, event.output), now)]
         return [*out, *self._reconcile(now)]
 
     def _stop_requested(self, event: e.StopRequested, now: float) -> list[Instruction]:
-        record = i.Record("stop_requested", {"reason": event.reason, "checkpoint": event.checkpoint and not event.now})
+        checkpoint = event.checkpoint and not event.now
+        out: list[Instruction] = [i.Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
         if self._end is None:
-            checkpoint = event.checkpoint and not event.now
-            out = self._finish(Phase.STOPPED, event.reason, now, checkpoint=checkpoint, kill=event.now)
-            return [record, *out]
-        return [record, *self._kill_all("told to stop now")] if event.now else []
+            out += self._finish(_End(Phase.STOPPED, event.reason, checkpoint=checkpoint), now)
+        return [*out, *self._kill_all("told to stop now", now)] if event.now else out
 
     # ---- time ----
 
     def _tick(self, now: float) -> list[Instruction]:
         self._liveness.forgive_own_absence(now)
         if self._end:
-            late = self._end.kill_at is not None and now >= self._end.kill_at
-            return self._kill_all(f"had not left {self._settings.stop_grace:g} s after it was to") if late else []
+            return self._press(self._end, now)
         out: list[Instruction] = []
         for worker_id, reason in self._liveness.silent(now).items():
             out += self._give_up(worker_id, reason, now)
@@ -259,7 +256,7 @@ class Job:
         if was_ending and not self._rendezvous.ending:  # what looked like the end was not
             self._fleet.completed = 0
         if self._is_complete():
-            out += self._finish(Phase.SUCCEEDED, "training is complete", now)
+            out += self._finish(_End(Phase.SUCCEEDED, "training is complete"), now)
         return out
 
     # ---- the end ----
@@ -270,20 +267,11 @@ class Job:
             return not (self._settings.own_program and self._fleet.finishing)
         return self._rendezvous.world is None and self._fleet.all_completed
 
-    def _finish(
-        self,
-        phase: Phase,
-        reason: str,
-        now: float,
-        *,
-        traceback: str = "",
-        checkpoint: bool = False,
-        kill: bool = False,
-    ) -> list[Instruction]:
-        """Decide how the job ends, and tell everybody to leave."""
-        self._end = _End(phase, reason, traceback, checkpoint, now + self._settings.stop_grace)
-        if kill:
-            return self._kill_all(reason)
+    def _finish(self, end: _End, now: float) -> list[Instruction]:
+        """It is decided how the job ends: tell everybody to leave."""
+        self._end = end
+        end.deadline = now + self._settings.stop_grace
+        reason = end.reason
         out: list[Instruction] = []
         told: list[int] = []
         for worker in self._fleet.workers.values():
@@ -293,11 +281,21 @@ class Job:
                 out.append(i.TerminateWorker(worker.worker_id, reason))
             elif worker.state in (WorkerState.PENDING, WorkerState.STARTING) and not worker.finished:
                 out.append(i.KillWorker(worker.worker_id, reason))
-        return [i.StopWorkers(tuple(told), reason, checkpoint), *out] if told else out
+        return [i.StopWorkers(tuple(told), reason, end.checkpoint), *out] if told else out
 
-    def _kill_all(self, reason: str) -> list[Instruction]:
+    def _press(self, end: _End, now: float) -> list[Instruction]:
+        """Kill those who have overstayed; do without those who can't even be killed."""
+        if now < end.deadline:
+            return []
+        grace = f"{self._settings.stop_grace:g} s"
+        if not end.killed:
+            return self._kill_all(f"had not left {grace} after it was to", now)
+        left, self._fleet.workers = sorted(self._fleet.workers), {}
+        return [i.Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})]
+
+    def _kill_all(self, reason: str, now: float) -> list[Instruction]:
         if self._end:
-            self._end.kill_at = None
+            self._end.killed, self._end.deadline = True, now + self._settings.stop_grace
         return [i.KillWorker(worker_id, reason) for worker_id in self._fleet.workers]
 
     def _end_if_done(self) -> list[Instruction]:

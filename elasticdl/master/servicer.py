@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -57,32 +58,24 @@ class StatusFeed:
         yield self._build()
 
 
+@dataclass(frozen=True, slots=True)
 class Servicer(pb_grpc.MasterServicer):
-    def __init__(
-        self,
-        post: Callable[[e.Event], None],
-        sessions: Sessions,
-        relay: KeyValueRelay,
-        feed: StatusFeed,
-        journal: Journal,
-        welcome: pb.Welcome,
-    ) -> None:
-        self._post = post
-        self._sessions = sessions
-        self._relay = relay
-        self._feed = feed
-        self._journal = journal
-        self._welcome = welcome
+    post: Callable[[e.Event], None]
+    sessions: Sessions
+    relay: KeyValueRelay
+    feed: StatusFeed
+    journal: Journal
+    welcome: pb.Welcome
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
         worker_id = first.hello.worker_id
-        outbox = self._sessions.open(worker_id)
-        outbox.put(pb.MasterMessage(welcome=self._welcome))
-        self._relay.replay(worker_id)
-        self._post(connected(first.hello))
+        outbox = self.sessions.open(worker_id)
+        outbox.put(pb.MasterMessage(welcome=self.welcome))
+        self.relay.replay(worker_id)
+        self.post(connected(first.hello))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
             async for message in outbox.messages():
@@ -93,34 +86,34 @@ class Servicer(pb_grpc.MasterServicer):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             reader.cancel()
-            if self._sessions.close(worker_id, outbox):
-                self._post(e.WorkerDisconnected(worker_id))
+            if self.sessions.close(worker_id, outbox):
+                self.post(e.WorkerDisconnected(worker_id))
 
     async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
         """Post what the worker says; its last word closes the session."""
         try:
             async for message in messages:
                 if message.WhichOneof("body") == "kv_put":
-                    self._relay.put(worker_id, message.kv_put)
+                    self.relay.put(worker_id, message.kv_put)
                 else:
-                    self._post(to_event(worker_id, message))
+                    self.post(to_event(worker_id, message))
         finally:
             if not outbox.replaced:
                 outbox.close()
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
-        return self._feed.now()
+        return self.feed.now()
 
     async def Watch(self, request: pb.StatusRequest, context: Context) -> AsyncIterator[pb.JobStatus]:
-        async for status in self._feed.updates():
+        async for status in self.feed.updates():
             yield status
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.JournalEntry]:
-        async for line in self._journal.entries(follow=request.follow):
+        async for line in self.journal.entries(follow=request.follow):
             yield pb.JournalEntry(json=line)
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
-        status = self._feed.now()
+        status = self.feed.now()
         if status.phase in ("stopping", "succeeded", "failed", "stopped"):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the job is {status.phase}")
         try:
@@ -129,12 +122,12 @@ class Servicer(pb_grpc.MasterServicer):
             text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
-        self._post(e.ScaleRequested(workers))
+        self.post(e.ScaleRequested(workers))
         return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
-        self._post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        self.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
         return pb.StopReply()
 
 

@@ -182,7 +182,7 @@ FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "break", "repeat",
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(HISTORIES)
 def test_the_world_forms_again_after_any_history(history):
     cluster = Cluster(minimum=2, maximum=4)

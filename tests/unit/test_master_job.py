@@ -256,6 +256,13 @@ def test_a_second_stop_may_be_at_once():
     assert len(only(i.KillWorker, r.post(e.StopRequested("now", checkpoint=False, now=True)))) == 3
 
 
+def test_a_process_that_cannot_be_killed_does_not_hold_up_the_end():
+    r = Run(minimum=1, maximum=1)
+    r.train()
+    r.post(e.StopRequested("enough"))
+    assert r.pass_time(62) == [i.KillWorker(0, "had not left 30 s after it was to"), i.EndJob(Phase.STOPPED, "enough")]
+
+
 def test_workers_that_are_still_starting_are_killed_on_stop():
     r = Run()
     r.post(e.Tick())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,10 +23,13 @@ from elasticdl.master.tether import tethered
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
 RETRY_SECONDS = 1.0
+# A process that is killed goes at once, unless the kernel holds it.
+CLOSE_SECONDS = 10.0
 OUTPUT_BYTES = 4096
 OUTPUT_LINES = 40
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,10 @@ class LocalLauncher:
         for worker_id in [*self._pending, *self._running]:
             self.kill(worker_id)
         while self._watchers:
-            await asyncio.gather(*self._watchers)
+            _, hanging = await asyncio.wait(self._watchers, timeout=CLOSE_SECONDS)
+            if hanging:
+                _log.error("workers %s can't be killed: leaving them behind", sorted(self._running))
+                return
 
     async def _place(self, worker_id: int) -> None:
         """Start a pending worker if there is a slot for it."""

@@ -1,0 +1,206 @@
+"""What every launcher must do, checked on the real one and on the fake that stands for it in other tests."""
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.launchers.devices import Slots
+from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
+
+PLACES = 2
+DEADLINE = 30.0
+
+
+class FakeLauncher:
+    """Keeps the contract without processes."""
+
+    def __init__(self, report):
+        self.report = report
+        self.known, self.pending, self.running, self.closed = set(), [], set(), False
+
+    async def launch(self, worker_id):
+        if worker_id in self.known:
+            raise ValueError(worker_id)
+        self.known.add(worker_id)
+        self.pending.append(worker_id)
+        self.fill()
+        if worker_id in self.pending:
+            self.report(WorkerPending(worker_id, "full"))
+
+    def fill(self):
+        while self.pending and len(self.running) < PLACES and not self.closed:
+            worker_id = self.pending.pop(0)
+            self.running.add(worker_id)
+            self.report(WorkerPlaced(worker_id, "h", 1000 + worker_id))
+
+    def end(self, worker_id, code):
+        if worker_id in self.pending:
+            self.pending.remove(worker_id)
+        elif worker_id in self.running:
+            self.running.remove(worker_id)
+        else:
+            return
+        self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
+        self.fill()
+
+    def terminate(self, worker_id):
+        self.end(worker_id, -signal.SIGTERM)
+
+    def kill(self, worker_id):
+        self.end(worker_id, -signal.SIGKILL)
+
+    async def close(self):
+        self.closed = True
+        for worker_id in [*self.pending, *self.running]:
+            self.kill(worker_id)
+
+
+class Bench:
+    """A launcher with room for two workers, each of which ends when the test says so."""
+
+    def __init__(self, end):
+        self.end = end  # makes a worker end by itself: (worker_id, code)
+        self.launcher = None
+        self.reports = asyncio.Queue()
+        self.seen = []
+
+    async def next(self, kind):
+        """The next report, which must be of this kind."""
+        report = await asyncio.wait_for(self.reports.get(), DEADLINE)
+        self.seen.append(report)
+        assert isinstance(report, kind), report
+        return report
+
+    def nothing_more(self):
+        return self.reports.empty()
+
+
+@asynccontextmanager
+async def fake_bench(tmp_path):
+    bench = Bench(lambda worker_id, code: bench.launcher.end(worker_id, code))
+    bench.launcher = FakeLauncher(bench.reports.put_nowait)
+    yield bench
+    await bench.launcher.close()
+
+
+@asynccontextmanager
+async def local_bench(tmp_path):
+    def end(worker_id, code):
+        (tmp_path / f".{worker_id}").write_text(str(code))
+        (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
+
+    program = 'while [ ! -e "$WORK/$ID" ]; do sleep 0.02; done; echo "ends"; exit $(cat "$WORK/$ID")'
+    command = WorkerCommand(
+        argv=("sh", "-c", program),
+        environment=lambda worker_id, slot: {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path), "ID": str(worker_id)},
+        log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
+    )
+    bench = Bench(end)
+    bench.launcher = LocalLauncher(command, Slots(PLACES, [], tmp_path), bench.reports.put_nowait)
+    yield bench
+    await bench.launcher.close()
+    assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
+
+
+def contract(check):
+    """Run a check on each launcher."""
+
+    @pytest.mark.parametrize("make", [fake_bench, local_bench])
+    def test(make, tmp_path):
+        async def run():
+            async with make(tmp_path) as bench:
+                await check(bench)
+
+        asyncio.run(run())
+
+    return test
+
+
+@contract
+async def test_a_worker_is_placed_and_its_end_is_told_once(bench):
+    await bench.launcher.launch(0)
+    placed = await bench.next(WorkerPlaced)
+    assert (placed.worker_id, placed.pid > 0) == (0, True)
+    bench.end(0, 0)
+    exited = await bench.next(WorkerExited)
+    assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CLEAN, 0)
+    bench.launcher.kill(0)
+    await bench.launcher.close()
+    assert bench.nothing_more()
+
+
+@contract
+async def test_a_failure_is_a_crash(bench):
+    await bench.launcher.launch(0)
+    await bench.next(WorkerPlaced)
+    bench.end(0, 3)
+    exited = await bench.next(WorkerExited)
+    assert (exited.cause, exited.code) == (ExitCause.CRASHED, 3)
+
+
+@contract
+async def test_terminate_and_kill_end_a_worker_from_outside(bench):
+    for worker_id, end in enumerate([bench.launcher.terminate, bench.launcher.kill]):
+        await bench.launcher.launch(worker_id)
+        await bench.next(WorkerPlaced)
+        end(worker_id)
+        exited = await bench.next(WorkerExited)
+        assert (exited.worker_id, exited.cause) == (worker_id, ExitCause.KILLED)
+
+
+@contract
+async def test_a_worker_without_a_place_is_pending_until_one_is_free(bench):
+    for worker_id in range(PLACES + 1):
+        await bench.launcher.launch(worker_id)
+    for _ in range(PLACES):
+        await bench.next(WorkerPlaced)
+    pending = await bench.next(WorkerPending)
+    assert pending.worker_id == PLACES
+    assert pending.reason
+    bench.end(0, 0)
+    await bench.next(WorkerExited)
+    assert (await bench.next(WorkerPlaced)).worker_id == PLACES
+
+
+@contract
+async def test_a_pending_worker_can_be_taken_back(bench):
+    for worker_id in range(PLACES + 1):
+        await bench.launcher.launch(worker_id)
+        await bench.next(WorkerPlaced if worker_id < PLACES else WorkerPending)
+    bench.launcher.kill(PLACES)
+    assert (await bench.next(WorkerExited)).worker_id == PLACES
+    bench.end(0, 0)
+    await bench.next(WorkerExited)
+    await bench.launcher.close()
+    await bench.next(WorkerExited)
+    assert bench.nothing_more()
+
+
+@contract
+async def test_unknown_workers_are_none_of_its_business(bench):
+    bench.launcher.kill(7)
+    bench.launcher.terminate(7)
+    await bench.launcher.close()
+    assert bench.nothing_more()
+
+
+@contract
+async def test_an_id_is_launched_once(bench):
+    await bench.launcher.launch(0)
+    with pytest.raises(ValueError, match="0"):
+        await bench.launcher.launch(0)
+
+
+@contract
+async def test_close_ends_everything_and_tells_each_end(bench):
+    for worker_id in range(PLACES + 1):
+        await bench.launcher.launch(worker_id)
+        await bench.next(WorkerPlaced if worker_id < PLACES else WorkerPending)
+    await bench.launcher.close()
+    ended = {(await bench.next(WorkerExited)).worker_id for _ in range(PLACES + 1)}
+    assert ended == set(range(PLACES + 1))
+    assert bench.nothing_more()

@@ -1,0 +1,140 @@
+"""What is particular to workers on this machine: slots, GPUs, logs, children."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from elasticdl.master.events import ExitCause, WorkerExited
+from elasticdl.master.launchers import devices
+from elasticdl.master.launchers.devices import Slots, find_gpus
+from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.master.tether import tethered
+
+GPUS = ["GPU-a", "GPU-b"]
+LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-a)\n  MIG 1g.18gb Device 0: (UUID: MIG-x)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
+DEADLINE = 30.0
+
+
+def visible(slot):
+    return slot.environment.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_without_gpus_slots_are_as_many_as_asked_for(tmp_path):
+    slots = Slots(0, [], tmp_path)
+    taken = [slots.acquire() for _ in range(50)]
+    assert [slot.index for slot in taken] == list(range(50))
+    assert visible(taken[0]) is None
+    slots.release(taken[3])
+    assert slots.acquire().index == 3
+
+
+def test_a_gpu_holds_one_worker(tmp_path):
+    slots = Slots(0, GPUS, tmp_path)
+    first, second = slots.acquire(), slots.acquire()
+    assert [visible(first), visible(second)] == GPUS
+    assert slots.acquire() == "every GPU is taken (2)"
+    slots.release(first)
+    assert visible(slots.acquire()) == "GPU-a"
+
+
+def test_two_jobs_never_share_a_gpu_by_accident(tmp_path):
+    mine, other = Slots(1, GPUS, tmp_path), Slots(0, GPUS, tmp_path)
+    taken = mine.acquire()
+    assert visible(other.acquire()) == "GPU-b"
+    assert other.acquire() == "every GPU is taken, some by other jobs of yours"
+    mine.release(taken)
+    assert visible(other.acquire()) == "GPU-a"
+
+
+def test_more_slots_than_gpus_share_them(tmp_path):
+    slots = Slots(3, GPUS, tmp_path)
+    assert [visible(slots.acquire()) for _ in range(3)] == ["GPU-a", "GPU-b", "GPU-a"]
+    assert slots.acquire() == "every slot is taken (3)"
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, GPUS),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b,0"}, ["GPU-b", "GPU-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_only_gpus_that_the_user_may_see_are_used(monkeypatch, environ, found):
+    done = subprocess.CompletedProcess([], 0, stdout=LISTING)
+    monkeypatch.setattr(devices.subprocess, "run", lambda *args, **more: done)
+    assert find_gpus(environ) == found
+
+
+def test_a_machine_without_driver_has_no_gpus(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_gpus({}) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (0, ExitCause.CLEAN),
+        (1, ExitCause.CRASHED),
+        (-signal.SIGKILL, ExitCause.KILLED),
+        (-signal.SIGTERM, ExitCause.KILLED),
+        (-signal.SIGSEGV, ExitCause.CRASHED),
+        (128 + signal.SIGKILL, ExitCause.KILLED),
+        (128 + signal.SIGABRT, ExitCause.CRASHED),
+        (255, ExitCause.CRASHED),
+    ],
+)
+def test_exit_codes_are_judged(code, cause):
+    assert judge_exit(code)[0] is cause
+
+
+def run_worker(tmp_path, script):
+    """Run one worker to its end; returns the report of it."""
+
+    async def run():
+        reports = asyncio.Queue()
+        command = WorkerCommand(
+            argv=(sys.executable, "-c", script),
+            environment=lambda worker_id, slot: {"PYTHONUNBUFFERED": "1"},
+            log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
+        )
+        launcher = LocalLauncher(command, Slots(0, [], tmp_path), reports.put_nowait)
+        await launcher.launch(0)
+        while not isinstance(report := await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited):
+            continue
+        await launcher.close()
+        return report
+
+    return asyncio.run(run())
+
+
+def test_what_a_worker_prints_is_in_its_log_and_its_end_in_the_report(tmp_path):
+    script = "import sys; [print(n) for n in range(1000)]; sys.exit('the last word')"
+    report = run_worker(tmp_path, script)
+    log = tmp_path / "worker-0.log"
+    assert len(log.read_text().splitlines()) == 1001
+    assert report.output.splitlines()[-1] == "the last word"
+    assert report.detail == f"exit code 1; its log: {log}"
+
+
+def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    report = run_worker(tmp_path, script)
+    child = int(report.output)
+    if psutil.pid_exists(child):  # killed, and not yet reaped by its new parent
+        psutil.wait_procs([psutil.Process(child)], timeout=DEADLINE)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_tethered_to_another_parent_does_not_start():
+    command = tethered(["echo", "started"])
+    command[command.index(str(psutil.Process().pid))] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stdout) == (1, "")

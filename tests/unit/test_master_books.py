@@ -1,0 +1,175 @@
+"""The job's books: journal, running numbers, summary, TensorBoard."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from elasticdl.common.journal import read_journal
+from elasticdl.master import events as e
+from elasticdl.master.convert import to_event
+from elasticdl.master.instructions import EndJob, Phase
+from elasticdl.master.journal import Journal
+from elasticdl.master.metrics import TensorBoard
+from elasticdl.master.sessions import KeyValueRelay, Sessions
+from elasticdl.master.status import Training
+from elasticdl.master.summary import summarize
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+def progress(*steps, epoch=0, total=100):
+    reports = tuple(e.StepReport(step, epoch, 1 / step, 32, 0.1, 0.05, 1) for step in steps)
+    return e.ProgressReported(0, reports, total, 2)
+
+
+def test_samples_of_a_step_that_is_trained_again_count_once():
+    training = Training(started=0.0)
+    training.observe(progress(1, 2, 3), 1.0)
+    training.observe(progress(2, 3, 4), 2.0)
+    assert (training.step, training.samples, training.loss) == (4, 128, 0.25)
+
+
+def test_the_rate_is_of_the_last_seconds_only():
+    training = Training(started=0.0)
+    assert training.samples_per_second(0.0) == 0.0
+    assert training.time_left(0.0) < 0
+    for second in range(20):
+        training.observe(progress(2 * second + 1, 2 * second + 2), float(second))
+    assert training.samples_per_second(19.0) == pytest.approx(64.0)
+    assert training.time_left(19.0) == pytest.approx(30.0)
+    assert training.samples_per_second(60.0) == 0.0
+
+
+def test_the_end_of_an_epoch_is_noted_once():
+    training = Training(started=0.0)
+    assert training.observe(progress(1, 2), 0.0) == []
+    (record,) = training.observe(progress(3, epoch=1), 1.0)
+    assert record.fields == {"epoch": 0, "step": 2, "loss": 0.5}
+    assert training.observe(progress(3, epoch=1), 1.0) == []
+    done = e.WorkerFinished(1, 3, 2, {"accuracy": 0.5})
+    assert [r.fields["epoch"] for r in training.observe(done, 2.0)] == [1]
+    assert training.observe(done, 2.0) == []
+    assert training.metrics == {"accuracy": 0.5}
+
+
+def test_a_resumed_job_does_not_claim_the_epochs_before():
+    training = Training(started=0.0)
+    training.observe(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3}), 0.0)
+    assert training.observe(progress(51, epoch=3), 1.0) == []
+    assert (training.step, training.samples, training.epochs_done) == (51, 32, 3)
+
+
+def test_a_follower_of_the_journal_sees_all_of_it_once(tmp_path):
+    async def run():
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal.append("worker_ready", {"worker": 0})
+        follower = journal.entries(follow=True)
+        seen = [json.loads(await anext(follower))]
+        journal.append("worker_ready", {"worker": 1})
+        journal.close()
+        seen += [json.loads(line) async for line in follower]
+        assert [entry["worker"] for entry in seen] == [0, 1]
+        assert [entry async for entry in journal.entries(follow=True)] == [json.dumps(entry) for entry in seen]
+
+    asyncio.run(run())
+
+
+def test_a_journal_that_cannot_be_written_is_reported_once_and_stops_nothing(caplog):
+    async def run():
+        journal = Journal(Path("/dev/full"))
+        journal.append("worker_ready", {"worker": 0})
+        journal.append("worker_ready", {"worker": 1})
+
+    asyncio.run(run())
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+
+
+def test_the_summary_tells_the_whole_story(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append("world_formed", {"world": 1, "members": [0, 1], "step": 0, "reason": "start", "seconds": 0.1})
+    journal.append("pause", {"world": 2, "worker": 0, "kind": "grow", "total": 0.2})
+    journal.close()
+    training = Training(started=10.0)
+    training.observe(progress(1, 2), 11.0)
+    summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 15.0)
+    formed, paused = read_journal(tmp_path / "journal.jsonl")
+    assert summary == {
+        "status": "stopped",
+        "reason": "enough",
+        "epochs": 0,
+        "steps": 2,
+        "samples": 64,
+        "metrics": {},
+        "worlds": [{"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": formed["time"]}],
+        "pauses": [{"time": paused["time"], "world": 2, "worker": 0, "kind": "grow", "total": 0.2}],
+        "wall_time": 5.0,
+    }
+
+
+def test_scalars_reach_tensorboard(tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = TensorBoard(str(tmp_path))
+    board.world_formed(3)
+    board.observe(progress(1, 2))
+    board.observe(e.PauseReported(0, {"world": 2, "kind": "grow", "total": 0.25}))
+    board.observe(e.NoticeReported(0, "evaluation", {"step": 2, "metrics": {"accuracy": 0.5}}))
+    board.close()
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    found = {tag: [(s.step, s.value) for s in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found["loss"] == [(1, 1.0), (2, 0.5)]
+    assert found["world_size"] == [(1, 3.0), (2, 3.0)]
+    assert found["pause/total"] == [(2, 0.25)]
+    assert found["evaluation/accuracy"] == [(2, 0.5)]
+
+
+def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    board = TensorBoard(str(tmp_path / "file" / "below"))
+    board.observe(progress(1, 2))
+    board.observe(progress(3))
+    board.close()
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+
+
+def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
+    sessions = Sessions()
+    relay = KeyValueRelay(sessions)
+    outboxes = {worker_id: sessions.open(worker_id) for worker_id in (0, 1, 2)}
+
+    def received(worker_id):
+        messages = [outboxes[worker_id]._queue.get_nowait() for _ in range(outboxes[worker_id]._queue.qsize())]
+        return [m.kv_entry.key for m in messages]
+
+    relay.begin_world(1, (0, 1))
+    relay.put(0, pb.KvPut(world_version=1, key="a"))
+    relay.put(2, pb.KvPut(world_version=1, key="stranger"))
+    relay.put(1, pb.KvPut(world_version=0, key="old"))
+    assert [received(n) for n in range(3)] == [[], ["a"], []]
+    relay.replay(0)
+    assert received(0) == ["a"]
+    relay.begin_world(2, (0, 2))
+    relay.put(1, pb.KvPut(world_version=1, key="late"))
+    relay.replay(0)
+    relay.replay(1)
+    assert [received(n) for n in range(3)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.WorkerMessage(),
+        pb.WorkerMessage(hello=pb.Hello()),
+        pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="[1]")),
+        pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="{")),
+    ],
+)
+def test_messages_without_meaning_are_refused(message):
+    with pytest.raises(ValueError, match=r".+"):
+        to_event(0, message)
+
+
+def test_a_job_without_steps_has_no_loss_yet():
+    assert math.isnan(Training(started=0.0).loss)
