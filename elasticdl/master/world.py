@@ -96,7 +96,7 @@ class Rendezvous:
         self._arrivals = 0
         self._forming: _Forming | None = None
         self._unready: set[int] = set()  # members that have not asked for the next world
-        self._standbys: dict[int, float] = {}  # with a session, by the time they asked
+        self._standbys: dict[int, float] = {}  # with a session, and when they asked; in that order
         self._overdue: set[int] = set()  # taken out of the world while cut off; they have still to ask
         self._finished: set[int] = set()  # of the present world
         self._tell = False  # somebody may not have been told yet
@@ -129,7 +129,7 @@ class Rendezvous:
     @property
     def complete(self) -> bool:
         """Everybody who is left has finished, rank 0 among them."""
-        return self._all_gone() and self.world is not None and self.world.worker_ids[0] in self._finished
+        return self.world is not None and self.world.members[0].worker_id in self._finished and self._all_gone()
 
     def precedence(self) -> list[int]:
         """Those to keep first when there are too many: by rank, then the standbys by arrival."""
@@ -291,9 +291,8 @@ class Rendezvous:
     def _window_over(self, now: float, room: int) -> bool:
         if len(self._standbys) >= room or not self._standbys:
             return True
-        arrivals = self._standbys.values()
-        latest_wait = min(arrivals) + LONGEST_WAIT_IN_WINDOWS * self._join_window
-        return now >= min(max(arrivals) + self._join_window, latest_wait)
+        earliest, latest = next(iter(self._standbys.values())), next(reversed(self._standbys.values()))
+        return now >= min(latest + self._join_window, earliest + LONGEST_WAIT_IN_WINDOWS * self._join_window)
 
     def _describe_newcomers(self) -> str:
         if self.world is None:
