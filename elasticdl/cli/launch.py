@@ -151,4 +151,4 @@ def raise_failure(job: JobDir) -> None:
     """Turn an end that is no success into the error for the last line."""
     status = last_status(job)
     if status is not None and status.phase != "succeeded":
-        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; its logs: {job.logs}")
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: {job.logs}")

@@ -137,8 +137,9 @@ def pauses_text(journal: Iterable[Entry]) -> str:
 
 def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
     """What a finished job has to show."""
-    head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, epoch {epoch_text(status)}"
-    lines = [f"{head}, {duration(status.elapsed)}"]
+    epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
+    head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
+    lines = [head]
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  pauses   {pauses_text(journal)}")

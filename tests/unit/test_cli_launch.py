@@ -140,7 +140,7 @@ def test_a_failed_job_shows_the_traceback_once_then_the_reason(command):
     assert err.splitlines() == [
         "Traceback",
         "ValueError: bad",
-        f"elasticdl train: job bad failed: worker 1: ValueError: bad sample; its logs: {jobs_root() / 'bad' / 'logs'}",
+        f"elasticdl train: job bad failed: worker 1: ValueError: bad sample; all logs: {jobs_root() / 'bad' / 'logs'}",
     ]
     assert "ValueError: bad" not in out
 

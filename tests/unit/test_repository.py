@@ -1,0 +1,72 @@
+"""Rules about the repository itself that no other tool checks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli import run, train
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = [path for path in (ROOT / "elasticdl").rglob("*.py") if path.parent.name != "proto"]
+MOST_LINES = 400
+
+# Options are a promise: a new one, and one that goes, is a decision to be made here.
+TRAIN_FLAGS = """
+--help --config
+--job_name --num_workers --slots --port
+--model_zoo --model_def --loss --optimizer --dataset --eval_metrics_fn --callbacks
+--training_data --validation_data --num_epochs --max_step --seed --shuffle --no_shuffle --data_workers
+--global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
+--evaluation_steps
+--checkpoint_dir --checkpoint_steps --keep_checkpoint_max --resume --no_resume
+--output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
+--join_window --heartbeat_timeout --progress_timeout --stop_grace
+"""
+
+RUN_FLAGS = """
+--help --config
+--job_name --num_workers --slots --port
+--global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
+--output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
+--join_window --heartbeat_timeout --progress_timeout --stop_grace
+"""
+
+
+def test_the_options_of_train():
+    assert train.parser().flags() == TRAIN_FLAGS.split()
+
+
+def test_the_options_of_run():
+    assert run.parser().flags() == RUN_FLAGS.split()
+
+
+@pytest.mark.parametrize("name", ["master", "worker"])
+def test_the_links_at_the_root_lead_into_the_package(name):
+    assert (ROOT / name).is_symlink()
+    assert (ROOT / name).resolve() == ROOT / "elasticdl" / name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_too_long(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_every_dependency_is_pinned():
+    lines = (ROOT / "requirements" / "lock.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", pin) for pin in pins), "no local versions, no ranges"
+
+
+def test_the_command_line_imports_no_framework():
+    modules = sorted(path.stem for path in (ROOT / "elasticdl" / "cli").glob("*.py") if path.stem != "__main__")
+    imports = "; ".join(f"import elasticdl.cli.{name}" for name in modules)
+    heavy = "{'torch', 'tensorflow', 'horovod', 'numpy'} & set(sys.modules)"
+    code = f"import sys; {imports}; sys.exit(str({heavy}) if {heavy} else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
