@@ -95,7 +95,7 @@ class Host:
     def __init__(self, master: Mapping[str, str], writer: asyncio.StreamWriter, note: Note) -> None:
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(master["address"], options=options) for _ in range(CHANNELS)]
-        self._stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])  # type: ignore[no-untyped-call]
+        self._stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])
         self._token = master["token"]
         self._writer = writer
         self._note = note
