@@ -22,10 +22,9 @@ def check(spec: JobSpec) -> None:
     from elasticdl.elastic.collective import refuse_variables
     from elasticdl.elastic.torch.collective import import_horovod
     from elasticdl.worker.datasets import open_datasets
-    from elasticdl.worker.main import make_callbacks
     from elasticdl.worker.torch_trainer import build_model, build_optimizer
     from elasticdl.worker.user_code import blame
-    from elasticdl.worker.zoo import load_module
+    from elasticdl.worker.zoo import load_module, make_callbacks, make_metrics
 
     refuse_variables(os.environ)
     import_horovod()
@@ -36,6 +35,8 @@ def check(spec: JobSpec) -> None:
         build_optimizer(module, model)
     with blame("callbacks()", module.folder):
         make_callbacks(module)
+    with blame("eval_metrics_fn()", module.folder):
+        make_metrics(module)
     open_datasets(module, spec)
     refuse_second_history(spec)
 
@@ -68,18 +69,18 @@ def silence() -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, target in zip(kept, (1, 2), strict=True):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        os.close(nowhere)
+    with open(os.devnull, "w") as nowhere:
+        try:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, target in zip(kept, (1, 2), strict=True):
+                os.dup2(descriptor, target)
+                os.close(descriptor)
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -15,12 +15,12 @@ def export(folder: Path, save: Callable[[Path], Path]) -> Path:
     """Make the folder and let ``save`` write the model into it.
 
     Raises:
-        JobFailedError: it could not be written.
+        UserError: it could not be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = save(folder)
     except OSError as error:
-        raise JobFailedError(f"--output {folder}: the model could not be written: {error.strerror or error}") from error
+        raise UserError(f"--output {folder}: the model could not be written: {error.strerror or error}") from error
     log.info("model written to %s", path)
     return path

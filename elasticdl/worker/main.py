@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from elasticdl.callbacks import Callback
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.spec import JobSpec
@@ -24,8 +23,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.torch_trainer import TorchLearner, batch_policy
 from elasticdl.worker.trainer import Trainer
-from elasticdl.worker.user_code import one_line, shown, users_traceback
-from elasticdl.worker.zoo import ModelModule, load_module
+from elasticdl.worker.user_code import one_line, users_traceback
+from elasticdl.worker.zoo import load_module, make_callbacks
 
 log = logging.getLogger("elasticdl.worker")
 
@@ -47,20 +46,6 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
         context.close()
-
-
-def make_callbacks(module: ModelModule) -> list[Callback]:
-    """Raises:
-    UserError: ``callbacks()`` returns something else than a list of callbacks.
-    """
-    callbacks = list(module.callbacks()) if module.callbacks else []
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise UserError(
-                f"{shown(module.path)}: callbacks() returned a list with {type(callback).__name__}; "
-                "expected objects made from elasticdl.callbacks.Callback"
-            )
-    return callbacks
 
 
 def _work(spec: JobSpec, worker_id: int, context: ElasticContext) -> int:

@@ -23,7 +23,7 @@ from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.trainer import Evaluation
 from elasticdl.worker.user_code import shown
 from elasticdl.worker.warm_up import warm_up
-from elasticdl.worker.zoo import ModelModule
+from elasticdl.worker.zoo import ModelModule, make_metrics
 
 DEFAULT_MINIBATCH = 64
 
@@ -141,7 +141,7 @@ class TorchLearner:
             model=self._model,
             dataset=data.evaluation,
             loss=module.loss,
-            metrics=module.eval_metrics_fn() if module.eval_metrics_fn else {},
+            metrics=make_metrics(module),
             batch_size=batch_size,
             device=context.device,
             options=options,

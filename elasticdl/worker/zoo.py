@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.user_code import blame, shown
@@ -73,6 +74,33 @@ def load_module(spec: JobSpec) -> ModelModule:
         path=place.path,
         folder=folder,
     )
+
+
+def make_callbacks(module: ModelModule) -> list[Callback]:
+    """Raises:
+    UserError: ``callbacks()`` returns something else than a list of callbacks.
+    """
+    callbacks = list(module.callbacks()) if module.callbacks else []
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(
+                f"{shown(module.path)}: callbacks() returned a list with {type(callback).__name__}; "
+                "expected objects made from elasticdl.callbacks.Callback"
+            )
+    return callbacks
+
+
+def make_metrics(module: ModelModule) -> dict[str, Function]:
+    """Raises:
+    UserError: ``eval_metrics_fn()`` returns something else than functions by name.
+    """
+    metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
+    if not isinstance(metrics, dict) or not all(callable(metric) for metric in metrics.values()):
+        raise UserError(
+            f"{shown(module.path)}: eval_metrics_fn() returned {type(metrics).__name__}; "
+            "expected a dict of functions (labels, outputs) by name"
+        )
+    return metrics
 
 
 def _locate(folder: Path, model_def: str) -> _Place:

@@ -1,0 +1,173 @@
+"""What every checkpoint store promises, on each kind of file system."""
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+
+import fsspec
+import pytest
+
+from elasticdl.common.errors import UserError
+from elasticdl.worker.checkpoint import CheckpointStore
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def url(request, tmp_path):
+    name = uuid.uuid4().hex
+    yield {
+        "folder": str(tmp_path / "deep" / name),
+        "file": f"file://{tmp_path}/{name}",
+        "memory": f"memory://elasticdl/{name}",
+    }[request.param]
+    if request.param == "memory":
+        fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def store(url):
+    return CheckpointStore(url, keep=3, writer="me")
+
+
+def files(url):
+    fs, root = fsspec.core.url_to_fs(url)
+    return sorted(path.rpartition("/")[2] for path in fs.ls(root, detail=False)) if fs.exists(root) else []
+
+
+def save(store, step, content=b"state"):
+    store.write(step, lambda file: file.write(content))
+
+
+def read(store, step):
+    return store.read(step, lambda file: file.read())
+
+
+def steps(store):
+    return [checkpoint.step for checkpoint in store.newest_first()]
+
+
+def test_a_place_that_is_not_there_is_empty(store):
+    assert steps(store) == []
+
+
+def test_what_was_written_is_read_and_listed_newest_first(store, url):
+    for step in (2, 10, 9):
+        save(store, step, f"state {step}".encode())
+    assert steps(store) == [10, 9, 2]
+    assert read(store, 9) == b"state 9"
+    assert store.newest_first()[0].path == f"{url}/checkpoint-0000000010.pt"
+    assert files(url) == [f"checkpoint-{step:010d}.pt" for step in (2, 9, 10)]
+
+
+def test_writing_a_step_again_replaces_it(store, url):
+    save(store, 1, b"old")
+    save(store, 1, b"new")
+    assert read(store, 1) == b"new"
+    assert len(files(url)) == 1
+
+
+def test_keeps_the_newest(store):
+    for step in range(1, 8):
+        save(store, step)
+    assert steps(store) == [7, 6, 5]
+
+
+def test_keeps_all_with_zero(url):
+    store = CheckpointStore(url, keep=0, writer="me")
+    for step in range(1, 8):
+        save(store, step)
+    assert len(steps(store)) == 7
+
+
+def fail_after(content, error):
+    def dump(file):
+        file.write(content)
+        raise error
+
+    return dump
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("no"), KeyboardInterrupt()]
+)
+def test_a_failure_leaves_what_was_there_and_nothing_else(store, url, error):
+    for step in (1, 2, 3):
+        save(store, step)
+    before = files(url)
+    with pytest.raises(type(error)):
+        store.write(4, fail_after(b"half", error))
+    with pytest.raises(type(error)):
+        store.write(3, fail_after(b"half", error))
+    assert files(url) == before
+    assert read(store, 3) == b"state"
+
+
+def test_nobody_sees_a_part(store, url):
+    def dump(file):
+        file.write(b"half")
+        assert steps(store) == []
+
+    store.write(1, dump)
+    assert steps(store) == [1]
+
+
+def test_what_a_dead_writer_left_goes_with_the_next_newer_checkpoint(store, url):
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.makedirs(root, exist_ok=True)
+    fs.pipe_file(f"{root}/.checkpoint-0000000005.pt.dead", b"half")
+    fs.pipe_file(f"{root}/.checkpoint-0000000009.pt.alive", b"half")
+    fs.pipe_file(f"{root}/notes.txt", b"the user's own")
+    save(store, 6)
+    assert files(url) == [".checkpoint-0000000009.pt.alive", "checkpoint-0000000006.pt", "notes.txt"]
+
+
+def test_one_set_aside_is_neither_listed_nor_counted(store, url):
+    for step in (1, 2, 3):
+        save(store, step)
+    store.set_aside(3)
+    assert steps(store) == [2, 1]
+    save(store, 4)
+    assert steps(store) == [4, 2, 1]
+    assert "checkpoint-0000000003.pt.unreadable" in files(url)
+
+
+def test_sees_what_others_have_written(url):
+    mine, other = (CheckpointStore(url, keep=3, writer=name) for name in ("me", "other"))
+    save(mine, 1)
+    assert steps(mine) == [1]
+    save(other, 2)
+    assert steps(mine) == [2, 1]
+
+
+@pytest.mark.parametrize("place", ["nosuchkind://bucket/x", "s3://bucket/x"])
+def test_an_unknown_kind_of_place_is_the_users_mistake(place):
+    if place.startswith("s3"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "s3fs", None)
+            with pytest.raises(UserError, match="--checkpoint_dir s3://bucket/x"):
+                CheckpointStore(place, keep=1, writer="me")
+    else:
+        with pytest.raises(UserError, match="--checkpoint_dir nosuchkind://bucket/x"):
+            CheckpointStore(place, keep=1, writer="me")
+
+
+def test_a_full_disk_for_real(tmp_path):
+    """A limit on the size of files makes the kernel refuse in the middle of a write."""
+    program = textwrap.dedent("""
+        import resource, signal, sys, torch
+        from elasticdl.worker.checkpoint import CheckpointStore
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        store = CheckpointStore(sys.argv[1], keep=3, writer="me")
+        store.write(1, lambda file: torch.save(torch.zeros(10), file))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        try:
+            store.write(2, lambda file: torch.save(torch.zeros(100_000), file))
+        except (OSError, RuntimeError) as error:
+            print("refused:", type(error).__name__)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused:")
+    assert os.listdir(tmp_path) == ["checkpoint-0000000001.pt"]

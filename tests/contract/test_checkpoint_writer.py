@@ -1,0 +1,144 @@
+"""Writing checkpoints in the background: one at a time, and a failure costs only that checkpoint."""
+
+import errno
+import json
+import threading
+import time
+import uuid
+
+import pytest
+
+from elasticdl.elastic.session import Alone
+from elasticdl.worker.checkpoint import CheckpointStore
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
+
+PATIENCE = 30.0  # seconds; for what is expected to happen at once
+
+
+class Listener(Alone):
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def say(self, message):
+        self.said.append((message.notice.event, json.loads(message.notice.fields_json)))
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request, tmp_path):
+    return CheckpointStore(
+        str(tmp_path) if request.param == "folder" else f"memory://{uuid.uuid4().hex}", keep=2, writer="me"
+    )
+
+
+@pytest.fixture
+def writer(store, listener):
+    return CheckpointWriter(store, listener)
+
+
+def soon():
+    return time.monotonic() + PATIENCE
+
+
+def quick(file):
+    file.write(b"state")
+
+
+class Slow:
+    """A file system that takes its time."""
+
+    def __init__(self):
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, file):
+        self.begun.set()
+        assert self.go.wait(PATIENCE)
+        file.write(b"slow")
+
+
+def steps(store):
+    return [checkpoint.step for checkpoint in store.newest_first()]
+
+
+def test_says_when_a_checkpoint_is_whole(writer, store, listener):
+    assert writer.begin(5, quick)
+    assert writer.wait(soon())
+    assert steps(store) == [5]
+    (event, fields) = listener.said[0]
+    assert event == "checkpoint"
+    assert fields["step"] == 5
+    assert fields["path"] == store.path(5)
+    assert fields["seconds"] >= 0
+
+
+def test_leaves_one_out_while_another_is_being_written(writer, store, listener):
+    slow = Slow()
+    assert writer.begin(1, slow)
+    assert slow.begun.wait(PATIENCE)
+    assert not writer.begin(2, quick)
+    assert writer.begin(1, quick)  # training has come back to step 1: it is under way
+    slow.go.set()
+    assert writer.wait(soon())
+    assert steps(store) == [1]
+    assert writer.begin(3, quick)
+    assert writer.wait(soon())
+    assert steps(store) == [3, 1]
+    assert [event for event, _ in listener.said] == ["checkpoint", "checkpoint"]
+
+
+def full_disk(file):
+    file.write(b"half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failure_is_told_and_the_next_one_is_written(writer, store, listener):
+    writer.begin(1, quick)
+    writer.wait(soon())
+    writer.begin(2, full_disk)
+    writer.wait(soon())
+    assert steps(store) == [1]
+    event, fields = listener.said[-1]
+    assert event == "checkpoint_failed"
+    assert fields == {"step": 2, "path": store.path(2), "reason": "OSError: [Errno 28] No space left on device"}
+    writer.begin(3, quick)
+    writer.wait(soon())
+    assert steps(store) == [3, 1]
+
+
+def test_finish_waits_for_what_is_under_way_and_writes_the_last(writer, store):
+    slow = Slow()
+    writer.begin(1, slow)
+    ticks = []
+
+    def tick():
+        ticks.append(1)
+        slow.go.set()
+
+    writer.finish(2, quick, soon(), tick)
+    assert steps(store) == [2, 1]
+    assert ticks
+
+
+def test_finish_writes_nothing_twice_but_tries_again_what_failed(writer, store, listener):
+    writer.begin(1, quick)
+    writer.wait(soon())
+    writer.finish(1, quick, soon())
+    assert len(listener.said) == 1
+    writer.begin(2, full_disk)
+    writer.wait(soon())
+    writer.finish(2, quick, soon())
+    assert steps(store) == [2, 1]
+
+
+def test_finish_gives_up_at_its_deadline(writer, store):
+    slow = Slow()
+    writer.begin(1, slow)
+    writer.finish(2, quick, time.monotonic())
+    assert steps(store) == []
+    slow.go.set()
+    assert writer.wait(soon())

@@ -1,0 +1,52 @@
+"""The callback that multiplies by the number of workers runs as printed in the benchmark report, on Horovod."""
+
+import pytest
+
+hvd = pytest.importorskip("horovod.torch")
+
+from elasticdl.callbacks import Callback, LearningRateScheduler  # noqa: E402
+from elasticdl.common.spec import JobSpec  # noqa: E402
+from elasticdl.elastic.torch.collective import TorchCollective  # noqa: E402
+from elasticdl.worker.rate import rate_policy  # noqa: E402
+
+
+def callbacks():
+    def _schedule(epoch):
+        LR = 0.001
+        if epoch > 80:
+            lr = LR * 0.01
+        elif epoch > 60:
+            lr = LR * 0.1
+        elif epoch > 40:
+            lr = LR * 0.2
+        elif epoch > 35:
+            lr = LR * 0.5
+        else:
+            lr = LR
+        return lr * hvd.size()
+
+    return [LearningRateScheduler(_schedule)]
+
+
+@pytest.mark.parametrize(("epoch", "rate"), [(0, 0.001), (36, 0.0005), (41, 0.0002), (61, 0.0001), (81, 0.00001)])
+def test_the_rate_follows_epoch_and_number_of_workers(epoch, rate):
+    policy = rate_policy(JobSpec(minibatch_size=8), 0.1, callbacks()[0].schedule)
+    collective = TorchCollective(hvd, None, reduce_on_gpu=False)
+    for workers in (1, 2, 4):
+        with collective.pretend_size(workers):
+            assert policy.target(epoch, workers) == pytest.approx(rate * workers)
+
+
+def test_every_hook_does_nothing_until_overridden():
+    calls = [
+        ("on_train_begin", ()),
+        ("on_world_change", (2, 0)),
+        ("on_epoch_begin", (0,)),
+        ("on_train_batch_end", (1, {"loss": 0.0})),
+        ("on_epoch_end", (0, {})),
+        ("on_evaluation_end", ({},)),
+        ("on_train_end", ()),
+    ]
+    assert {name for name, _ in calls} == {name for name in vars(Callback) if name.startswith("on_")}
+    for name, arguments in calls:
+        assert getattr(Callback(), name)(*arguments) is None

@@ -1,0 +1,167 @@
+"""Every sample of the evaluation set counts once, however it is shared out."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.loader import LoaderOptions
+from elasticdl.elastic.world import Member, World
+from elasticdl.worker.evaluation import Evaluator
+
+
+class Threads:
+    """Members in the threads of one process; what they exchange is real, only the wire is missing."""
+
+    def __init__(self, size):
+        self.size = size
+        self._slots = [None] * size
+        self._barrier = threading.Barrier(size, timeout=30)
+
+    def exchange(self, rank, value):
+        self._slots[rank] = value
+        self._barrier.wait()
+        values = list(self._slots)
+        self._barrier.wait()
+        return values
+
+
+class ThreadCollective(TorchCollective):
+    def __init__(self, threads, rank):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.world = World(1, tuple(Member(i, "here", 0, True) for i in range(threads.size)), rank)
+        self._threads = threads
+
+    def sum_(self, tensors, name):
+        others = self._threads.exchange(self.world.rank, [tensor.clone() for tensor in tensors])
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(sum(other[index] for other in others))
+
+    def gather_rows(self, tensor, name):
+        parts = self._threads.exchange(self.world.rank, tensor)
+        assert len({(part.dtype, part.shape[1:]) for part in parts}) == 1, "Horovod wants them alike"
+        return torch.cat(parts)
+
+
+def data(samples):
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(samples, 2, generator=generator), torch.arange(samples))
+
+
+def squared(labels, outputs):
+    return (outputs.sum(dim=1) - labels).square().mean()
+
+
+def make_evaluator(collective, dataset, batch_size=4, model=None, **changes):
+    given = {
+        "model": model or torch.nn.Identity(),
+        "dataset": dataset,
+        "loss": squared,
+        "metrics": {
+            "labels_in_order": lambda labels, outputs: float(torch.equal(labels, torch.arange(len(dataset)))),
+            "inputs_in_order": lambda labels, outputs: float(torch.equal(outputs, dataset.tensors[0])),
+        },
+        "batch_size": batch_size,
+        "device": torch.device("cpu"),
+        "options": LoaderOptions(),
+        "collective": collective,
+        "advance": lambda: None,
+        **changes,
+    }
+    return Evaluator(**given)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 16, 17])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_exact_for_every_share(samples, workers):
+    dataset = data(samples)
+    threads = Threads(workers)
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(
+            pool.map(
+                lambda rank: make_evaluator(ThreadCollective(threads, rank), dataset, batch_size=3).evaluate(),
+                range(workers),
+            )
+        )
+    assert all(result == results[0] for result in results)
+    assert results[0].samples == samples
+    assert results[0].metrics["labels_in_order"] == 1.0
+    assert results[0].metrics["inputs_in_order"] == 1.0
+    exact = float(squared(dataset.tensors[1], dataset.tensors[0]))
+    assert results[0].metrics["loss"] == pytest.approx(exact, rel=1e-5)
+
+
+def alone(dataset=None, **changes):
+    return make_evaluator(TorchCollective(None, None, reduce_on_gpu=False), dataset or data(10), **changes)
+
+
+def test_runs_in_evaluation_mode_without_a_trace():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2))
+    model[2].eval()  # frozen by the user
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (alone(model=model, metrics={}).evaluate() for _ in range(2))
+    assert first == second  # dropout would differ
+    assert [module.training for module in model] == [True, True, False]
+    assert model.training
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_the_mode_is_put_back_when_the_users_code_raises():
+    model = torch.nn.Dropout()
+    modes = []
+
+    def forward(inputs):
+        modes.append(model.training)
+        raise KeyError
+
+    model.forward = forward
+    with pytest.raises(KeyError):
+        alone(model=model).evaluate()
+    assert modes == [False]
+    assert model.training
+
+
+def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
+    sizes, beats = [], []
+
+    class Spy(torch.nn.Module):
+        def forward(self, inputs):
+            sizes.append(len(inputs))
+            return inputs
+
+    alone(data(10), model=Spy(), batch_size=4, advance=lambda: beats.append(1)).evaluate()
+    assert sizes == [4, 4, 2]
+    assert len(beats) == 3
+
+
+class Shaped(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, inputs):
+        return self.shape(inputs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (lambda inputs: (inputs, inputs), "output must be one tensor, not tuple"),
+        (lambda inputs: {"logits": inputs}, "output must be one tensor, not dict"),
+        (lambda inputs: inputs.mean(), r"one row a sample: 4, but its shape is \(\)"),
+        (lambda inputs: inputs[:1], r"one row a sample: 4, but its shape is \(1, 2\)"),
+    ],
+)
+def test_outputs_that_are_not_rows_are_refused(shape, message):
+    with pytest.raises(UserError, match=message):
+        alone(model=Shaped(shape)).evaluate()
+
+
+def test_half_precision_is_widened_for_the_metrics():
+    seen = []
+    alone(model=Shaped(torch.Tensor.bfloat16), metrics={"n": lambda y, o: seen.append(o.dtype) or 0.0}).evaluate()
+    assert seen == [torch.float32]
