@@ -15,4 +15,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     value = step_seed(seed, step, rank)
     random.seed(value)
     np.random.seed(value)
-    torch.manual_seed(value)
+    # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)
