@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""The main job with a scripted change of workers: real digits on 2 to 4 workers, one killed, one told to leave.
+
+    python scripts/demo.py
+
+Runs `elasticdl train` as a person would, disturbs it from outside as a cluster would, and ends with what it cost: every
+change of the world, how long the survivors paused for it, and the accuracy on held-out digits (at least 97 %).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.journal import Entry, read_journal
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TRAIN = [
+    *("--model_zoo", "model_zoo", "--model_def", "digits.cnn_torch", "--num_workers", "2-4"),
+    *("--global_batch_size", "256", "--max_worker_batch_size", "64", "--num_epochs", "150"),
+]
+NAME = "demo"
+GOAL = 0.97
+# For a change to come about; newcomers import their framework first, on a small machine all at once.
+DEADLINE = 180.0
+PARTS = ("notice", "init", "sync")  # the larger ones; the journal has all
+
+
+class Disturbance(threading.Thread):
+    """Does to the job what a cluster does: kills a worker, then takes one away."""
+
+    def __init__(self, job: JobDir, console: Console) -> None:
+        super().__init__(name="disturbance", daemon=True)
+        self._job = job
+        self._console = console
+        self._over = threading.Event()
+        self.problem = ""
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(timeout=5.0)
+
+    def run(self) -> None:
+        try:
+            world = self._wait_for_world(size=4, after=0)
+            self._strike(world, rank=1, number=signal.SIGKILL, what="killed without warning")
+            world = self._wait_for_world(size=3, after=world["world"])
+            world = self._wait_for_world(size=4, after=world["world"])
+            self._strike(world, rank=0, number=signal.SIGTERM, what="told to leave, as in a preemption")
+            self._wait_for_world(size=3, after=world["world"])
+        except TimeoutError as error:
+            self.problem = str(error)
+
+    def _strike(self, world: Entry, *, rank: int, number: signal.Signals, what: str) -> None:
+        self._over.wait(2.0)  # for the eye: some steps in this world first
+        worker = world["members"][rank]
+        pid = next(e["pid"] for e in self._entries("worker_started") if e["worker"] == worker)
+        self._console.print(f"[bold]demo:[/] worker {worker} (rank {rank}) is {what}")
+        os.kill(pid, number)
+
+    def _wait_for_world(self, *, size: int, after: int) -> Entry:
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline and not self._over.is_set():
+            for entry in self._entries("world_formed"):
+                if entry["world"] > after and len(entry["members"]) == size:
+                    return entry
+            self._over.wait(0.1)
+        raise TimeoutError(f"there was no world of {size} workers after world {after} before the job ended")
+
+    def _entries(self, event: str) -> Iterator[Entry]:
+        if self._job.journal.exists():
+            yield from (entry for entry in read_journal(self._job.journal) if entry["event"] == event)
+
+
+def pauses_table(entries: list[Entry]) -> Table:
+    table = Table(title="What the changes cost the survivors (ms; the slowest survivor of each)")
+    for heading in ("world", "workers", "pause", *PARTS):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", no_wrap=True, overflow="ellipsis")
+    for world in (entry for entry in entries if entry["event"] == "world_formed"):
+        pauses = [e for e in entries if e["event"] == "pause" and e["world"] == world["world"]]
+        slowest = max(pauses, key=lambda pause: pause["total"], default=None)
+        numbers = [f"{1e3 * slowest[part]:.0f}" for part in ("total", *PARTS)] if slowest else ["-"] * (len(PARTS) + 1)
+        table.add_row(str(world["world"]), str(len(world["members"])), *numbers, world["reason"])
+    return table
+
+
+def main() -> int:
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="elasticdl-demo-") as home:
+        job = JobDir(Path(home) / "jobs" / NAME)
+        command = [sys.executable, "-m", "elasticdl.cli", "train", "--job_name", NAME, *TRAIN]
+        console.print(f"[bold]$ elasticdl train {' '.join(TRAIN)}[/]")
+        disturbance = Disturbance(job, console)
+        disturbance.start()
+        status = subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "ELASTICDL_HOME": home}, check=False)
+        disturbance.stop()
+        entries = list(read_journal(job.journal)) if job.journal.exists() else []
+    if status.returncode != 0 or disturbance.problem:
+        console.print(f"[red]demo: {disturbance.problem or f'the job ended with {status.returncode}'}[/]")
+        return status.returncode or 1
+    console.print(pauses_table(entries))
+    accuracy = [e["metrics"]["accuracy"] for e in entries if e["event"] == "evaluation"][-1]
+    console.print(f"accuracy on held-out digits: [bold]{accuracy:.1%}[/] (asked for: at least {GOAL:.0%})")
+    return 0 if accuracy >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

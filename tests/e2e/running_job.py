@@ -1,0 +1,143 @@
+"""A job under test: real processes, real gRPC, real Horovod; disturbed through its pids, read through its journal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.journal import Entry, read_journal
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ZOO = Path(__file__).parent / "zoo"
+ELASTICDL = [sys.executable, "-m", "elasticdl.cli"]
+# Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
+DEADLINE = 120.0
+
+
+def environment(home: Path, **extra: str) -> dict[str, str]:
+    return {**os.environ, "ELASTICDL_HOME": str(home), **extra}
+
+
+def run_cli(home: Path, *arguments: str, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [*ELASTICDL, *arguments]
+    return subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, check=False
+    )
+
+
+class RunningJob:
+    """Waits for what the journal says and acts on workers by their ids."""
+
+    def __init__(self, process: subprocess.Popen[str], job: JobDir, output: Path) -> None:
+        self.process = process
+        self.job = job
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def entries(self, event: str | None = None) -> list[Entry]:
+        if not self.job.journal.exists():
+            return []
+        return [entry for entry in read_journal(self.job.journal) if event in (None, entry["event"])]
+
+    def wait_for(self, what: str, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            ended = self.process.poll()
+            assert ended is None or condition(), f"the job ended with {ended} before {what}:\n{self.describe()}"
+            assert time.monotonic() < deadline, f"no {what} in {DEADLINE:.0f} s:\n{self.describe()}"
+            time.sleep(0.02)
+
+    def wait_for_world(self, *, size: int, after: int = 0) -> Entry:
+        """A world of this size with a version above ``after`` that has made a step."""
+        found: list[Entry] = []
+
+        def formed() -> bool:
+            found[:] = [w for w in self.entries("world_formed") if w["world"] > after and len(w["members"]) == size]
+            return bool(found)
+
+        self.wait_for(f"world of {size} workers after world {after}", formed)
+        return found[0]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(f"step {step}", lambda: self.steps_recorded() >= step)
+
+    def steps_recorded(self) -> int:
+        """The newest step that any worker has committed, from the records that workers write."""
+        return max((committed(path) for path in self.record_files()), default=0)
+
+    def record_files(self) -> list[Path]:
+        return sorted((self.job.path.parent.parent / "record").glob("*.jsonl"))
+
+    def pid(self, worker: int) -> int:
+        return next(int(e["pid"]) for e in self.entries("worker_started") if e["worker"] == worker)
+
+    def signal(self, worker: int, number: signal.Signals) -> None:
+        os.kill(self.pid(worker), number)
+
+    def finish(self, timeout: float = DEADLINE) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end in {timeout:.0f} s:\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        logs = [f"--- {path.name}\n{path.read_text()[-1500:]}" for path in sorted(self.job.logs.glob("*.log"))]
+        events = "\n".join(str(entry) for entry in self.entries()[-25:])
+        return "\n".join([self.output[-2000:], events, *logs])
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that was started for this job."""
+        mark = str(self.job.path)
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if mark in " ".join(process.cmdline()) or mark in process.environ().get("ELASTICDL_JOB_SPEC", ""):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def committed(path: Path) -> int:
+    """The newest step that this worker's record says was applied."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith('{"commit"') and line.endswith("}")]
+    return int(lines[-1].split(":")[1].split(",")[0]) if lines else 0
+
+
+@contextmanager
+def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterator[RunningJob]:
+    """Start `elasticdl ARGUMENTS --job_name NAME`; whatever happens, nothing of it is left afterwards."""
+    home.mkdir(parents=True, exist_ok=True)
+    output = home / f"{name}.out"
+    head, *tail = arguments
+    options = ["--job_name", name, "--sample_record", str(home / "record")] if head == "train" else ["--job_name", name]
+    command = [*ELASTICDL, head, *options, *tail]
+    with output.open("w") as sink:
+        process = subprocess.Popen(
+            command, env=environment(home, **env), stdout=sink, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY
+        )
+        job = RunningJob(process, JobDir(home / "jobs" / name), output)
+        try:
+            yield job
+        finally:
+            process.kill() if process.poll() is None else None
+            process.wait(DEADLINE)
+            deadline = time.monotonic() + DEADLINE
+            while (left := job.processes()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            for each in left:
+                each.kill()
+            assert not left, f"processes were left over: {left}"

@@ -1,0 +1,188 @@
+"""The main job with real processes and real Horovod: the model does not depend on what happens to the workers."""
+
+import json
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from running_job import REPOSITORY, ZOO, RunningJob, run_cli, start
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elasticdl.elastic.record import consumed
+
+STEPS = 200
+TRAIN = (
+    *("train", "--model_zoo", str(ZOO), "--model_def", "slow_mlp", "--global_batch_size", "250"),
+    *("--max_worker_batch_size", "50"),
+)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    scalars = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    scalars.Reload()
+    return {event.step: event.value for event in scalars.Scalars("loss")}
+
+
+@pytest.fixture(scope="module")
+def fixed_curves(tmp_path_factory):
+    """Losses of every step with a number of workers that never changes."""
+    curves = {}
+    for workers in (1, 2, 3, 4):
+        home = tmp_path_factory.mktemp(f"fixed-{workers}")
+        board = str(home / "board")
+        arguments = [*TRAIN, "--num_workers", str(workers), "--max_step", str(STEPS), "--num_epochs", "1000"]
+        with start(home, *arguments, "--tensorboard_log_dir", board) as job:
+            assert job.finish() == 0, job.describe()
+        curves[workers] = losses(Path(board))
+    return curves
+
+
+def assert_same_curve(ours: dict[int, float], other: dict[int, float]) -> None:
+    for step in range(1, STEPS + 1):
+        assert ours[step] == pytest.approx(other[step], rel=1e-5, abs=1e-7), f"step {step}"
+
+
+def test_any_fixed_number_of_workers_gives_the_same_losses(fixed_curves):
+    for workers in (2, 3, 4):
+        assert_same_curve(fixed_curves[workers], fixed_curves[1])
+
+
+def disturb(job: RunningJob, seed: int) -> None:
+    """2 -> 4 (two joins) -> 3 (SIGKILL) -> 4 (its replacement) -> 3 (SIGTERM) -> 2, each at a random step."""
+    rng = random.Random(seed)
+
+    def some_steps_later() -> None:
+        job.wait_for_step(job.steps_recorded() + rng.randint(1, 8))
+
+    job.wait_for_world(size=2)
+    some_steps_later()
+    assert run_cli(job.job.path.parent.parent, "scale", "job", "2-4").returncode == 0
+    world = job.wait_for_world(size=4)
+    some_steps_later()
+    job.signal(rng.choice(world["members"]), signal.SIGKILL)
+    world = job.wait_for_world(size=3, after=world["world"])
+    world = job.wait_for_world(size=4, after=world["world"])
+    some_steps_later()
+    job.signal(rng.choice(world["members"]), signal.SIGTERM)
+    world = job.wait_for_world(size=3, after=world["world"])
+    some_steps_later()
+    assert run_cli(job.job.path.parent.parent, "scale", "job", "2").returncode == 0
+    job.wait_for_world(size=2, after=world["world"])
+    some_steps_later()
+
+
+def test_workers_that_come_and_go_do_not_show_in_the_losses(fixed_curves, tmp_path):
+    board = tmp_path / "board"
+    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "60", "--output", str(tmp_path / "out")]
+    with start(tmp_path, *arguments, "--tensorboard_log_dir", str(board), TEST_MICRO_BATCH_SECONDS="0.02") as job:
+        disturb(job, seed=5)
+        assert job.finish() == 0, job.describe()
+        pauses = job.entries("pause")
+        files = job.record_files()
+    ours = losses(board)
+    assert sorted(ours) == list(range(1, max(ours) + 1)), "a step is missing"
+    assert_same_curve(ours, fixed_curves[1])
+    epochs = consumed(files)
+    assert sorted(epochs) == list(range(60))
+    for epoch, counts in epochs.items():
+        assert counts == Counter(range(1500)), f"epoch {epoch}: a sample was lost or repeated"
+    assert {pause["kind"] for pause in pauses} == {"grow", "shrink", "failure"}
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["status"] == "succeeded"
+    assert summary["steps"] == max(ours)
+    assert len(summary["worlds"]) >= 5
+    assert summary["metrics"]["accuracy"] > 0.9
+
+
+def test_two_killed_at_once_and_one_more_while_the_world_forms(tmp_path):
+    arguments = [*TRAIN, "--num_workers", "1-5", "--num_epochs", "1000", "--max_step", "400"]
+    with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
+        world = job.wait_for_world(size=5)
+        job.wait_for_step(job.steps_recorded() + 2)
+        first, second, third, *_ = world["members"]  # rank 0 among them
+        job.signal(first, signal.SIGKILL)
+        job.signal(second, signal.SIGKILL)
+        job.wait_for("broken world", lambda: job.entries("world_broken"))
+        job.signal(third, signal.SIGKILL)
+        job.wait_for(
+            "two survivors", lambda: {w["worker"] for w in job.entries("worker_left")} >= {first, second, third}
+        )
+        survivors = set(world["members"]) - {first, second, third}
+        job.wait_for("the survivors' pause", lambda: {p["worker"] for p in job.entries("pause")} >= survivors)
+        reached = job.steps_recorded()
+        job.wait_for_step(reached + 5)
+        worst = max(pause["total"] for pause in job.entries("pause") if pause["worker"] in survivors)
+        assert worst < 15, "somebody waited out a timeout of Gloo"
+        run_cli(tmp_path, "stop", "job")
+        assert job.finish() == 1
+
+
+def test_a_frozen_worker_is_noticed_and_replaced(tmp_path):
+    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "1000", "--max_step", "300"]
+    with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
+        world = job.wait_for_world(size=2)
+        job.wait_for_step(3)
+        job.signal(world["members"][0], signal.SIGSTOP)
+        job.wait_for("its end", lambda: any(w["worker"] == world["members"][0] for w in job.entries("worker_left")))
+        job.wait_for_world(size=2, after=world["world"])
+        assert job.finish() == 0, job.describe()
+
+
+def test_an_error_of_the_user_stops_the_job_once_with_its_traceback_first(tmp_path):
+    arguments = [*TRAIN, "--num_workers", "3", "--num_epochs", "1000"]
+    with start(tmp_path, *arguments, TEST_FAIL_AT_MICRO_BATCH="50") as job:
+        assert job.finish() == 1
+        assert job.output.count("Traceback (most recent call last)") == 1
+        assert 'raise KeyError("a mistake in the user\'s loss")' in job.output
+        assert "slow_mlp.py" in job.output
+        assert len(job.entries("worker_launched")) == 3
+
+
+def test_a_crash_loop_at_the_start_is_given_up(tmp_path):
+    with start(tmp_path, *TRAIN, "--num_workers", "2", "--num_epochs", "3", TEST_DIE_AT_START="1") as job:
+        assert job.finish() == 1
+        assert 2 <= len(job.entries("worker_launched")) <= 8
+        assert "SIGABRT" in job.output
+
+
+def test_interrupting_leaves_a_checkpoint_from_which_another_number_of_workers_goes_on(fixed_curves, tmp_path):
+    board = tmp_path / "board"
+    arguments = [*TRAIN, "--num_epochs", "1000", "--max_step", str(STEPS), "--checkpoint_dir", str(tmp_path / "kept")]
+    arguments += ["--checkpoint_steps", "10000", "--tensorboard_log_dir", str(board)]
+    with start(tmp_path, *arguments, "--num_workers", "3", name="first", TEST_MICRO_BATCH_SECONDS="0.02") as job:
+        job.wait_for_world(size=3)
+        job.wait_for_step(25)
+        job.process.send_signal(signal.SIGINT)
+        assert job.finish() == 130, job.describe()
+    kept = sorted((tmp_path / "kept").iterdir())
+    assert len(kept) == 1
+    assert [path.suffix for path in kept] == [".pt"]
+    with start(tmp_path, *arguments, "--num_workers", "2", name="second") as job:
+        assert job.finish() == 0, job.describe()
+        resumed = job.entries("resumed")
+    assert resumed[0]["step"] >= 25
+    assert_same_curve(losses(board), fixed_curves[1])
+    for epoch, counts in consumed(sorted((tmp_path / "record").glob("*.jsonl"))).items():
+        assert set(counts.values()) == {1}, f"epoch {epoch}"
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path):
+    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "1000", "--max_step", "60"]
+    with start(tmp_path / "a", *arguments, name="one") as one, start(tmp_path / "b", *arguments, name="two") as two:
+        assert one.finish() == 0, one.describe()
+        assert two.finish() == 0, two.describe()
+        for job in (one, two):
+            assert all("collective" not in str(entry) for entry in job.entries("world_broken"))
+
+
+def test_the_loop_of_the_readme_runs_elastically(tmp_path):
+    script = str(REPOSITORY / "examples" / "train_digits.py")
+    with start(tmp_path, "run", "--num_workers", "2", "--", "python", script) as job:
+        assert job.finish() == 0, job.describe()
+        status = json.loads(job.job.status.read_text())
+        worlds = job.entries("world_formed")
+    assert status["phase"] == "succeeded"
+    assert int(status["step"]) == 160
+    assert [len(world["members"]) for world in worlds] == [2]

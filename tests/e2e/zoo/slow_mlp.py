@@ -1,0 +1,47 @@
+"""Real digits on an MLP without dropout; the environment can make it slow, or make it fail."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+_delay = float(os.environ.get("TEST_MICRO_BATCH_SECONDS", "0"))
+_fail_at = int(os.environ.get("TEST_FAIL_AT_MICRO_BATCH", "0"))
+_die_at_start = os.environ.get("TEST_DIE_AT_START", "")
+_count = 0
+
+
+def custom_model():
+    return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.Linear(96, 10))
+
+
+def loss(labels, predictions):
+    global _count
+    _count += 1
+    if _fail_at and _count == _fail_at and os.environ.get("ELASTICDL_WORKER_ID") == "1":
+        raise KeyError("a mistake in the user's loss")
+    time.sleep(_delay)
+    return functional.cross_entropy(predictions, labels)
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def dataset(mode, path):
+    if _die_at_start and os.environ.get("ELASTICDL_WORKER_ID"):
+        os.abort()
+    if path and not Path(path).exists():
+        raise FileNotFoundError(path)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16
+    labels = torch.tensor(digits.target)
+    cut = slice(None, 1500) if mode == "training" else slice(1500, None)
+    return torch.utils.data.TensorDataset(images[cut], labels[cut])
+
+
+def eval_metrics_fn():
+    return {"accuracy": lambda labels, outputs: float((outputs.argmax(1) == labels).float().mean())}
