@@ -6,6 +6,7 @@ Here is what needs no framework; the rest (module, model, data, Horovod) is chec
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -73,8 +74,9 @@ def require_writable(option: str, folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{option} {folder} can't be written: {error.strerror}; choose another folder") from None
     finally:
-        for path in reversed(made):
-            path.rmdir()
+        with contextlib.suppress(OSError):  # somebody else has put something into it meanwhile
+            for path in reversed(made):
+                path.rmdir()
 
 
 def require_executable(command: tuple[str, ...]) -> None:

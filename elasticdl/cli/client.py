@@ -58,12 +58,6 @@ class MasterClient:
         with self._translated():
             yield from self._stub.Watch(pb.StatusRequest(), metadata=self._metadata)
 
-    def events(self) -> Iterator[str]:
-        """The journal from its start and as it grows, JSON each, until the job has ended."""
-        with self._translated():
-            for entry in self._stub.Events(pb.EventsRequest(follow=True), metadata=self._metadata):
-                yield entry.json
-
     def close(self) -> None:
         """Streams that still run end with UnreachableError."""
         self._channel.close()

@@ -1,6 +1,7 @@
-"""Following a job that this command has started: its streams go to the screen, signals become requests to stop.
+"""Following a job that this command has started: status and news go to the screen, signals become requests to stop.
 
-Two reader threads put what they receive into one inbox; the main thread takes it out and does everything else.
+The status comes from the master's stream, read by one thread into an inbox; the news come from the journal's file,
+where they still are when the master is gone. The main thread does everything else.
 """
 
 from __future__ import annotations
@@ -12,40 +13,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from elasticdl.cli.client import MasterClient, connect
 from elasticdl.cli.master_process import CLOSING_TIME, MasterProcess
 from elasticdl.cli.panel import Screen
+from elasticdl.cli.tail import Tail
 from elasticdl.cli.text import news
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.jobdir import MasterAddress
-from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.1
 RECONNECT_SECONDS = 0.5
-LAST_MESSAGES_SECONDS = 0.5  # for what a master that has ended had still sent
 KILL_SECONDS = 3.0  # that a master gets to stop at once
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    status: pb.JobStatus
+class WatchEnded(Enum):
+    """The last thing in the inbox: the stream has ended as it should, with the job."""
+
+    WATCH_ENDED = "watch ended"
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    """One of the two streams has ended as it should: with the job."""
-
-
-Message: TypeAlias = Update | News | StreamEnded
-Inbox: TypeAlias = "queue.SimpleQueue[Message]"
+Inbox: TypeAlias = "queue.SimpleQueue[pb.JobStatus | WatchEnded]"
 
 
 class Interruptions:
@@ -61,13 +52,13 @@ class Interruptions:
     def add(self, now: float) -> None:
         self._count += 1
         if self._count == 1:
-            self._screen.line("stopping after this step; press Ctrl-C again to stop at once")
             self._client.stop_soon("interrupted", checkpoint=True)
             self._deadline = now + self._stop_grace + CLOSING_TIME
+            self._screen.line("stopping after this step; press Ctrl-C again to stop at once")
         elif self._count == 2:
-            self._screen.line("stopping at once")
             self._client.stop_soon("interrupted twice", checkpoint=False, now=True)
             self._deadline = now + KILL_SECONDS
+            self._screen.line("stopping at once")
         else:
             self._deadline = now
 
@@ -81,95 +72,63 @@ class Following:
     """Shows a job until it has ended, its master is gone, or the user's patience is (then the master is killed)."""
 
     master: MasterProcess
+    journal: Tail
     screen: Screen
     interrupted: Callable[[], bool]
     stop_grace: float
 
-    def run(self, address: MasterAddress) -> None:
-        inbox: Inbox = queue.SimpleQueue()
-        with connect(address) as client:
-            interruptions = Interruptions(client, self.screen, self.stop_grace)
-            with reading(client, inbox):
-                self._show_all(inbox, interruptions)
-        while not inbox.empty():
-            self._display(inbox.get())
+    def run(self, address: MasterAddress | None) -> None:
+        """``address`` is None for a job that ended sooner than it could be reached: its news are shown all the same."""
+        if address is not None:
+            inbox: Inbox = queue.SimpleQueue()
+            with connect(address) as client, watching(client, inbox):
+                self._show_all(inbox, Interruptions(client, self.screen, self.stop_grace))
+        self.master.wait(CLOSING_TIME)
+        self._show_news()
 
     def _show_all(self, inbox: Inbox, interruptions: Interruptions) -> None:
-        open_streams = 2
-        while open_streams and not self.master.has_ended():
+        while not self.master.has_ended() or not inbox.empty():
+            self._show_news()
             if self.interrupted():
                 interruptions.add(time.monotonic())
             if interruptions.are_over(time.monotonic()):
                 self.master.kill()
                 return
             try:
-                message = inbox.get(timeout=POLL)
+                status = inbox.get(timeout=POLL)
             except queue.Empty:
                 continue
-            open_streams -= isinstance(message, StreamEnded)
-            self._display(message)
+            if isinstance(status, WatchEnded):
+                return
+            self.screen.show(status)
 
-    def _display(self, message: Message) -> None:
-        match message:
-            case Update(status):
-                self.screen.show(status)
-            case News(entry):
-                line = news(entry)
-                if line is not None:
-                    self.screen.line(line)
+    def _show_news(self) -> None:
+        for line in self.journal.lines():
+            if (text := news(json.loads(line))) is not None:
+                self.screen.line(text)
 
 
 @contextmanager
-def reading(client: MasterClient, inbox: Inbox) -> Iterator[None]:
-    """Two threads that read the streams into the inbox; gone at the end, and the client is closed."""
+def watching(client: MasterClient, inbox: Inbox) -> Iterator[None]:
+    """A thread that reads the job's status into the inbox; gone at the end, and the client is closed."""
     over = threading.Event()
-    sources = {"watch": _Statuses(client).read, "events": _Entries(client).read}
-    threads = [
-        threading.Thread(target=_read, args=(source, inbox, over), name=name, daemon=True)
-        for name, source in sources.items()
-    ]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=_watch, args=(client, inbox, over), name="watch", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        for thread in threads:
-            thread.join(LAST_MESSAGES_SECONDS)
         client.close()
-        for thread in threads:
-            thread.join(CLOSING_TIME)
+        thread.join(CLOSING_TIME)
 
 
-class _Statuses:
-    def __init__(self, client: MasterClient) -> None:
-        self._client = client
-
-    def read(self) -> Iterator[Message]:
-        return (Update(status) for status in self._client.watch())
-
-
-class _Entries:
-    """After a broken connection the journal is sent again from its start: what has been seen is left out."""
-
-    def __init__(self, client: MasterClient) -> None:
-        self._client = client
-        self._seen = 0
-
-    def read(self) -> Iterator[Message]:
-        for number, line in enumerate(self._client.events(), start=1):
-            if number > self._seen:
-                self._seen = number
-                yield News(json.loads(line))
-
-
-def _read(source: Callable[[], Iterator[Message]], inbox: Inbox, over: threading.Event) -> None:
+def _watch(client: MasterClient, inbox: Inbox, over: threading.Event) -> None:
     while not over.is_set():
         try:
-            for message in source():
-                inbox.put(message)
+            for status in client.watch():
+                inbox.put(status)
         except UnreachableError:
             over.wait(RECONNECT_SECONDS)  # whether the master still lives is the main thread's business
         else:
-            inbox.put(StreamEnded())
+            inbox.put(WatchEnded.WATCH_ENDED)
             return

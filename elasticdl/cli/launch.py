@@ -16,15 +16,17 @@ from rich.console import Console
 from elasticdl.cli import checks
 from elasticdl.cli.follow import Following
 from elasticdl.cli.jobs import Life, last_status, life_of, prune_jobs
-from elasticdl.cli.master_process import CLOSING_TIME, MasterProcess
+from elasticdl.cli.master_process import MasterProcess
 from elasticdl.cli.names import made_up_name
 from elasticdl.cli.panel import LiveScreen, PlainScreen, Screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.text import news, summary_lines
+from elasticdl.cli.tail import Tail
+from elasticdl.cli.text import summary_lines
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import Entry, read_journal
 from elasticdl.common.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
 
 NAME_ATTEMPTS = 20
 
@@ -47,10 +49,12 @@ def run_job(spec: JobSpec) -> int:
         except UserError:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
-    report(job, spec)
-    if signals.first is not None and not has_succeeded(job):
+    status = last_status(job)
+    report(job, status, spec.output)
+    if signals.first is not None and (status is None or status.phase == "stopped"):
         raise Interrupted(signals.first)
-    raise_failure(job)
+    if status is not None and status.phase != "succeeded":
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: {job.logs}")
     return 0
 
 
@@ -99,21 +103,13 @@ def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
     """
     with MasterProcess(job, spec.stop_grace, impatient=signals.take) as master:
         address = master.wait_until_up()
+        if signals.first is not None:
+            return
         print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
         with make_screen(spec.log_loss_steps) as screen:
-            if address is not None:
-                Following(master, screen, signals.take, spec.stop_grace).run(address)
-            else:
-                replay(job, screen)  # it ended sooner than it could be reached
-        master.wait(CLOSING_TIME)
+            Following(master, Tail(job.journal), screen, signals.take, spec.stop_grace).run(address)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.obituary())
-
-
-def replay(job: JobDir, screen: Screen) -> None:
-    for entry in journal_of(job):
-        if (line := news(entry)) is not None:
-            screen.line(line)
 
 
 def journal_of(job: JobDir) -> Iterable[Entry]:
@@ -127,14 +123,8 @@ def make_screen(log_loss_steps: int) -> Screen:
     return PlainScreen(lambda text: print(text, flush=True), log_loss_steps)
 
 
-def has_succeeded(job: JobDir) -> bool:
-    status = last_status(job)
-    return status is not None and status.phase == "succeeded"
-
-
-def report(job: JobDir, spec: JobSpec) -> None:
+def report(job: JobDir, status: pb.JobStatus | None, output: str) -> None:
     """What the job has to show; for a failed one the user's traceback, if that was the cause."""
-    status = last_status(job)
     if status is None:
         print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
         return
@@ -142,13 +132,6 @@ def report(job: JobDir, spec: JobSpec) -> None:
         if status.traceback:
             print(status.traceback.rstrip(), file=sys.stderr)
         return
-    for line in summary_lines(status, journal_of(job), spec.output):
+    for line in summary_lines(status, journal_of(job), output):
         print(line)
     sys.stdout.flush()
-
-
-def raise_failure(job: JobDir) -> None:
-    """Turn an end that is no success into the error for the last line."""
-    status = last_status(job)
-    if status is not None and status.phase != "succeeded":
-        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: {job.logs}")

@@ -114,4 +114,11 @@ def list_jobs() -> list[JobDir]:
     """All local jobs, the newest first."""
     root = jobs_root()
     found = [JobDir(path) for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    return sorted(found, key=lambda job: job.path.stat().st_mtime, reverse=True)
+    return sorted(found, key=_modified, reverse=True)
+
+
+def _modified(job: JobDir) -> float:
+    try:
+        return job.path.stat().st_mtime
+    except FileNotFoundError:  # another command has just deleted it
+        return 0.0

@@ -16,6 +16,7 @@ import time
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import grpc
 from google.protobuf import json_format
@@ -30,13 +31,12 @@ DEADLINE = 30.0
 
 
 class FakeMaster(rpc.MasterServicer):
-    """Sends out what the test gives to `update` and `tell`, and keeps the requests that came."""
+    """Sends out what is given to `update`, and keeps the requests that came."""
 
     def __init__(self, job_name: str) -> None:
         self.requests: list[object] = []
         self._status = pb.JobStatus(job_name=job_name, phase="pending", time_left=-1, min_workers=1, max_workers=2)
         self._statuses = [pb.JobStatus.FromString(self._status.SerializeToString())]
-        self.entries: list[str] = []
         self._ended = False
         self._watchers = 0
         self._changed = threading.Condition()
@@ -47,11 +47,6 @@ class FakeMaster(rpc.MasterServicer):
             self._statuses.append(pb.JobStatus.FromString(self._status.SerializeToString()))
             self._changed.notify_all()
 
-    def tell(self, event: str, **fields: object) -> None:
-        with self._changed:
-            self.entries.append(json.dumps({"time": 0.0, "event": event, **fields}))
-            self._changed.notify_all()
-
     def end(self) -> pb.JobStatus:
         """End the streams; returns the last status."""
         with self._changed:
@@ -59,10 +54,9 @@ class FakeMaster(rpc.MasterServicer):
             self._changed.notify_all()
             return self._statuses[-1]
 
-    def wait_for_watchers(self) -> None:
-        """Until both streams of one follower are open."""
+    def wait_for_watcher(self) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self._watchers >= 2, DEADLINE)
+            assert self._changed.wait_for(lambda: self._watchers > 0, DEADLINE)
 
     def wait_for_requests(self, count: int) -> None:
         with self._changed:
@@ -74,12 +68,16 @@ class FakeMaster(rpc.MasterServicer):
 
     def Watch(self, request, context):
         self._authenticate(context)
-        yield from self._stream(self._statuses)
-
-    def Events(self, request, context):
-        self._authenticate(context)
-        for entry in self._stream(self.entries):
-            yield pb.JournalEntry(json=entry)
+        with self._changed:
+            self._watchers += 1
+            self._changed.notify_all()
+        sent, over = 0, False
+        while not over:
+            with self._changed:
+                assert self._changed.wait_for(lambda seen=sent: len(self._statuses) > seen or self._ended, DEADLINE)
+                fresh, over = self._statuses[sent:], self._ended
+            yield from fresh
+            sent += len(fresh)
 
     def Scale(self, request, context):
         self._record(request, context)
@@ -90,19 +88,6 @@ class FakeMaster(rpc.MasterServicer):
     def Stop(self, request, context):
         self._record(request, context)
         return pb.StopReply()
-
-    def _stream(self, items):
-        with self._changed:
-            self._watchers += 1
-            self._changed.notify_all()
-        yielded = 0
-        over = False
-        while not over:
-            with self._changed:
-                assert self._changed.wait_for(lambda seen=yielded: len(items) > seen or self._ended, DEADLINE)
-                fresh, over = items[yielded:], self._ended
-            yield from fresh
-            yielded += len(fresh)
 
     def _record(self, request, context):
         self._authenticate(context)
@@ -129,16 +114,20 @@ def serving(master: FakeMaster):
         server.stop(grace=1).wait(DEADLINE)
 
 
-def play(master: FakeMaster, part: str, stopped: threading.Event) -> None:
+def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Event) -> None:
     """One job from its start to its end."""
+
+    def tell(event: str, **fields: object) -> None:
+        print(json.dumps({"time": 0.0, "event": event, **fields}), file=journal, flush=True)
+
     master.update(phase="running", step=0, total_steps=20, total_epochs=2)
-    master.tell("world_formed", world=1, members=[0, 1], step=0, reason="2 workers are ready")
+    tell("world_formed", world=1, members=[0, 1], step=0, reason="2 workers are ready")
     if part == "fails":
         master.update(phase="failed", reason="worker 1: ValueError: bad sample", traceback="Traceback\nValueError: bad")
         return
     for step in range(1, 21):
         master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples_per_second=1000.0)
-    master.tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
+    tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
     if part == "forever":
         if not stopped.wait(DEADLINE):
             raise TimeoutError("nobody stopped this job")
@@ -158,6 +147,9 @@ def main() -> int:
         return 2
     if part == "crashes":
         raise RuntimeError("out of luck")
+    if part == "slow":
+        (job.path / "starting").touch()
+        time.sleep(DEADLINE)
     master = FakeMaster(job.name)
     stopped = threading.Event()
 
@@ -177,10 +169,10 @@ def main() -> int:
         if part == "stubborn":
             time.sleep(DEADLINE)
         if part != "hurries":
-            master.wait_for_watchers()
-        play(master, part, stopped)
+            master.wait_for_watcher()
+        with job.journal.open("a") as journal:
+            play(master, journal, part, stopped)
         last = master.end()
-    job.journal.write_text("".join(f"{line}\n" for line in master.entries))
     write_aside(job.status, json_format.MessageToJson(last))
     job.master.unlink()
     return 0

@@ -203,6 +203,17 @@ def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     assert masters() == []
 
 
+def test_ctrl_c_while_the_master_starts(command):
+    process = command("train", "--model_def=slow", "--job_name=slow")
+    while not (jobs_root() / "slow" / "starting").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, out, err = end_of(process)
+    assert (code, err) == (130, "")
+    assert out.startswith("job slow was stopped before it could say how far it got")
+    assert masters() == []
+
+
 def test_a_reader_that_goes_away_takes_the_job_with_it(command):
     process = command("train", "--model_def=forever", "--log_loss_steps=1")
     read_until(process, "started")
