@@ -133,6 +133,7 @@ class Job:
                 self._liveness.disconnected(worker_id, now)
                 self._rendezvous.disconnect(worker_id)
             case e.WorkerAsked():
+                self._liveness.asked(worker.worker_id, now)
                 return self._rendezvous.ask(event, now)
             case e.WorkerDraining(worker_id, reason):
                 self._rendezvous.drain(worker_id, reason, now)

@@ -1,6 +1,8 @@
 """Who is silent and who is stuck, judged from heartbeats; what is done about it is the job's affair.
 
-Silent: no sign of life for `heartbeat_timeout`, or no session for as long. Stuck: the counter of progress stands still
+Silent: no sign of life for `heartbeat_timeout`, or no session for as long. One that has not yet asked for a world holds
+nobody up, and may be importing or reading data, during which a Python process can't send heartbeats: it has
+`progress_timeout`. Stuck: the counter of progress stands still
 for `progress_timeout`. A worker that is blocked inside a collective is not to blame for that; if all of them are, their
 collective hangs.
 """
@@ -21,6 +23,7 @@ class _Pulse:
     progress: int = -1
     waiting: bool = False
     cut_off: bool = False
+    asked: bool = False
 
 
 class Stall(Enum):
@@ -46,6 +49,11 @@ class Liveness:
     def connected(self, worker_id: int, now: float) -> None:
         pulse = self._pulses.setdefault(worker_id, _Pulse(now, now))
         pulse.heard, pulse.cut_off = now, False
+
+    def asked(self, worker_id: int, now: float) -> None:
+        """It is warm: from now on it has to send its heartbeats."""
+        if pulse := self._pulses.get(worker_id):
+            pulse.heard, pulse.asked = now, True
 
     def disconnected(self, worker_id: int, now: float) -> None:
         if (pulse := self._pulses.get(worker_id)) and not pulse.cut_off:
@@ -79,12 +87,14 @@ class Liveness:
 
     def silent(self, now: float) -> dict[int, str]:
         """Who is to be given up, and why."""
-        limit = self._heartbeat_timeout
         return {
-            worker_id: f"{'no connection' if pulse.cut_off else 'no heartbeat'} for {limit:g} s"
+            worker_id: f"{'no connection' if pulse.cut_off else 'no heartbeat'} for {self._patience(pulse):g} s"
             for worker_id, pulse in self._pulses.items()
-            if now - pulse.heard > limit
+            if now - pulse.heard > self._patience(pulse)
         }
+
+    def _patience(self, pulse: _Pulse) -> float:
+        return self._heartbeat_timeout if pulse.asked or pulse.cut_off else self._progress_timeout
 
     def stalled(self, members: Collection[int], now: float, *, broken: bool) -> Finding | None:
         """Who among the members stands still, if any. In a broken world waiting is no excuse: it must be left."""

@@ -92,8 +92,20 @@ def test_a_killed_worker_breaks_the_world_and_is_replaced():
     r = Run()
     r.train()
     reason = "worker 1 killed: SIGKILL"
-    assert r.exit(1) == [i.LaunchWorker(3, f"in place of one that left: {reason}"), i.BreakWorld((0, 2), 1, reason)]
+    assert r.exit(1) == [i.BreakWorld((0, 2), 1, reason)]
+    r.post(e.WorkerAsked(0, 1, 5, True, broken=True))
+    (publish,) = r.post(e.WorkerAsked(2, 1, 5, True, broken=True))
+    assert publish.world.worker_ids == (0, 2)
+    assert r.post(e.Tick()) == [i.LaunchWorker(3, f"in place of one that left: {reason}")]
     assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
+
+
+def test_survivors_that_take_their_time_do_not_hold_up_a_replacement():
+    r = Run()
+    r.train()
+    r.exit(1)
+    assert only(i.LaunchWorker, r.pass_time(0.8)) == []
+    assert only(i.LaunchWorker, r.pass_time(0.4))
 
 
 def test_a_job_below_its_minimum_waits_and_says_why():
@@ -103,6 +115,7 @@ def test_a_job_below_its_minimum_waits_and_says_why():
     r.post(*(e.WorkerAsked(worker_id, 1, 5, True, broken=True) for worker_id in (0, 2)))
     assert r.phase is Phase.WAITING
     assert r.job.view().reason == "2 of at least 3 workers ready"
+    r.post(e.Tick())
     r.connect(3)
     r.post(e.WorkerAsked(3, 0, 0, False))
     assert r.phase is Phase.RUNNING
@@ -116,7 +129,7 @@ def test_a_silent_member_is_killed_and_the_others_go_on():
     assert only(i.KillWorker, out) == [i.KillWorker(2, "no heartbeat for 2 s")]
     assert only(i.BreakWorld, out) == [i.BreakWorld((0, 1), 1, "worker 2: no heartbeat for 2 s")]
     r.beats[2] = 5
-    assert r.pass_time(1) == []  # a heartbeat of a worker that was given up means nothing
+    assert only(i.KillWorker, r.pass_time(1)) == []  # a heartbeat of a worker that was given up means nothing
     r.exit(2)
     assert r.records("worker_left")[0]["cause"] == "frozen"
 
@@ -223,7 +236,7 @@ def test_a_worker_that_cannot_go_on_is_replaced():
     assert only(i.BreakWorld, out) == [i.BreakWorld((0, 2), 1, "worker 1 failed: out of memory")]
     assert r.phase is Phase.RUNNING
     assert r.exit(1, e.ExitCause.CRASHED, 1) == []
-    assert only(i.LaunchWorker, r.pass_time(1))
+    assert only(i.LaunchWorker, r.pass_time(2))
 
 
 def test_a_crash_loop_at_the_start_fails_the_job_and_shows_the_output():
@@ -243,6 +256,7 @@ def test_stop_gives_a_grace_period_and_then_kills():
     r.train()
     assert r.post(e.StopRequested("enough")) == [i.StopWorkers((0, 1, 2), "enough", checkpoint=True)]
     r.clean_exit(0)
+    assert r.records("worker_left")[0]["cause"] == "drained"
     out = r.pass_time(31)
     assert [(type(o), o.worker_id) for o in out] == [(i.KillWorker, 1), (i.KillWorker, 2)]
     r.exit(1)
