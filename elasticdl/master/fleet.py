@@ -174,6 +174,12 @@ class Fleet:
             fatal = f"worker {event.worker_id} {event.cause} after its training was complete: {event.detail}"
         return Verdict(cause, reason, fatal)
 
+    def dismiss(self, reason: str) -> None:
+        """The job is over: whoever goes now was told to."""
+        for worker in self.workers.values():
+            if worker.live:
+                worker.state, worker.reason = WorkerState.DRAINING, f"the job ends: {reason}"
+
     # ---- what to do about it ----
 
     def reconcile(self, maximum: int, precedence: Callable[[], Sequence[int]], now: float) -> list[Instruction]:

@@ -86,7 +86,9 @@ class Job:
         out = self._handle(event, now)
         if self._end is None:
             out += self._advance(now)
-        return [*out, *self._end_if_done(), *self._note_phase()]
+        out += [*self._end_if_done(), *self._note_phase()]
+        # Starting a process takes the edge longer than anything else, and workers may be waiting to be told something.
+        return sorted(out, key=lambda instruction: isinstance(instruction, i.LaunchWorker))
 
     def view(self) -> JobView:
         world = self._rendezvous.world
@@ -234,7 +236,7 @@ class Job:
         return self._fleet.condemn(worker_id, reason)
 
     def _reconcile(self, now: float) -> list[Instruction]:
-        if self._end or self._rendezvous.ending:
+        if self._end or self._rendezvous.ending or self._rendezvous.hurried(now):
             return []
         out = self._fleet.reconcile(self._limits.maximum, self._rendezvous.precedence, now)
         for instruction in out:
@@ -282,6 +284,7 @@ class Job:
                 out.append(i.TerminateWorker(worker.worker_id, reason))
             elif worker.state in (WorkerState.PENDING, WorkerState.STARTING) and not worker.finished:
                 out.append(i.KillWorker(worker.worker_id, reason))
+        self._fleet.dismiss(reason)
         return [i.StopWorkers(tuple(told), reason, end.checkpoint), *out] if told else out
 
     def _press(self, end: _End, now: float) -> list[Instruction]:

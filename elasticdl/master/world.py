@@ -34,6 +34,8 @@ from elasticdl.master.instructions import (
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.
 LONGEST_WAIT_IN_WINDOWS = 5
+# A broken world is normally left well within this.
+HURRY = 1.0
 _NOBODY = -1
 
 
@@ -110,6 +112,10 @@ class Rendezvous:
     def members(self) -> frozenset[int]:
         """Those who train, or leave their world without having asked for the next."""
         return frozenset(self._unready)
+
+    def hurried(self, now: float) -> bool:
+        """Survivors of a broken world are being brought together, which takes moments: nothing else is as urgent."""
+        return self.broken and bool(self._unready) and self._forming is not None and now - self._forming.since < HURRY
 
     @property
     def overdue(self) -> frozenset[int]:
