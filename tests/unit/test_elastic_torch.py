@@ -4,6 +4,7 @@ import copy
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.order import epoch_order
 from elasticdl.elastic.session import Alone
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.collective import HEAD_BYTES, TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext, connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.reducer import GradientReducer
@@ -46,6 +47,11 @@ class SumOfThreads(TorchCollective):
     def sum_(self, tensors, name):
         self._board.contribute(self.world.rank, tensors)
 
+    def broadcast_(self, tensors, name):
+        slots = self._board.exchange(self.world.rank, tensors)
+        for mine, theirs in zip(tensors, slots[0], strict=True):
+            mine.copy_(theirs)
+
 
 class Board:
     def __init__(self, size):
@@ -57,11 +63,16 @@ class Board:
     def contribute(self, rank, tensors):
         if self.fail:
             raise WorldBroken("a collective failed")
+        slots = self.exchange(rank, tensors)
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(sum(slot[index] for slot in slots))
+
+    def exchange(self, rank, tensors):
         self.slots[rank] = [tensor.clone() for tensor in tensors]
         self.barrier.wait()
-        for index, tensor in enumerate(tensors):
-            tensor.copy_(sum(slot[index] for slot in self.slots))
+        slots = list(self.slots)
         self.barrier.wait()
+        return slots
 
 
 class Trainee:
@@ -263,6 +274,35 @@ def test_nested_state_survives_the_journey():
     assert torch.equal(back["a"], state["a"])
     assert back["b"][1] == {"c": 3}
     assert back["d"] == (1, None)
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
+def test_bytes_of_any_length_arrive(length):
+    data = bytes(index % 251 for index in range(length))
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
+        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
+        assert sent.result(30) == received.result(30) == data
+
+
+def test_a_newcomer_gets_model_optimizer_position_and_values():
+    board = Board(2)
+    root, newcomer = (Trainee(rank, board, BatchPolicy(16, None, 8)) for rank in range(2))
+    solo = alone()
+    solo.train()
+    root.state.load_state_dict(solo.state.state_dict())
+    world = World(2, (Member(0, "h", root.state.step, True), Member(1, "h", 0, False)), 0)
+    with ThreadPoolExecutor(2) as pool:
+        list(
+            pool.map(lambda each: each.state.sync(replace(world, rank=each.context.rank)), (root, newcomer), timeout=30)
+        )
+    assert newcomer.state.progress == root.state.progress
+    for mine, theirs in zip(newcomer.model.parameters(), root.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    momentum = newcomer.optimizer.state_dict()["state"][0]["momentum_buffer"]
+    assert torch.equal(momentum, root.optimizer.state_dict()["state"][0]["momentum_buffer"])
+    assert newcomer.state.has_state
 
 
 def test_alone_needs_no_horovod(monkeypatch):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -13,6 +15,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collective import Collective, Endpoint, HorovodWorld
 from elasticdl.elastic.errors import WorldBroken
 from elasticdl.elastic.world import ALONE, World
+
+# Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
+SLEEP_PART = 1 / 16
+SHORTEST_SLEEP = 50e-6
+LONGEST_SLEEP = 1e-3
+
+HEAD_BYTES = 1 << 14
 
 
 def import_horovod() -> ModuleType:
@@ -74,7 +83,7 @@ class TorchCollective(Collective):
             staged = [self._stage(tensor) for tensor in tensors]
             handles = [hvd.allreduce_async_(t, op=hvd.Sum, name=f"{name}.{i}") for i, t in enumerate(staged)]
             for handle in handles:
-                hvd.synchronize(handle)
+                _wait(hvd, handle)
             _unstage(tensors, staged)
 
     def broadcast_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
@@ -89,7 +98,7 @@ class TorchCollective(Collective):
             staged = [self._stage(tensor) for tensor in tensors]
             handles = [hvd.broadcast_async_(t, root_rank=0, name=f"{name}.{i}") for i, t in enumerate(staged)]
             for handle in handles:
-                hvd.synchronize(handle)
+                _wait(hvd, handle)
             _unstage(tensors, staged)
 
     def gather_rows(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -101,7 +110,7 @@ class TorchCollective(Collective):
         if self.world.size == 1:
             return tensor
         with self._guard() as hvd:
-            gathered: torch.Tensor = hvd.allgather(self._stage(tensor), name=name)
+            gathered: torch.Tensor = _wait(hvd, hvd.allgather_async(self._stage(tensor), name=name))
             return gathered
 
     def broadcast_bytes(self, data: bytes, name: str) -> bytes:
@@ -112,16 +121,21 @@ class TorchCollective(Collective):
         """
         if self.world.size == 1:
             return data
-        length = torch.tensor([len(data)], dtype=torch.int64)
-        self.broadcast_([length], f"{name}.length")
-        root = self.world.rank == 0
-        body = (
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if root
-            else torch.empty(int(length), dtype=torch.uint8)
-        )
-        self.broadcast_([body], f"{name}.body")
-        return data if root else body.numpy().tobytes()
+        # Length and beginning travel together: one round trip less for what is small, as an outline mostly is.
+        head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
+        if self.world.rank == 0:
+            start = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
+            head[: len(start)] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
+        self.broadcast_([head], f"{name}.head")
+        received = head.numpy().tobytes()
+        length = int.from_bytes(received[:8], "little")
+        if length <= HEAD_BYTES - 8:
+            return received[8 : 8 + length]
+        rest = torch.empty(length - (HEAD_BYTES - 8), dtype=torch.uint8)
+        if self.world.rank == 0:
+            rest = torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8)
+        self.broadcast_([rest], f"{name}.rest")
+        return received[8:] + rest.numpy().tobytes()
 
     def barrier(self, name: str) -> None:
         """Return when every member has come here.
@@ -158,6 +172,15 @@ class TorchCollective(Collective):
             if "not been initialized" not in str(error):
                 raise
             raise WorldBroken(f"Horovod went down in world {self.world.version}: {error}") from error
+
+
+def _wait(hvd: ModuleType, handle: Any) -> Any:
+    """The result of a collective. ``hvd.synchronize`` alone spins, on a core that the transfer itself may need."""
+    began = time.monotonic()
+    while not hvd.poll(handle):
+        waited = time.monotonic() - began
+        time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))
+    return hvd.synchronize(handle)
 
 
 def _unstage(tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:

@@ -17,5 +17,5 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     np.random.seed(value)
     # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
