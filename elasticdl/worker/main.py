@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,6 +32,10 @@ from elasticdl.worker.zoo import load_module, make_callbacks
 log = logging.getLogger("elasticdl.worker")
 
 
+class _Leaving(BaseException):
+    """Raised by a signal in the midst of the user's code, which must not take it for an error of its own."""
+
+
 def main() -> int:
     try:
         environment = WorkerEnvironment.from_env(os.environ)
@@ -43,8 +48,12 @@ def main() -> int:
         print(f"elasticdl worker: {error}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, functools.partial(_leave, context))
+    # The processes that load data are forked from one that has all this imported, instead of importing it each.
+    multiprocessing.set_forkserver_preload([__spec__.name])
     try:
         return _work(spec, environment.worker_id, context)
+    except _Leaving:
+        return 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
         context.close()
@@ -84,7 +93,7 @@ def _report(error: Exception, folder: Path, context: ElasticContext) -> None:
 def _leave(context: ElasticContext, signum: int, frame: FrameType | None) -> None:
     """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
     context.membership.drain("told to leave (SIGTERM)")
-    sys.exit(0)
+    raise _Leaving
 
 
 def _log_to_stderr(spec: JobSpec, worker_id: int) -> None:

@@ -1,0 +1,125 @@
+"""The worker process from its start to its exit code, with a scripted master."""
+
+import signal
+import uuid
+
+import pytest
+from worker_kit import BreakingCollective, Script, write_zoo
+
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UnreachableError
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker import main
+from elasticdl.worker.torch_trainer import batch_policy
+
+
+class Master(Script):
+    def __init__(self, **script):
+        super().__init__(**script)
+        self.drained = []
+
+    def drain(self, reason):
+        self.drained.append(reason)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Runs the process on a module with something added; gives its exit code."""
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(master, extra="", **options):
+        name = f"zoo_{uuid.uuid4().hex}"
+        zoo = write_zoo(tmp_path / "zoo", extra, name=name)
+        spec = JobSpec(model_zoo=str(zoo), model_def=name, global_batch_size=10, **options)
+        (tmp_path / "job.json").write_text(spec.to_json())
+        environment = WorkerEnvironment("127.0.0.1:1", "token", 3, str(tmp_path / "job.json"))
+        for variable, value in environment.to_env().items():
+            monkeypatch.setenv(variable, value)
+        context = ElasticContext(master, BreakingCollective(), batch_policy(spec), spec.seed)
+        monkeypatch.setattr(main, "connect", lambda *_, **__: context)
+        return main.main()
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def failure(master) -> pb.Failed:
+    (failed,) = [message.failed for message in master.said if message.WhichOneof("body") == "failed"]
+    return failed
+
+
+def test_trains_to_the_end(work, tmp_path):
+    master = Master()
+    assert work(master, sample_record=str(tmp_path / "record")) == 0
+    assert master.said[-1].finished.step == 4
+    assert [path.name for path in (tmp_path / "record").iterdir()] == ["worker-3.jsonl"]
+
+
+def test_told_to_leave_is_no_failure(work):
+    master = Master(stop_after=2)
+    assert work(master) == 0
+    assert "failed" not in [message.WhichOneof("body") for message in master.said]
+
+
+def test_a_signal_in_the_midst_of_the_users_code_is_not_its_fault(work):
+    master = Master()
+    extra = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    assert work(master, extra) == 0
+    assert master.drained == ["told to leave (SIGTERM)"]
+    assert master.said == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # a second one must not cut the farewell short
+
+
+BOOM = """
+calls = [0]
+
+
+def loss(labels, predictions):
+    calls[0] += 1
+    if calls[0] == 3:
+        raise KeyError("boom")
+    return torch.nn.functional.mse_loss(predictions, labels)
+"""
+
+
+def test_what_the_users_code_raised_reaches_the_master(work):
+    master = Master()
+    assert work(master, BOOM) == 1
+    failed = failure(master)
+    assert failed.cause == pb.Failed.USER
+    assert failed.message == "KeyError: 'boom'"
+    first, frame, *_ = failed.traceback.splitlines()
+    assert first.startswith("Traceback")
+    assert "/zoo/zoo_" in frame
+    assert frame.endswith("in loss")
+
+
+def test_a_mistake_is_told_without_a_traceback(work):
+    master = Master()
+    assert work(master, "\ndef custom_model():\n    return 3\n") == 1
+    assert failure(master).cause == pb.Failed.USER
+    assert "expected a torch.nn.Module" in failure(master).message
+    assert failure(master).traceback == ""
+
+
+def test_what_is_not_the_users_fault_costs_only_this_worker(work):
+    master = Master()
+
+    def join(standing):
+        raise UnreachableError("no master for 30 s")
+
+    master.join = join
+    assert work(master) == 1
+    assert failure(master).cause == pb.Failed.WORKER
+
+
+def test_started_by_hand(monkeypatch, capsys):
+    monkeypatch.delenv("ELASTICDL_MASTER", raising=False)
+    assert main.main() == 1
+    assert (
+        capsys.readouterr().err == "elasticdl worker: a worker is started by its job's master: use `elasticdl train`\n"
+    )
