@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from elasticdl.worker.user_code import one_line
 log = logging.getLogger(__name__)
 
 Dump = Callable[[IO[bytes]], object]
+Copy = Callable[[], Dump]  # copies the state as it is now; what it returns writes the copy
 
 
 class CheckpointWriter:
@@ -28,15 +30,16 @@ class CheckpointWriter:
         self._under_way = 0  # step
         self.written = 0  # step of the newest one that is whole
 
-    def begin(self, step: int, dump: Dump) -> bool:
-        """Write in the background; ``dump`` must hold a copy of the state. False: skipped, as the last is not done."""
+    def begin(self, step: int, copy: Copy) -> bool:
+        """Copy the state and write the copy in the background. False: left out, as the last one is not done."""
         if step in (self.written, self._under_way):
             return True  # training has come back to this step after a change of workers
         if self._thread is not None and self._thread.is_alive():
             log.warning("checkpoint of step %d left out: that of step %d is still being written", step, self._under_way)
             return False
         self._under_way = step
-        self._thread = threading.Thread(target=self._write, args=(step, dump), name="elasticdl-checkpoint", daemon=True)
+        work = functools.partial(self._write, step, copy())
+        self._thread = threading.Thread(target=work, name="elasticdl-checkpoint", daemon=True)
         self._thread.start()
         return True
 
@@ -51,11 +54,11 @@ class CheckpointWriter:
             tick()
         return True
 
-    def finish(self, step: int, dump: Dump, deadline: float, tick: Callable[[], None] = lambda: None) -> None:
+    def finish(self, step: int, copy: Copy, deadline: float, tick: Callable[[], None] = lambda: None) -> None:
         """See to it that the state of this step, the last, is written; waits for it."""
         if self.wait(deadline, tick) and self.written != step:
             self._under_way = 0  # if it has been tried, that has failed
-            self.begin(step, dump)
+            self.begin(step, copy)
             self.wait(deadline, tick)
 
     def _write(self, step: int, dump: Dump) -> None:

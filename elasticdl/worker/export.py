@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elasticdl.common.errors import UserError
+from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ def export(folder: Path, save: Callable[[Path], Path]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = save(folder)
-    except OSError as error:
-        raise UserError(f"--output {folder}: the model could not be written: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of some
+        raise UserError(f"--output {folder}: the model could not be written: {one_line(error)}") from error
     log.info("model written to %s", path)
     return path

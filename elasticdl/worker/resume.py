@@ -123,7 +123,8 @@ def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
 
 def _apply(checkpoint: Checkpoint, saved: dict[str, Any], state: TorchState) -> None:
     groups = zip(saved["optimizer"]["param_groups"], state.optimizer.state_dict()["param_groups"], strict=False)
-    if any(there.keys() != here.keys() for there, here in groups):
+    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
+    if any(there.keys() - here.keys() and here.keys() - there.keys() for there, here in groups):
         raise UserError(f"checkpoint {checkpoint.path} is of another kind of optimizer; {REMEDY}")
     try:
         state.load_state_dict(saved)

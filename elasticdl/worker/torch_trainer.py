@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -14,8 +14,10 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loader import LoaderOptions, StepBatch
+from elasticdl.elastic.torch.rng import seed_step
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.worker.checkpoint import Checkpoint, open_store
+from elasticdl.worker.checkpoint_writer import Dump
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.evaluation import Evaluator
 from elasticdl.worker.ledger import Ledger
@@ -77,7 +79,7 @@ class TorchLearner:
             UserError: the module does not keep the contract.
             Exception: whatever the user's code raises.
         """
-        torch.manual_seed(spec.seed)
+        seed_step(spec.seed, 0, 0)  # every worker builds the same model
         self._loss: Callable[[Any, Any], torch.Tensor] = module.loss
         self._model = build_model(module).to(context.device)
         self._optimizer = build_optimizer(module, self._model)
@@ -110,7 +112,7 @@ class TorchLearner:
     def resume(self) -> Checkpoint | None:
         return load_newest(self.store, self.state, self._origin) if self.store else None
 
-    def dump(self) -> Callable[[IO[bytes]], object]:
+    def copy(self) -> Dump:
         copied = content(self.state, self._origin)
         return lambda file: torch.save(copied, file)
 
@@ -118,15 +120,17 @@ class TorchLearner:
         path = folder / "model.pt"
         scratch = folder / f".model.pt.{os.getpid()}"
         try:
-            torch.save(self._model.state_dict(), scratch)
+            with scratch.open("wb") as file:
+                torch.save(self._model.state_dict(), file)
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)
         return path
 
     def _set_rate(self, rate: float) -> None:
+        base = self._rates[0]
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
-            value = rate * own / self._rates[0] if self._rates[0] else rate
+            value = rate if own == base or not base else own * (rate / base)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(value)
             else:

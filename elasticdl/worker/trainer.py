@@ -6,12 +6,13 @@ ledger), which all members share; so it takes up wherever the last world ended, 
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
@@ -23,7 +24,7 @@ from elasticdl.elastic.torch.loader import ElasticDataLoader, StepBatch
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.world import World
 from elasticdl.worker.checkpoint import Checkpoint
-from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.checkpoint_writer import CheckpointWriter, Dump
 from elasticdl.worker.export import export
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.notices import notify
@@ -74,7 +75,7 @@ class Learner(Protocol):
             UserError: it is of another model, or there are some and none can be read.
         """
 
-    def dump(self) -> Callable[[IO[bytes]], object]:
+    def copy(self) -> Dump:
         """Copy the state; what is returned writes the copy as a checkpoint."""
 
     def save_model(self, folder: Path) -> Path:
@@ -118,8 +119,11 @@ class Trainer:
         try:
             self._context.run(self.train, self._state, Hooks(self._before_sync, self._on_world))
         except Stopped as stopped:
+            seconds = STOP_SHARE * self._spec.stop_grace
             if self._state.has_state and self._keeps_last_state(stopped):
-                self._finish_checkpoint(STOP_SHARE * self._spec.stop_grace)
+                self._finish_checkpoint(seconds)
+            elif self._checkpoints:
+                self._checkpoints.wait(time.monotonic() + seconds)  # for one that was begun in time
             raise
         ledger = self._ledger
         self._context.finish(step=self._state.step, epochs=ledger.finished_epochs, metrics=ledger.metrics)
@@ -297,14 +301,13 @@ class Trainer:
             return
         ledger.checkpointed_step = step
         if self._context.rank == 0:
-            self._checkpoints.begin(step, self._learner.dump())
+            self._checkpoints.begin(step, self._learner.copy)
 
     def _finish_checkpoint(self, seconds: float) -> None:
         if self._checkpoints is not None:
             self._ledger.checkpointed_step = self._state.step
-            deadline = time.monotonic() + seconds
-            tick = lambda: self._context.advance(waiting=False)  # noqa: E731
-            self._checkpoints.finish(self._state.step, self._learner.dump(), deadline, tick)
+            alive = functools.partial(self._context.advance, waiting=False)
+            self._checkpoints.finish(self._state.step, self._learner.copy, time.monotonic() + seconds, alive)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self._callbacks:

@@ -1,12 +1,13 @@
 """What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
 
+import contextlib
 import uuid
 
 import pytest
 import torch
-from worker_kit import Script, make_job, write_zoo
+from worker_kit import BreakingCollective, Script, make_job, write_zoo
 
-from elasticdl.callbacks import Callback
+from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
@@ -195,6 +196,68 @@ def test_the_only_worker_keeps_its_state_when_it_is_drained(make_spec, tmp_path)
     assert job.learner.store.newest_first()[0].step == 5
 
 
+@pytest.mark.parametrize(
+    ("rank", "failures", "keeps"),
+    [(0, set(), True), (1, set(), False), (1, {("elasticdl.step", 3)}, True)],
+    ids=["rank 0", "another, which knows that rank 0 does it", "another, which does not know whether rank 0 is left"],
+)
+def test_who_keeps_the_last_state_when_the_job_stops(make_spec, tmp_path, rank, failures, keeps):
+    script = Script(leave_after=set() if failures else {2}, most_worlds=1, rank=rank, size=2)
+    job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), script, failures)
+    with pytest.raises(Stopped):
+        job.trainer.run()
+    assert [checkpoint.step for checkpoint in job.learner.store.newest_first()] == ([2] if keeps else [])
+
+
+TWO_GROUPS = """
+def optimizer(parameters):
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.02}])
+"""
+
+
+def test_the_schedule_is_asked_in_each_epoch_and_world_and_keeps_the_ratio_of_groups(make_spec):
+    asked = []
+
+    def schedule(epoch):
+        asked.append(epoch)
+        return 0.4 / (epoch + 1)
+
+    spec = make_spec(num_epochs=2, extra=TWO_GROUPS)
+    job = make_job(spec, Script(leave_after={6}), callbacks=[LearningRateScheduler(schedule)])
+    job.trainer.run()
+    assert asked[2:] == [0, 1, 1]  # the first two compare it with one worker more
+    assert [report.learning_rate for report in job.script.reports] == [0.4] * 4 + [0.2] * 4
+    assert [group["lr"] for group in job.learner.state.optimizer.param_groups] == [0.2, pytest.approx(0.04)]
+
+
+def test_warns_once_of_correcting_twice(make_spec, monkeypatch):
+    workers = [1]
+
+    @contextlib.contextmanager
+    def pretend(_, number):
+        workers.append(number)
+        yield
+        workers.pop()
+
+    monkeypatch.setattr(BreakingCollective, "pretend_size", pretend)
+    scheduler = LearningRateScheduler(lambda epoch: 0.1 * workers[-1])
+    job = make_job(make_spec(num_epochs=1), Script(leave_after={1, 2}), callbacks=[scheduler])
+    job.trainer.run()
+    (warning,) = job.script.notices("warning")
+    assert "--global_batch_size keeps the batch fixed" in warning["message"]
+
+
+def test_a_checkpoint_of_another_kind_of_optimizer_is_refused(make_spec, tmp_path):
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 1}
+    make_job(make_spec(**kept)).trainer.run()
+    adam = "\ndef optimizer(parameters):\n    return torch.optim.Adam(parameters)\n"
+    with pytest.raises(UserError, match="is of another kind of optimizer"):
+        make_job(make_spec(extra=adam, **kept)).trainer.run()
+    with pytest.raises(UserError, match="does not fit the optimizer: ValueError"):
+        make_job(make_spec(extra=TWO_GROUPS, **kept)).trainer.run()
+
+
 def test_a_checkpoint_of_another_model_ends_the_job_in_a_line(make_spec, tmp_path):
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 1}
     make_job(make_spec(**kept)).trainer.run()
@@ -243,5 +306,5 @@ def test_an_unreadable_checkpoint_is_set_aside_for_an_older_one(make_spec, tmp_p
 
 def test_an_output_that_cannot_be_written_is_told_in_a_line(make_spec, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"--output .*/file/out: the model could not be written: Not a directory"):
+    with pytest.raises(Exception, match=r"--output .*/file/out: the model could not be written: NotADirectoryError"):
         make_job(make_spec(num_epochs=1, output=str(tmp_path / "file" / "out"))).trainer.run()

@@ -55,9 +55,10 @@ def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "
 
 @dataclass
 class Script:
-    """A membership that hands out worlds of one, one after the other.
+    """A membership that hands out worlds, one after the other; the worker is told to leave when there are no more.
 
     ``leave_after``: steps after which the world is left; ``stop_after``: step after which the worker is told to leave.
+    In a world of several the others are made up: see `BreakingCollective`.
     """
 
     leave_after: set[int] = field(default_factory=set)
@@ -67,12 +68,17 @@ class Script:
     said: list[pb.WorkerMessage] = field(default_factory=list)
     reports: list = field(default_factory=list)
     worlds: int = 0
+    most_worlds: int = 100
+    rank: int = 0
+    size: int = 1
 
     def join(self, standing):
-        if self._stopping(standing.step):
+        if self._stopping(standing.step) or self.worlds == self.most_worlds:
             raise Stopped("told to leave", checkpoint=self.checkpoint)
         self.worlds += 1
-        return World(self.worlds, (Member(0, "here", standing.step, standing.has_state),), 0)
+        has_state = standing.has_state or self.size > 1  # others are there already
+        members = tuple(Member(i, "here", standing.step, has_state) for i in range(self.size))
+        return World(self.worlds, members, self.rank)
 
     def _stopping(self, step):
         return 0 < self.stop_after <= step
@@ -111,7 +117,10 @@ class Script:
 
 
 class BreakingCollective(TorchCollective):
-    """Fails when an operation with one of the given names is done for the n-th time."""
+    """Fails when an operation with one of the given names is done for the n-th time.
+
+    The other members, if any, contribute just what this one does.
+    """
 
     def __init__(self, failures: set[tuple[str, int]] = frozenset()):
         super().__init__(None, None, reduce_on_gpu=False)
@@ -122,6 +131,8 @@ class BreakingCollective(TorchCollective):
         self.done[name] = self.done.get(name, 0) + 1
         if (name, self.done[name]) in self.failures:
             raise WorldBroken(f"{name} failed")
+        for tensor in tensors:
+            tensor.mul_(self.world.size)
 
 
 @dataclass
