@@ -54,8 +54,10 @@ LOOPS = {
     "ddp": Loop("ddp"),
     "horovod-grouped": Loop("horovod-grouped", horovod=True),
     "horovod-flat": Loop("horovod-flat", horovod=True),
+    "horovod-flat-sleep": Loop("horovod-flat-sleep", horovod=True),
+    "horovod-buckets": Loop("horovod-buckets", horovod=True),
     # Only to see what waiting for the background thread costs: an elastic job can't set it.
-    "horovod-flat-0.1ms": Loop("horovod-flat", horovod=True, env={"HOROVOD_CYCLE_TIME": "0.1"}),
+    "horovod-flat-0.1ms": Loop("horovod-flat-sleep", horovod=True, env={"HOROVOD_CYCLE_TIME": "0.1"}),
     "gloo-flat": Loop("gloo-flat"),
     "alone": Loop("alone"),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -65,15 +67,83 @@ def horovod_grouped(name: str) -> Setup:
 
 def horovod_flat(name: str) -> Setup:
     """One flat bucket, reduced after the backward pass."""
+    return _horovod_flat(name, _spin)
+
+
+def horovod_flat_sleep(name: str) -> Setup:
+    """The same, but sleeping where Horovod spins."""
+    return _horovod_flat(name, _sleep)
+
+
+def horovod_buckets(name: str) -> Setup:
+    """A flat bucket per layer, each reduced while the backward pass goes on."""
+    import horovod.torch as hvd
+
+    setup = _horovod_flat(name, _sleep)
+    handles: list[int] = []
+
+    def launch(number: int, bucket: torch.Tensor) -> None:
+        handles.append(hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket.{number}"))
+
+    def reduce() -> None:
+        for handle in handles:
+            _sleep(handle)
+        handles.clear()
+
+    layers = [layer for layer in setup.model.modules() if isinstance(layer, torch.nn.Linear)]
+    for number, layer in enumerate(layers):
+        _Bucket(list(layer.parameters()), functools.partial(launch, number))
+    setup.reduce = reduce
+    return setup
+
+
+def _horovod_flat(name: str, wait: Callable[[int], object]) -> Setup:
     import horovod.torch as hvd
 
     hvd.init()
     model = make_model(name)
     optimizer = make_optimizer(model)
     flat = _flatten_gradients(model)
-    return Setup(
-        model, optimizer.step, lambda: hvd.allreduce_(flat, op=hvd.Sum, name="flat"), flat.zero_, _agree_by_horovod
-    )
+
+    def reduce() -> None:
+        wait(hvd.allreduce_async_(flat, op=hvd.Sum, name="flat"))
+
+    return Setup(model, optimizer.step, reduce, flat.zero_, _agree_by_horovod)
+
+
+def _spin(handle: int) -> None:
+    import horovod.torch as hvd
+
+    hvd.synchronize(handle)
+
+
+def _sleep(handle: int) -> None:
+    import horovod.torch as hvd
+
+    began = time.monotonic()
+    while not hvd.poll(handle):
+        time.sleep(min(max((time.monotonic() - began) / 16, 50e-6), 1e-3))
+    hvd.synchronize(handle)
+
+
+class _Bucket:
+    """The gradients of one layer as one flat tensor; launched once a backward pass has made all of them."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], launch: Callable[[torch.Tensor], None]) -> None:
+        first = parameters[0].grad
+        assert first is not None
+        size = sum(parameter.numel() for parameter in parameters)
+        self._flat = torch.as_strided(first, (size,), (1,), first.storage_offset())
+        self._launch = launch
+        self._count = self._missing = len(parameters)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+
+    def _ready(self, _: torch.Tensor) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._missing = self._count
+            self._launch(self._flat)
 
 
 def _horovod(name: str, **options: Any) -> Setup:
@@ -122,6 +192,8 @@ LOOPS = {
     "horovod": horovod,
     "horovod-grouped": horovod_grouped,
     "horovod-flat": horovod_flat,
+    "horovod-flat-sleep": horovod_flat_sleep,
+    "horovod-buckets": horovod_buckets,
 }
 
 
