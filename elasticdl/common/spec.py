@@ -175,6 +175,11 @@ class TimingOptions(_Options):
     """Timing, in seconds"""
 
     join_window: float = Field(0.3, ge=0, description="wait this long for further newcomers before the world changes")
+    start_timeout: float = Field(
+        600.0,
+        gt=0,
+        description="a worker that is not ready this long after its start is given up and replaced",
+    )
     heartbeat_timeout: float = Field(
         2.0, gt=0, description="a worker silent for this long is taken to be frozen or cut off, and replaced"
     )

@@ -11,6 +11,8 @@ lost or comes twice changes nothing. Ids are never used again.
 |   and no world is running                       |                                                                  |
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
 | finished                                        | does not replace it                                              |
+
+A worker that is not ready in time after its start, whether it ever connected or not, is killed and has crashed.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ class Worker:
     pid: int = 0
     reached_world: bool = False
     finished: bool = False
+    ready_by: float | None = None  # until it has asked for a world
     leave_by: float | None = None
-    failure: str = ""  # what the worker itself said was wrong
+    failure: str = ""  # why it has crashed, whatever its exit code says
 
     @property
     def live(self) -> bool:
@@ -69,7 +72,8 @@ class Verdict:
 
 
 class Fleet:
-    def __init__(self, drain_grace: float, *, own_program: bool) -> None:
+    def __init__(self, start_timeout: float, drain_grace: float, *, own_program: bool) -> None:
+        self._start_timeout = start_timeout
         self._drain_grace = drain_grace
         self._own_program = own_program
         self._next_id = 0
@@ -106,22 +110,33 @@ class Fleet:
         worker.state, worker.reason = WorkerState.PENDING, reason
         return [Record("worker_pending", {"worker": worker_id, "reason": reason})]
 
-    def placed(self, worker_id: int, host: str, pid: int) -> list[Instruction]:
+    def placed(self, worker_id: int, host: str, pid: int, now: float) -> list[Instruction]:
         worker = self.get(worker_id)
         if worker is None or worker.pid:
             return []
         worker.host, worker.pid = host, pid
+        if not self._own_program:  # which may do without the library, and then never connects
+            worker.ready_by = now + self._start_timeout
         if worker.state is WorkerState.PENDING:
             worker.state = WorkerState.STARTING
         return [Record("worker_started", {"worker": worker_id, "host": host, "pid": pid})]
 
-    def connected(self, worker_id: int, host: str, pid: int) -> None:
+    def connected(self, worker_id: int, host: str, pid: int, now: float) -> None:
         worker = self.get(worker_id)
         if worker is None:
             return
         worker.host, worker.pid = host, pid  # behind a shell the process that was placed is another one
         if worker.state in (WorkerState.STARTING, WorkerState.PENDING):
             worker.state, worker.reason = WorkerState.RUNNING, ""
+            worker.ready_by = worker.ready_by or now + self._start_timeout
+
+    def ready(self, worker_id: int) -> None:
+        if worker := self.get(worker_id):
+            worker.ready_by = None
+
+    def unready(self, now: float) -> list[int]:
+        """Those whose time to get ready is over."""
+        return [w.worker_id for w in self.workers.values() if w.live and w.ready_by is not None and now > w.ready_by]
 
     def reached_world(self, worker_ids: Sequence[int]) -> None:
         self._crashes_at_start = 0
@@ -151,11 +166,14 @@ class Fleet:
         if (worker := self.get(worker_id)) and not worker.failure:
             worker.failure, worker.leave_by = message, now + self._drain_grace
 
-    def condemn(self, worker_id: int, reason: str) -> list[Instruction]:
+    def condemn(self, worker_id: int, reason: str, *, crashed: bool = False) -> list[Instruction]:
+        """Give it up. ``crashed``: others may do no better, so it counts against the job."""
         worker = self.get(worker_id)
         if worker is None:
             return []
         worker.state, worker.reason = WorkerState.CONDEMNED, reason
+        if crashed:
+            worker.failure = worker.failure or reason
         self._left.append(f"worker {worker_id}: {reason}")
         return [KillWorker(worker_id, reason)]
 

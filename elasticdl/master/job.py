@@ -6,6 +6,7 @@ that is gone or given up means nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticdl.common.spec import WorkerRange
@@ -61,9 +62,9 @@ class Job:
         self._settings = settings
         self._limits = settings.workers
         self._rendezvous = Rendezvous(settings.join_window)
-        self._fleet = Fleet(settings.stop_grace, own_program=settings.own_program)
+        self._fleet = Fleet(settings.start_timeout, settings.stop_grace, own_program=settings.own_program)
         self._liveness = Liveness(settings.heartbeat_timeout, settings.progress_timeout)
-        self._doomed: dict[int, float] = {}  # stuck workers, by when they will be killed
+        self._doomed: dict[int, float] = {}  # by when they will be killed, unless they move
         self._step = 0
         self._end: _End | None = None
         self._phase = Phase.PENDING
@@ -126,7 +127,7 @@ class Job:
             case e.WorkerPending(worker_id, reason):
                 return self._fleet.pending(worker_id, reason)
             case e.WorkerPlaced(worker_id, host, pid):
-                return self._fleet.placed(worker_id, host, pid)
+                return self._fleet.placed(worker_id, host, pid, now)
             case e.WorkerConnected():
                 return self._worker_connected(event, worker, now)
             case e.WorkerDisconnected(worker_id):
@@ -135,6 +136,7 @@ class Job:
                 self._liveness.disconnected(worker_id, now)
                 self._rendezvous.disconnect(worker_id)
             case e.WorkerAsked():
+                self._fleet.ready(worker.worker_id)
                 self._liveness.asked(worker.worker_id, now)
                 return self._rendezvous.ask(event, now)
             case e.WorkerDraining(worker_id, reason):
@@ -149,7 +151,7 @@ class Job:
         return []
 
     def _worker_connected(self, event: e.WorkerConnected, worker: Worker, now: float) -> list[Instruction]:
-        self._fleet.connected(event.worker_id, event.host, event.pid)
+        self._fleet.connected(event.worker_id, event.host, event.pid, now)
         if worker.finished or worker.failure:
             return []
         self._liveness.connected(event.worker_id, now)
@@ -209,31 +211,47 @@ class Job:
         out: list[Instruction] = []
         for worker_id, reason in self._liveness.silent(now).items():
             out += self._give_up(worker_id, reason, now)
-        return [*out, *self._judge_stalls(now), *self._reconcile(now)]
+        stuck, unready = self._find_stuck(now), self._fleet.unready(now)
+        suspects = {*stuck, *unready}
+        self._doomed = {worker_id: when for worker_id, when in self._doomed.items() if worker_id in suspects}
+        out += self._press_stuck(stuck, f"no progress for {self._settings.progress_timeout:g} s", now)
+        late = f"not ready {self._settings.start_timeout:g} s after its start"
+        out += self._press_stuck(unready, late, now, crashed=True)
+        return [*out, *self._reconcile(now)]
 
-    def _judge_stalls(self, now: float) -> list[Instruction]:
-        limit = f"{self._settings.progress_timeout:g} s"
+    def _find_stuck(self, now: float) -> list[int]:
         finding = self._liveness.stalled(self._rendezvous.members, now, broken=self._rendezvous.broken)
         if finding and finding.stall is Stall.HUNG:
+            limit = f"{self._settings.progress_timeout:g} s"
             self._rendezvous.break_up(f"no progress for {limit}, all members wait for one another", now)
             finding = None
         late = self._liveness.stalled(self._rendezvous.overdue, now, broken=True)
-        stuck = [worker_id for found in (finding, late) if found for worker_id in found.worker_ids]
-        self._doomed = {worker_id: when for worker_id, when in self._doomed.items() if worker_id in stuck}
+        return [worker_id for found in (finding, late) if found for worker_id in found.worker_ids]
+
+    def _press_stuck(
+        self, worker_ids: Sequence[int], reason: str, now: float, *, crashed: bool = False
+    ) -> list[Instruction]:
+        """Have them show where they are stuck, and give them up a moment later."""
         out: list[Instruction] = []
-        for worker_id in stuck:
+        for worker_id in worker_ids:
             if worker_id not in self._doomed:
                 self._doomed[worker_id] = now + TIME_TO_DUMP
-                warning = f"worker {worker_id} made no progress for {limit}; its stacks are in its log"
-                out += [i.DumpStacks(worker_id), i.Record("warning", {"message": warning})]
+                out += self._show_stacks(worker_id, reason)
             elif now >= self._doomed[worker_id]:
-                out += self._give_up(worker_id, f"no progress for {limit}", now)
+                out += self._give_up(worker_id, reason, now, crashed=crashed)
         return out
 
-    def _give_up(self, worker_id: int, reason: str, now: float) -> list[Instruction]:
+    def _show_stacks(self, worker_id: int, reason: str) -> list[Instruction]:
+        peer = self._rendezvous.peers.get(worker_id)
+        if peer is None or not peer.connected:
+            return [i.Record("warning", {"message": f"worker {worker_id}: {reason}"})]
+        warning = f"worker {worker_id}: {reason}; its stacks are in its log"
+        return [i.DumpStacks(worker_id), i.Record("warning", {"message": warning})]
+
+    def _give_up(self, worker_id: int, reason: str, now: float, *, crashed: bool = False) -> list[Instruction]:
         self._liveness.forget(worker_id)
         self._rendezvous.remove(worker_id, f"worker {worker_id}: {reason}", now)
-        return self._fleet.condemn(worker_id, reason)
+        return self._fleet.condemn(worker_id, reason, crashed=crashed)
 
     def _reconcile(self, now: float) -> list[Instruction]:
         if self._end or self._rendezvous.ending or self._rendezvous.hurried(now):

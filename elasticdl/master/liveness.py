@@ -1,10 +1,9 @@
 """Who is silent and who is stuck, judged from heartbeats; what is done about it is the job's affair.
 
-Silent: no sign of life for `heartbeat_timeout`, or no session for as long. One that has not yet asked for a world holds
-nobody up, and may be importing or reading data, during which a Python process can't send heartbeats: it has
-`progress_timeout`. Stuck: the counter of progress stands still
-for `progress_timeout`. A worker that is blocked inside a collective is not to blame for that; if all of them are, their
-collective hangs.
+Silent: no sign of life for `heartbeat_timeout`, or no session for as long. One that has not yet asked for a world may
+be importing or reading data, during which a Python process can't send heartbeats: the fleet says how long it may take.
+Stuck: the counter of progress stands still for `progress_timeout`. A worker that is blocked inside a collective is not
+to blame for that; if all of them are, their collective hangs.
 """
 
 from __future__ import annotations
@@ -88,13 +87,10 @@ class Liveness:
     def silent(self, now: float) -> dict[int, str]:
         """Who is to be given up, and why."""
         return {
-            worker_id: f"{'no connection' if pulse.cut_off else 'no heartbeat'} for {self._patience(pulse):g} s"
+            worker_id: f"{'no connection' if pulse.cut_off else 'no heartbeat'} for {self._heartbeat_timeout:g} s"
             for worker_id, pulse in self._pulses.items()
-            if now - pulse.heard > self._patience(pulse)
+            if (pulse.asked or pulse.cut_off) and now - pulse.heard > self._heartbeat_timeout
         }
-
-    def _patience(self, pulse: _Pulse) -> float:
-        return self._heartbeat_timeout if pulse.asked or pulse.cut_off else self._progress_timeout
 
     def stalled(self, members: Collection[int], now: float, *, broken: bool) -> Finding | None:
         """Who among the members stands still, if any. In a broken world waiting is no excuse: it must be left."""

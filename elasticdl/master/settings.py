@@ -13,6 +13,7 @@ class Settings:
 
     workers: WorkerRange
     join_window: float = 0.3
+    start_timeout: float = 600.0
     heartbeat_timeout: float = 2.0
     progress_timeout: float = 300.0
     stop_grace: float = 30.0
@@ -24,6 +25,7 @@ class Settings:
         return cls(
             workers=spec.num_workers,
             join_window=spec.join_window,
+            start_timeout=spec.start_timeout,
             heartbeat_timeout=spec.heartbeat_timeout,
             progress_timeout=spec.progress_timeout,
             stop_grace=spec.stop_grace,

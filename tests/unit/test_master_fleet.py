@@ -8,12 +8,12 @@ from elasticdl.master.events import ExitCause, WorkerExited
 from elasticdl.master.fleet import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY, Fleet, WorkerState
 from elasticdl.master.instructions import DrainWorker, KillWorker, LaunchWorker
 
-GRACE = 30.0
+START, GRACE = 600.0, 30.0
 
 
 class Yard:
     def __init__(self, maximum=3, own_program=False):
-        self.fleet = Fleet(GRACE, own_program=own_program)
+        self.fleet = Fleet(START, GRACE, own_program=own_program)
         self.maximum = maximum
         self.now = 0.0
         self.order = []
@@ -27,8 +27,9 @@ class Yard:
         """Launch all there should be, connect them, and put them into a world."""
         ids = [i.worker_id for i in self.reconcile()]
         for worker_id in ids:
-            self.fleet.placed(worker_id, "h", 100 + worker_id)
-            self.fleet.connected(worker_id, "h", 100 + worker_id)
+            self.fleet.placed(worker_id, "h", 100 + worker_id, self.now)
+            self.fleet.connected(worker_id, "h", 100 + worker_id, self.now)
+            self.fleet.ready(worker_id)
         self.fleet.reached_world(ids)
         self.order = ids
         return ids
@@ -94,6 +95,38 @@ def test_a_crash_loop_at_the_start_is_fatal():
     assert fatal[:-1] == [""] * (CRASHES_AT_START - 1)
     assert "failed at the start" in fatal[-1]
     assert "detail" in fatal[-1]
+
+
+def test_only_time_with_a_place_counts_for_getting_ready():
+    y = Yard(maximum=2)
+    y.reconcile()
+    y.fleet.pending(1, "no slot")
+    y.fleet.placed(0, "h", 100, 5.0)
+    y.fleet.connected(0, "h", 100, 500.0)  # does not begin anew
+    assert y.fleet.unready(5.0 + START) == []
+    assert y.fleet.unready(5.1 + START) == [0]
+    y.fleet.ready(0)
+    assert y.fleet.unready(10 * START) == []
+
+
+def test_the_users_own_program_has_time_from_its_first_word():
+    y = Yard(maximum=2, own_program=True)
+    y.reconcile()
+    for worker_id in (0, 1):
+        y.fleet.placed(worker_id, "h", 100, 0.0)
+    y.fleet.connected(0, "h", 100, 5000.0)
+    assert y.fleet.unready(5000.0 + START) == []
+    assert y.fleet.unready(50_000.0) == [0]
+
+
+def test_one_told_to_leave_before_it_was_ready_has_not_crashed():
+    y = Yard(maximum=1)
+    y.reconcile()
+    y.fleet.placed(0, "h", 100, 0.0)
+    y.fleet.leaving(0, "SIGTERM", 0.0)
+    assert y.fleet.unready(10 * START) == []
+    y.reconcile(GRACE + 1)  # condemned
+    assert y.exit(0).cause is ExitCause.FROZEN
 
 
 def test_a_crash_loop_at_the_start_does_not_end_a_job_that_trains():

@@ -158,7 +158,7 @@ class Cluster:
                 self.exit(worker.worker_id, e.ExitCause.KILLED)
             case "leave":
                 self.leave(worker.worker_id)
-            case "freeze" if worker.connected:  # one that is still starting is judged by nobody
+            case "freeze" if worker.connected:  # one that hangs at its start has crashed, which may end the job
                 worker.frozen = True
             case "stick" if worker.asked or worker.world:
                 worker.stuck = True

@@ -173,6 +173,51 @@ def test_a_stuck_member_shows_its_stacks_and_is_killed_while_those_who_wait_for_
     ]
 
 
+def test_a_worker_that_hangs_at_its_start_shows_its_stacks_and_is_killed():
+    r = Run(minimum=1, maximum=2, start_timeout=20.0)
+    r.post(e.Tick(), e.WorkerPending(1, "no slot"))
+    r.connect(0)
+    assert r.pass_time(19) == []
+    assert r.pass_time(2.2) == [
+        i.DumpStacks(0),
+        i.KillWorker(0, "not ready 20 s after its start"),
+        i.LaunchWorker(2, "in place of one that left: worker 0: not ready 20 s after its start"),
+    ]
+    assert r.records("warning") == [{"message": "worker 0: not ready 20 s after its start; its stacks are in its log"}]
+
+
+def test_a_loop_of_workers_that_hang_at_their_start_ends_the_job_and_says_so():
+    r = Run(minimum=1, maximum=1, start_timeout=20.0)
+    r.post(e.Tick())
+    for worker_id in range(3):
+        r.post(e.WorkerPlaced(worker_id, "h", 1))
+        out = r.pass_time(22)
+        assert only(i.KillWorker, out) == [i.KillWorker(worker_id, "not ready 20 s after its start")]
+        ended = r.exit(worker_id)
+    reason = "3 workers in a row failed at the start, last worker 2: not ready 20 s after its start"
+    assert only(i.KillWorker, ended) == [i.KillWorker(3, reason)]
+    assert r.exit(3) == [i.EndJob(Phase.FAILED, reason, "the last lines")]
+    assert [left["cause"] for left in r.records("worker_left")] == ["crashed", "crashed", "crashed", "drained"]
+    assert r.records("warning")[0] == {"message": "worker 0: not ready 20 s after its start"}
+
+
+def test_a_worker_that_gets_ready_while_it_shows_its_stacks_is_spared():
+    r = Run(minimum=1, maximum=1, start_timeout=20.0)
+    r.post(e.Tick())
+    r.connect(0)
+    assert only(i.DumpStacks, r.pass_time(20.5)) == [i.DumpStacks(0)]
+    (publish,) = r.post(e.WorkerAsked(0, 0, 0, False))
+    assert publish.worker_ids == (0,)
+    assert r.pass_time(60) == []
+
+
+def test_programs_that_never_use_the_library_may_take_their_time():
+    r = Run(own_program=True, start_timeout=20.0)
+    r.post(e.Tick())
+    r.post(*(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(3)))
+    assert r.pass_time(100) == []
+
+
 def test_members_that_all_wait_for_one_another_are_sent_to_a_new_world():
     r = Run()
     r.train()

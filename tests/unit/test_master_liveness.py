@@ -11,8 +11,7 @@ def silent_at(liveness, now):
 def test_one_that_has_not_asked_may_be_importing():
     liveness = Liveness(heartbeat_timeout=2, progress_timeout=300)
     liveness.connected(0, 0.0)
-    assert silent_at(liveness, 299) == []
-    assert liveness.silent(301) == {0: "no heartbeat for 300 s"}
+    assert silent_at(liveness, 10_000) == []
 
 
 def test_one_that_has_asked_must_beat_from_then_on():

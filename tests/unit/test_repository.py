@@ -25,7 +25,7 @@ TRAIN_FLAGS = """
 --evaluation_steps
 --checkpoint_dir --checkpoint_steps --keep_checkpoint_max --resume --no_resume
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
---join_window --heartbeat_timeout --progress_timeout --stop_grace
+--join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
 """
 
 RUN_FLAGS = """
@@ -33,7 +33,7 @@ RUN_FLAGS = """
 --job_name --num_workers --slots --port
 --global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
---join_window --heartbeat_timeout --progress_timeout --stop_grace
+--join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
 """
 
 
