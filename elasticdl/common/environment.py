@@ -17,6 +17,8 @@ WORKER_ID = "ELASTICDL_WORKER_ID"
 JOB_SPEC = "ELASTICDL_JOB_SPEC"
 HOST = "ELASTICDL_HOST"
 INTERFACE = "ELASTICDL_INTERFACE"
+# Set for every worker of a job that puts several on one GPU: NCCL refuses that, so all of them reduce through the host.
+SHARED_GPU = "ELASTICDL_SHARED_GPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 
+from elasticdl.common.environment import SHARED_GPU
 from elasticdl.master.events import ExitCause, WorkerExited
 from elasticdl.master.launchers import devices
 from elasticdl.master.launchers.devices import Slots, find_gpus
@@ -52,8 +53,35 @@ def test_two_jobs_never_share_a_gpu_by_accident(tmp_path):
 
 def test_more_slots_than_gpus_share_them(tmp_path):
     slots = Slots(3, GPUS, tmp_path)
-    assert [visible(slots.acquire()) for _ in range(3)] == ["GPU-a", "GPU-b", "GPU-a"]
+    taken = [slots.acquire() for _ in range(3)]
+    assert [visible(slot) for slot in taken] == ["GPU-a", "GPU-b", "GPU-a"]
     assert slots.acquire() == "every slot is taken (3)"
+    # also for the one that has a GPU to itself: all have to reduce in the same way
+    assert [slot.environment.get(SHARED_GPU) for slot in taken] == ["1", "1", "1"]
+    slots.release(taken[1])
+    assert visible(slots.acquire()) == "GPU-b"
+
+
+@pytest.mark.parametrize(("count", "gpus"), [(0, GPUS), (2, GPUS), (1, GPUS), (3, [])])
+def test_who_has_a_gpu_to_itself_is_not_told_otherwise(tmp_path, count, gpus):
+    assert SHARED_GPU not in Slots(count, gpus, tmp_path).acquire().environment
+
+
+def test_only_jobs_that_share_gpus_share_them_with_others(tmp_path):
+    first, second, alone = Slots(2, ["GPU-a"], tmp_path), Slots(2, ["GPU-a"], tmp_path), Slots(0, ["GPU-a"], tmp_path)
+    taken = [first.acquire(), first.acquire(), second.acquire()]
+    assert alone.acquire() == "every GPU is taken, some by other jobs of yours"
+    for slots, slot in zip([first, first, second], taken, strict=True):
+        slots.release(slot)
+    held = alone.acquire()
+    assert visible(held) == "GPU-a"
+    assert first.acquire() == "every GPU is taken, some by other jobs of yours"
+
+
+def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(tmp_path):
+    (tmp_path / "file").write_text("")
+    reason = Slots(0, GPUS, tmp_path / "file" / "locks").acquire()
+    assert reason == f"can't lease a GPU in {tmp_path / 'file' / 'locks'}: Not a directory"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +92,7 @@ def test_more_slots_than_gpus_share_them(tmp_path):
         ({"CUDA_VISIBLE_DEVICES": "GPU-b,0"}, ["GPU-b", "GPU-a"]),
         ({"CUDA_VISIBLE_DEVICES": "7"}, []),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
     ],
 )
@@ -73,9 +102,21 @@ def test_only_gpus_that_the_user_may_see_are_used(monkeypatch, environ, found):
     assert find_gpus(environ) == found
 
 
-def test_a_machine_without_driver_has_no_gpus(monkeypatch):
+def test_a_machine_without_driver_has_no_gpus(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_gpus({}) == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
+def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(tmp_path, monkeypatch, caplog, script, why):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(devices, "QUERY_SECONDS", 0.5)
+    assert find_gpus({}) == []
+    assert why in caplog.text
 
 
 @pytest.mark.parametrize(

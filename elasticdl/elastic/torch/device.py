@@ -7,8 +7,7 @@ from types import ModuleType
 
 import torch
 
-# Set by the launcher when several workers share one GPU; NCCL refuses that, so they reduce through the host.
-SHARED_GPU = "ELASTICDL_SHARED_GPU"
+from elasticdl.common.environment import SHARED_GPU
 
 
 def choose_device() -> torch.device:
