@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,13 +95,20 @@ def check_job(spec: JobSpec) -> None:
         JobFailedError: the check itself broke.
     """
     command = [sys.executable, "-m", CHECK_MODULE]
-    try:
-        done = subprocess.run(command, input=spec.to_json(), text=True, capture_output=True, timeout=CHECK_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s") from None
-    lines = done.stderr.strip().splitlines() or ["it said nothing"]
-    if done.returncode == 2:
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=nowhere, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(spec.to_json(), timeout=CHECK_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the check, and what the user's module has started in it
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = said.strip().splitlines() or ["it said nothing"]
+    if process.returncode == 2:
         raise UserError(lines[-1])
-    if done.returncode != 0:
+    if process.returncode != 0:
         tail = "\n".join(lines[-20:])
-        raise JobFailedError(f"the check of the job broke (exit code {done.returncode}); it said:\n{tail}")
+        raise JobFailedError(f"the check of the job broke (exit code {process.returncode}); it said:\n{tail}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,19 @@ def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
         checks.check_job(JobSpec())
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
+def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp_path, ending):
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    start = f"subprocess.Popen(['sleep', '60'], stdout=open({str(alive)!r}, 'w'), stderr=subprocess.DEVNULL)"
+    check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
+    try:
+        with pytest.raises(UserError) if ending else contextlib.nullcontext():
+            checks.check_job(JobSpec())
+        closed, _, _ = select.select([reader], [], [], 10)
+        assert closed, "the process still has its end of the pipe"
+    finally:
+        os.close(reader)
