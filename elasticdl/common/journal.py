@@ -31,7 +31,7 @@ EVENTS = {
     "resumed": "step, epoch, path",
     "exported": "path",
     "warning": "message",
-    "epoch_finished": "epoch, step, loss",
+    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them)",
     "scale_requested": "workers",
     "stop_requested": "reason, checkpoint",
     "phase": "phase, reason",

@@ -16,15 +16,17 @@ from elasticdl.elastic.order import epoch_order
 class Progress:
     """Everything before this point has been trained on exactly once.
 
-    ``position`` counts samples of the epoch, not steps, so that it means the same for any number of workers.
+    ``position`` counts samples of the epoch, not steps, so that it means the same for any number of workers;
+    ``samples`` those of all epochs.
     """
 
     epoch: int = 0
     position: int = 0
     step: int = 0
+    samples: int = 0
 
     def after(self, samples: int) -> Progress:
-        return replace(self, position=self.position + samples, step=self.step + 1)
+        return replace(self, position=self.position + samples, step=self.step + 1, samples=self.samples + samples)
 
     def next_epoch(self) -> Progress:
         return replace(self, epoch=self.epoch + 1, position=0)

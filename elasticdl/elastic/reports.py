@@ -23,6 +23,8 @@ class StepReport:
     learning_rate: float
     seconds: float
     world_version: int
+    total_samples: int
+    ends_epoch: bool
     total_steps: int
     total_epochs: int
 
@@ -98,4 +100,6 @@ def _to_proto(report: StepReport) -> pb.StepReport:
         learning_rate=report.learning_rate,
         seconds=report.seconds,
         world_version=report.world_version,
+        total_samples=report.total_samples,
+        ends_epoch=report.ends_epoch,
     )

@@ -97,11 +97,22 @@ def to_status(job_name: str, view: JobView, training: Training, now: float) -> p
 
 
 def _progress(worker_id: int, progress: pb.Progress) -> e.ProgressReported:
-    steps = tuple(
-        e.StepReport(s.step, s.epoch, s.loss, s.samples, s.learning_rate, s.seconds, s.world_version)
-        for s in progress.steps
-    )
+    steps = tuple(map(_step, progress.steps))
     return e.ProgressReported(worker_id, steps, progress.total_steps, progress.total_epochs)
+
+
+def _step(step: pb.StepReport) -> e.StepReport:
+    return e.StepReport(
+        step=step.step,
+        epoch=step.epoch,
+        loss=step.loss,
+        samples=step.samples,
+        learning_rate=step.learning_rate,
+        seconds=step.seconds,
+        world_version=step.world_version,
+        total_samples=step.total_samples,
+        ends_epoch=step.ends_epoch,
+    )
 
 
 def _pause(pause: pb.Pause) -> dict[str, object]:

@@ -109,6 +109,8 @@ class StepReport:
     learning_rate: float
     seconds: float
     world_version: int
+    total_samples: int  # since the first step of the model
+    ends_epoch: bool
 
 
 @dataclass(frozen=True, slots=True)

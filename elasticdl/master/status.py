@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ WINDOW_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Training:
-    """Numbers of the training. Steps that are trained again after a restart count once."""
+    """Numbers of the training. ``step`` and ``samples`` are the model's since its first step, in this job or before."""
 
     started: float
     epoch: int = 0
@@ -23,10 +24,11 @@ class Training:
     step: int = 0
     total_steps: int = 0
     samples: int = 0
-    loss: float = float("nan")
+    loss: float = math.nan
     epochs_done: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    _counted: int = 0  # the last step whose samples were counted
+    _counted: int = 0  # the last step whose loss is in the sum: steps that are made again count once
+    _epoch_loss: tuple[float, int] = (0.0, 0)  # sum over the samples of the epoch that were reported, and their number
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
 
     def observe(self, event: e.Event, now: float) -> list[Record]:
@@ -62,9 +64,13 @@ class Training:
         for report in event.steps:
             out += self._finish_epochs(report.epoch)
             self.step, self.epoch, self.loss = report.step, report.epoch, report.loss
+            self.samples = report.total_samples
             if report.step > self._counted:
                 self._counted = report.step
-                self.samples += report.samples
+                total, samples = self._epoch_loss
+                self._epoch_loss = (total + report.loss * report.samples, samples + report.samples)
+            if report.ends_epoch:
+                out += self._finish_epochs(report.epoch + 1)
         self._recent.append((now, len(event.steps), sum(report.samples for report in event.steps)))
         while now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()
@@ -73,8 +79,12 @@ class Training:
     def _finish_epochs(self, done: int) -> list[Record]:
         """Every epoch before ``done`` is finished, if that was not known before."""
         finished = range(self.epochs_done, done)
-        self.epochs_done = max(self.epochs_done, done)
-        return [Record("epoch_finished", {"epoch": n, "step": self.step, "loss": self.loss}) for n in finished]
+        if not finished:
+            return []
+        self.epochs_done = done
+        (total, samples), self._epoch_loss = self._epoch_loss, (0.0, 0)
+        loss = total / samples if samples else math.nan
+        return [Record("epoch_finished", {"epoch": n, "step": self.step, "loss": loss}) for n in finished]
 
     def _take_metrics(self, metrics: Any) -> None:
         if metrics:

@@ -100,7 +100,7 @@ class Progress(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version")
+    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class StepReport(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     loss: float
@@ -115,7 +117,9 @@ class StepReport(_message.Message):
     learning_rate: float
     seconds: float
     world_version: int
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ...) -> None: ...
+    total_samples: int
+    ends_epoch: bool
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")

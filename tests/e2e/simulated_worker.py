@@ -87,7 +87,13 @@ class SimulatedWorker:
 
     def report(self) -> None:
         if self.world.members[0].worker_id == self.environment.worker_id:
-            step = pb.StepReport(step=self.step, loss=1 / self.step, samples=SAMPLES, seconds=STEP_SECONDS)
+            step = pb.StepReport(
+                step=self.step,
+                loss=1 / self.step,
+                samples=SAMPLES,
+                seconds=STEP_SECONDS,
+                total_samples=SAMPLES * self.step,
+            )
             progress = pb.Progress(steps=[step], total_steps=self.steps, total_epochs=1)
             self.out.put(pb.WorkerMessage(progress=progress))
 

@@ -163,7 +163,7 @@ def test_a_torn_step_leaves_no_trace():
     assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
     member.state.restore()
     after = member.state.state_dict()
-    assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2}
+    assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2, "samples": 32}
     for name, value in before["model"].items():
         assert torch.equal(after["model"][name], value), name
     assert next(iter(member.loader)).plan.step == 3

@@ -20,15 +20,31 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 
 def progress(*steps, epoch=0, total=100):
-    reports = tuple(e.StepReport(step, epoch, 1 / step, 32, 0.1, 0.05, 1) for step in steps)
+    reports = tuple(e.StepReport(step, epoch, 1 / step, 32, 0.1, 0.05, 1, 32 * step, False) for step in steps)
     return e.ProgressReported(0, reports, total, 2)
 
 
-def test_samples_of_a_step_that_is_trained_again_count_once():
+def test_steps_that_are_trained_again_or_were_never_reported_count_once():
     training = Training(started=0.0)
     training.observe(progress(1, 2, 3), 1.0)
-    training.observe(progress(2, 3, 4), 2.0)
-    assert (training.step, training.samples, training.loss) == (4, 128, 0.25)
+    training.observe(progress(2, 3, 6), 2.0)
+    assert (training.step, training.samples, training.loss) == (6, 192, 1 / 6)
+    (record,) = training.observe(progress(7, epoch=1), 3.0)
+    assert record.fields["loss"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 6) / 4)
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_with_its_last_step():
+    training = Training(started=0.0)
+
+    def report(step, epoch, loss, samples, ends_epoch):
+        one = e.StepReport(step, epoch, loss, samples, 0.1, 0.05, 1, 0, ends_epoch)
+        return [r.fields for r in training.observe(e.ProgressReported(0, (one,), 4, 2), 0.0)]
+
+    assert report(1, 0, 4.0, 30, False) == []
+    assert report(2, 0, 2.0, 10, True) == [{"epoch": 0, "step": 2, "loss": 3.5}]
+    assert report(3, 1, 1.0, 30, False) == []
+    assert report(4, 1, 0.0, 10, True) == [{"epoch": 1, "step": 4, "loss": 0.75}]
+    assert training.observe(e.WorkerFinished(0, 4, 2, {}), 1.0) == []
 
 
 def test_the_rate_is_of_the_last_seconds_only():
@@ -46,7 +62,7 @@ def test_the_end_of_an_epoch_is_noted_once():
     training = Training(started=0.0)
     assert training.observe(progress(1, 2), 0.0) == []
     (record,) = training.observe(progress(3, epoch=1), 1.0)
-    assert record.fields == {"epoch": 0, "step": 2, "loss": 0.5}
+    assert record.fields == {"epoch": 0, "step": 2, "loss": 0.75}
     assert training.observe(progress(3, epoch=1), 1.0) == []
     done = e.WorkerFinished(1, 3, 2, {"accuracy": 0.5})
     assert [r.fields["epoch"] for r in training.observe(done, 2.0)] == [1]
@@ -58,7 +74,7 @@ def test_a_resumed_job_does_not_claim_the_epochs_before():
     training = Training(started=0.0)
     training.observe(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3}), 0.0)
     assert training.observe(progress(51, epoch=3), 1.0) == []
-    assert (training.step, training.samples, training.epochs_done) == (51, 32, 3)
+    assert (training.step, training.samples, training.epochs_done) == (51, 51 * 32, 3)
 
 
 def test_a_follower_of_the_journal_sees_all_of_it_once(tmp_path):

@@ -72,6 +72,8 @@ def test_leaving_worlds_changes_nothing_in_what_is_done(make_spec, left):
     assert moved.script.worlds == len(left) + 1
     assert moved.script.notices("evaluation") == calm.script.notices("evaluation")
     assert [report.step for report in moved.script.reports] == list(range(1, 13))
+    assert [report.step for report in moved.script.reports if report.ends_epoch] == [4, 8, 12]
+    assert moved.script.reports[-1].total_samples == 120
     torch.testing.assert_close(weights(moved), weights(calm), rtol=0, atol=0)
 
 
@@ -163,6 +165,8 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
     assert second.script.notices("resumed")[0]["step"] == 6
     assert [report.step for report in second.script.reports] == list(range(7, 13))
     assert [report.loss for report in second.script.reports] == [report.loss for report in whole.script.reports[6:]]
+    assert [report.total_samples for report in second.script.reports] == [r.total_samples for r in whole.script.reports[6:]]
+    assert second.script.reports[-1].total_samples == 120
     torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
     seen = first.script.notices("evaluation") + second.script.notices("evaluation")
     # The first was told to leave in step 6 and so before its evaluation, which the second made up for.

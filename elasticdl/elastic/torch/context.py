@@ -120,7 +120,7 @@ class ElasticContext:
         self._pause.resume(time.monotonic())
         self._last_step_at = time.monotonic()
 
-    def step_done(self, progress: Progress, vote: Vote, learning_rate: float) -> None:
+    def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None:
         now = time.monotonic()
         seconds, self._last_step_at = now - self._last_step_at, now
         if self.record is not None:
@@ -138,6 +138,8 @@ class ElasticContext:
                     learning_rate=learning_rate,
                     seconds=seconds,
                     world_version=self.world.version,
+                    total_samples=progress.samples,
+                    ends_epoch=ends_epoch,
                     total_steps=self.total_steps,
                     total_epochs=self.total_epochs,
                 )

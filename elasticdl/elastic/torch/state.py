@@ -10,6 +10,7 @@ Weights, step and position move together in one place (`_after_step`): they are 
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -47,7 +48,7 @@ class Engine(Protocol):
 
     def advance(self, *, waiting: bool) -> None: ...
 
-    def step_done(self, progress: Progress, vote: Vote, learning_rate: float) -> None: ...
+    def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None: ...
 
 
 class TorchState:
@@ -187,11 +188,7 @@ class TorchState:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "values": self._dump_values(),
-            "progress": {
-                "epoch": self.progress.epoch,
-                "position": self.progress.position,
-                "step": self.progress.step,
-            },
+            "progress": asdict(self.progress),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -214,7 +211,9 @@ class TorchState:
         self._loss = self.vote.loss
         self._saved["progress"] = self.progress
         self._save_buffers()
-        self._engine.step_done(self.progress, self.vote, float(self.optimizer.param_groups[0]["lr"]))
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        ends_epoch = self.loader is not None and self.progress.position >= self.loader.order.samples
+        self._engine.step_done(self.progress, self.vote, learning_rate, ends_epoch=ends_epoch)
 
     # -- saving --
 
