@@ -165,7 +165,9 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
     assert second.script.notices("resumed")[0]["step"] == 6
     assert [report.step for report in second.script.reports] == list(range(7, 13))
     assert [report.loss for report in second.script.reports] == [report.loss for report in whole.script.reports[6:]]
-    assert [report.total_samples for report in second.script.reports] == [r.total_samples for r in whole.script.reports[6:]]
+    assert [report.total_samples for report in second.script.reports] == [
+        r.total_samples for r in whole.script.reports[6:]
+    ]
     assert second.script.reports[-1].total_samples == 120
     torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
     seen = first.script.notices("evaluation") + second.script.notices("evaluation")
