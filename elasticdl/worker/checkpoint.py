@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -78,7 +78,7 @@ class CheckpointStore:
         scratch = self._at(f".{_name(step)}.{self._writer}")
         try:
             with self._fs.open(scratch, "wb") as file:
-                dump(file)
+                _dump(dump, file)
                 self._settle(file)
             self._rename(scratch, self._at(_name(step)))
         except BaseException:
@@ -134,6 +134,35 @@ class CheckpointStore:
         surplus = whole[: -self._keep] if self._keep else []
         for name in stale + surplus:
             self._remove(self._at(name))
+
+
+class _Witness:
+    """Passes everything on to a file, and keeps the error of a write that failed."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> Any:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _dump(dump: Callable[[IO[bytes]], object], file: Any) -> None:
+    """Where torch's writer tells of a position that it did not expect, the reason was a full disk: say that."""
+    witness = _Witness(file)
+    try:
+        dump(cast(IO[bytes], witness))
+    except Exception as error:
+        if witness.error is not None:
+            raise witness.error from error
+        raise
 
 
 def open_store(spec: JobSpec) -> CheckpointStore | None:

@@ -142,9 +142,15 @@ class Trainer:
         found = self._learner.resume()
         if found is None:
             return
-        epoch = self._state.progress.epoch
+        progress = self._state.progress
+        epoch = progress.epoch + (progress.position >= self._learner.loader.order.samples)
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
         notify(self._context.membership, "resumed", step=found.step, epoch=epoch, path=found.path)
+        if self._total_steps(world.size) <= found.step:
+            self._warn(
+                f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "
+                "give more --num_epochs or --max_step, or another --checkpoint_dir"
+            )
         if self._checkpoints:
             self._checkpoints.written = found.step
 
@@ -166,8 +172,11 @@ class Trainer:
             pretended = self._policy.schedule(epoch)
         warning = double_correction(self._policy, pretended, self._policy.schedule(epoch))
         if warning:
-            log.warning("%s", warning)
-            notify(self._context.membership, "warning", message=warning)
+            self._warn(warning)
+
+    def _warn(self, message: str) -> None:
+        log.warning("%s", message)
+        notify(self._context.membership, "warning", message=message)
 
     def _total_steps(self, workers: int) -> int:
         """Of the whole job; with a fixed batch per worker, if the number of workers stays as it is."""
