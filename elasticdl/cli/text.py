@@ -23,8 +23,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in sorted(metrics.items()))
+
+
+def _number(value: float | None) -> str:
+    """JSON has no word for a number that is none."""
+    return "nan" if value is None else f"{value:.4g}"
 
 
 def count_of(done: int, total: int) -> str:
@@ -81,9 +86,7 @@ def _evaluation(entry: Entry) -> str:
 
 
 def _epoch_finished(entry: Entry) -> str:
-    return (
-        f"epoch {entry.get('epoch', 0) + 1} finished: step {entry.get('step')}, loss {entry.get('loss', math.nan):.4g}"
-    )
+    return f"epoch {entry.get('epoch', 0) + 1} finished: step {entry.get('step')}, loss {_number(entry.get('loss'))}"
 
 
 # The entries that somebody who watches a job wants to see go by.

@@ -7,6 +7,7 @@ plots, summaries and benchmarks are all made from it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,18 @@ EVENTS = {
 
 
 def dump_entry(entry: Entry) -> str:
-    return json.dumps(entry, separators=(", ", ": "), allow_nan=True)
+    return json.dumps(plain(entry), separators=(", ", ": "), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can say it: a number that is none (NaN, infinity) becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
 def read_journal(path: Path) -> Iterator[Entry]:

@@ -269,9 +269,10 @@ class Job:
     def _advance(self, now: float) -> list[Instruction]:
         was_ending = self._rendezvous.ending
         out = self._rendezvous.advance(now, self._limits)
-        for instruction in out:
+        for instruction in tuple(out):
             if isinstance(instruction, i.PublishWorld):
                 self._fleet.reached_world(instruction.worker_ids)
+                out += self._note_lost_state(instruction.world)
             if isinstance(instruction, i.PublishWorld | i.BreakWorld):
                 self._liveness.restart(instruction.worker_ids, now)
         if was_ending and not self._rendezvous.ending:  # what looked like the end was not
@@ -281,6 +282,15 @@ class Job:
         return out
 
     # ---- the end ----
+
+    def _note_lost_state(self, world: i.World) -> list[Instruction]:
+        if self._step == 0 or any(member.has_state for member in world.members):
+            return []
+        message = (
+            f"no worker was left that held the state after step {self._step}: training goes on from the last checkpoint, "
+            "or from the beginning if there is none"
+        )
+        return [i.Record("warning", {"message": message})]
 
     def _is_complete(self) -> bool:
         """The user's own program may have more to do after its training, and is waited for."""

@@ -73,13 +73,17 @@ class _NoBoard:
     def close(self) -> None: ...
 
 
+# Not a signal that people send, so that the reason is told right.
+PARENT_GONE = signal.SIGUSR1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m elasticdl.master.main", description=__doc__)
     parser.add_argument("--job_dir", required=True, type=Path, help="the job's directory, which holds job.json")
     parser.add_argument("--die_with_parent", action="store_true", help="stop the job if the calling process ends")
     args = parser.parse_args(argv)
     if args.die_with_parent:
-        die_with_parent(signal.SIGTERM)
+        die_with_parent(PARENT_GONE)
     job_dir = JobDir(args.job_dir.absolute())
     try:
         spec = _read_spec(job_dir)
@@ -156,7 +160,7 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
 
 @asynccontextmanager
 async def _stopped_by_signals(mailbox: Mailbox) -> AsyncIterator[None]:
-    """The first SIGTERM or SIGINT stops the job with a checkpoint, the second at once."""
+    """The first SIGTERM or SIGINT stops the job with a checkpoint, the second at once; the parent's death the former."""
     loop = asyncio.get_running_loop()
     signals, seen = (signal.SIGTERM, signal.SIGINT), 0
 
@@ -165,12 +169,16 @@ async def _stopped_by_signals(mailbox: Mailbox) -> AsyncIterator[None]:
         seen += 1
         mailbox.post(e.StopRequested(f"the master got {name}", checkpoint=seen == 1, now=seen > 1))
 
+    def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
+        mailbox.post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
+
     for number in signals:
         loop.add_signal_handler(number, stop, number.name)
+    loop.add_signal_handler(PARENT_GONE, orphaned)
     try:
         yield
     finally:
-        for number in signals:
+        for number in (*signals, PARENT_GONE):
             loop.remove_signal_handler(number)
 
 

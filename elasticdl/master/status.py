@@ -29,6 +29,7 @@ class Training:
     metrics: dict[str, float] = field(default_factory=dict)
     _counted: int = 0  # the last step whose loss is in the sum: steps that are made again count once
     _epoch_loss: tuple[float, int] = (0.0, 0)  # sum over the samples of the epoch that were reported, and their number
+    _diverged: bool = False
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
 
     def observe(self, event: e.Event, now: float) -> list[Record]:
@@ -65,6 +66,7 @@ class Training:
             out += self._finish_epochs(report.epoch)
             self.step, self.epoch, self.loss = report.step, report.epoch, report.loss
             self.samples = report.total_samples
+            out += self._note_divergence(report)
             if report.step > self._counted:
                 self._counted = report.step
                 total, samples = self._epoch_loss
@@ -75,6 +77,15 @@ class Training:
         while now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()
         return out
+
+    def _note_divergence(self, report: e.StepReport) -> list[Record]:
+        if self._diverged or math.isfinite(report.loss):
+            return []
+        self._diverged = True
+        message = (
+            f"the loss of step {report.step} is {report.loss}: training has diverged, and will not come back by itself"
+        )
+        return [Record("warning", {"message": message})]
 
     def _finish_epochs(self, done: int) -> list[Record]:
         """Every epoch before ``done`` is finished, if that was not known before."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.common.jobdir import write_aside
-from elasticdl.common.journal import read_journal
+from elasticdl.common.journal import plain, read_journal
 from elasticdl.master.instructions import EndJob
 from elasticdl.master.status import Training
 
@@ -20,7 +20,7 @@ def write_summary(folder: str, end: EndJob, training: Training, journal: Path, n
     """
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, json.dumps(summarize(end, training, journal, now), indent=1) + "\n")
+    write_aside(path, json.dumps(plain(summarize(end, training, journal, now)), indent=1, allow_nan=False) + "\n")
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.common.journal import read_journal
+from elasticdl.common.journal import dump_entry, read_journal
 from elasticdl.master import events as e
 from elasticdl.master.convert import to_event
 from elasticdl.master.instructions import EndJob, Phase
@@ -45,6 +45,18 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_with_its_las
     assert report(3, 1, 1.0, 30, False) == []
     assert report(4, 1, 0.0, 10, True) == [{"epoch": 1, "step": 4, "loss": 0.75}]
     assert training.observe(e.WorkerFinished(0, 4, 2, {}), 1.0) == []
+
+
+def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():
+    training = Training(started=0.0)
+    steps = [
+        e.StepReport(n, 0, loss, 8, 0.1, 0.05, 1, 8 * n, n == 3) for n, loss in ((1, 2.0), (2, math.nan), (3, math.inf))
+    ]
+    records = training.observe(e.ProgressReported(0, tuple(steps), 3, 1), 0.0)
+    assert [record.event for record in records] == ["warning", "epoch_finished"]
+    assert "step 2 is nan" in records[0].fields["message"]
+    line = dump_entry({"event": "epoch_finished", **records[1].fields, "metrics": {"a": [math.inf, 1.5]}})
+    assert json.loads(line, parse_constant=pytest.fail)["metrics"] == {"a": [None, 1.5]}
 
 
 def test_the_rate_is_of_the_last_seconds_only():

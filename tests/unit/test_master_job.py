@@ -121,6 +121,21 @@ def test_a_job_below_its_minimum_waits_and_says_why():
     assert r.phase is Phase.RUNNING
 
 
+def test_it_is_said_when_nobody_is_left_that_held_the_state():
+    r = Run(minimum=1, maximum=1)
+    r.train()
+    step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
+    r.post(e.ProgressReported(0, (step,), 100, 2))
+    r.exit(0)
+    r.post(e.Tick())
+    assert r.records("warning") == []
+    r.connect(1)
+    r.post(e.WorkerAsked(1, 0, 0, False))
+    r.pass_time(2.0)
+    (warning,) = r.records("warning")
+    assert "held the state after step 7" in warning["message"]
+
+
 def test_a_silent_member_is_killed_and_the_others_go_on():
     r = Run()
     r.train()
