@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -77,14 +77,7 @@ class TorchCollective(Collective):
         Raises:
             WorldBroken: the contents of the tensors are undefined.
         """
-        if self.world.size == 1:
-            return
-        with self._guard() as hvd:
-            staged = [self._stage(tensor) for tensor in tensors]
-            handles = [hvd.allreduce_async_(t, op=hvd.Sum, name=f"{name}.{i}") for i, t in enumerate(staged)]
-            for handle in handles:
-                _wait(hvd, handle)
-            _unstage(tensors, staged)
+        self._in_place(tensors, name, lambda hvd, tensor, key: hvd.allreduce_async_(tensor, op=hvd.Sum, name=key))
 
     def broadcast_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by that of rank 0, in place.
@@ -92,14 +85,7 @@ class TorchCollective(Collective):
         Raises:
             WorldBroken: the contents of the tensors are undefined.
         """
-        if self.world.size == 1:
-            return
-        with self._guard() as hvd:
-            staged = [self._stage(tensor) for tensor in tensors]
-            handles = [hvd.broadcast_async_(t, root_rank=0, name=f"{name}.{i}") for i, t in enumerate(staged)]
-            for handle in handles:
-                _wait(hvd, handle)
-            _unstage(tensors, staged)
+        self._in_place(tensors, name, lambda hvd, tensor, key: hvd.broadcast_async_(tensor, root_rank=0, name=key))
 
     def gather_rows(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """All ranks' tensors one below the other, in rank order; only the first dimension may differ.
@@ -157,6 +143,18 @@ class TorchCollective(Collective):
             yield
         finally:
             self._hvd.__dict__["size"] = real
+
+    def _in_place(
+        self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[ModuleType, torch.Tensor, str], Any]
+    ) -> None:
+        """One collective on each tensor, all under way at once."""
+        if self.world.size == 1:
+            return
+        with self._guard() as hvd:
+            staged = [self._stage(tensor) for tensor in tensors]
+            for handle in [begin(hvd, tensor, f"{name}.{index}") for index, tensor in enumerate(staged)]:
+                _wait(hvd, handle)
+            _unstage(tensors, staged)
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()
