@@ -101,11 +101,11 @@ class ElasticJob:
             client.scale(WorkerRange(minimum=minimum, maximum=maximum))
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Interrupt it as Ctrl-C would, and wait for its end."""
+        """End it and wait; by SIGTERM, as SIGINT is ignored by whatever a shell has put into the background."""
         assert self._process is not None
         process = self._process
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             wait_until(lambda: process.poll() is not None, seconds, f"{self._name}: stopping")
 
     def pid_of(self, worker: int) -> int:
