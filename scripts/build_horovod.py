@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build the Horovod wheel against the installed torch and TensorFlow, once per user.
 
-Horovod 0.28.1 ships only as source and predates today's frameworks; three edits of its CMake
-files are enough (``EDITS`` says why each is needed). The wheel is kept in the user's cache
+Horovod 0.28.1 ships only as source and predates today's frameworks; a few edits are
+enough (``EDITS`` says why each is needed). The wheel is kept in the user's cache
 directory under a name that holds every version it depends on, so a second call only prints
 its path. Set ``HOROVOD_GPU_OPERATIONS=NCCL`` for a CUDA build.
 
@@ -36,6 +36,25 @@ EDITS = (
         "horovod/tensorflow/CMakeLists.txt",
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
         "",
+    ),
+    # When a reduction fails, Horovod reports it and goes on to negotiate the next one over the same connections. What a
+    # peer still sends of the failed one then arrives in place of a negotiation, and Gloo aborts the process: a survivor
+    # of somebody else's death dies too, now and then. With these the background loop ends instead.
+    (
+        "horovod/common/operations.cc",
+        "  Status status;\n  try {\n    // process_set is passed here only",
+        "  Status status;\n  std::exception_ptr failure;\n  try {\n    // process_set is passed here only",
+    ),
+    (
+        "horovod/common/operations.cc",
+        '        << "ExecuteOperation Failed";\n',
+        '        << "ExecuteOperation Failed";\n    failure = std::current_exception();\n',
+    ),
+    (
+        "horovod/common/operations.cc",
+        "      e.FinishWithCallback(status);\n    }\n  }\n}\n\n#if HAVE_MPI\nvoid EnrichProcessSetWithMPIController",
+        "      e.FinishWithCallback(status);\n    }\n  }\n  if (failure) {\n    std::rethrow_exception(failure);\n  }\n}\n\n"
+        "#if HAVE_MPI\nvoid EnrichProcessSetWithMPIController",
     ),
 )
 
