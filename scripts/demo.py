@@ -59,8 +59,8 @@ class Disturbance(threading.Thread):
             world = self._wait_for_world(size=4, after=world["world"])
             self._strike(world, rank=0, number=signal.SIGTERM, what="told to leave, as in a preemption")
             self._wait_for_world(size=3, after=world["world"])
-        except TimeoutError as error:
-            self.problem = str(error)
+        except (TimeoutError, ProcessLookupError) as error:
+            self.problem = f"the disturbance did not come about: {error}"
 
     def _strike(self, world: Entry, *, rank: int, number: signal.Signals, what: str) -> None:
         self._over.wait(2.0)  # for the eye: some steps in this world first

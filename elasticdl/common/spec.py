@@ -151,6 +151,14 @@ class OutputOptions(_Options):
         "", description="folder where each worker records the indices of the samples it consumes"
     )
 
+    @model_validator(mode="after")
+    def _local(self) -> Self:
+        for name in ("output", "tensorboard_log_dir", "sample_record"):
+            value = getattr(self, name)
+            if "://" in value:
+                raise ValueError(f"--{name} {value} is a URL; it must be a local folder (--checkpoint_dir takes URLs)")
+        return self
+
 
 class JobOptions(_Options):
     """Job and workers"""

@@ -37,14 +37,3 @@ class Ramp:
             return self.target
         done = max(step - self.first_step, 0) / self.steps
         return self.start + (self.target - self.start) * done
-
-    def towards(self, target: float, step: int) -> Ramp:
-        """The ramp after the target has changed at ``step``; the same one if it has not."""
-        if target == self.target:
-            return self
-        return Ramp(start=self.at(step), target=target, first_step=step, steps=self.steps)
-
-
-def steady(factor: float, steps: int) -> Ramp:
-    """A ramp that has arrived, and will take ``steps`` for its next change."""
-    return Ramp(start=factor, target=factor, first_step=0, steps=steps)

@@ -84,6 +84,7 @@ class ElasticLoop:
             except WorldChanged as change:
                 self._pause.left(time.monotonic(), broken=False, torn=False)
                 standing = state.standing(broken=False, reason=str(change))
+                fruitless = 0
             except WorldBroken as failure:
                 self._pause.left(time.monotonic(), broken=True, torn=True)
                 log.warning("%s", failure)

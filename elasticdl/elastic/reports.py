@@ -40,6 +40,7 @@ class Reports:
         self._waiting = False
         self._steps: list[StepReport] = []
         self.step = 0
+        self._flushing = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="elasticdl-heartbeat", daemon=True)
 
@@ -65,6 +66,10 @@ class Reports:
         self._steps.append(report)
 
     def flush(self) -> None:
+        with self._flushing:  # by the training thread and by the beat: reports must stay in order
+            self._flush()
+
+    def _flush(self) -> None:
         if not self._steps:
             return
         steps, self._steps = self._steps, []

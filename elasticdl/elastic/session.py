@@ -59,6 +59,9 @@ class Membership(Protocol):
     def advance(self, *, waiting: bool) -> None:
         """Something was done (a micro-batch, a collective begun): a worker that never does anything is stuck."""
 
+    def reached(self, step: int) -> None:
+        """So many steps have been applied; the master hears of it with the next heartbeat."""
+
     def report_step(self, report: StepReport) -> None:
         """Report a step that rank 0 has made."""
 
@@ -88,6 +91,9 @@ class Alone:
         self._stopped = Stopped(reason, checkpoint=True)
 
     def advance(self, *, waiting: bool) -> None:
+        """Nobody watches."""
+
+    def reached(self, step: int) -> None:
         """Nobody watches."""
 
     def report_step(self, report: StepReport) -> None:
@@ -157,7 +163,7 @@ class Session:
 
     @property
     def leaving(self) -> bool:
-        return self._stopped is not None or self._change == self._inside != 0
+        return self._stopped is not None or self._lost is not None or self._change == self._inside != 0
 
     def drain(self, reason: str) -> None:
         # May come from a signal handler while this very thread holds the lock; a Condition's lock is re-entrant.
@@ -169,6 +175,9 @@ class Session:
 
     def advance(self, *, waiting: bool) -> None:
         self._reports.advance(waiting=waiting)
+
+    def reached(self, step: int) -> None:
+        self._reports.step = step
 
     def report_step(self, report: StepReport) -> None:
         self._reports.add(report)

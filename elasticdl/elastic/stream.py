@@ -83,11 +83,14 @@ class MasterStream:
         with grpc.insecure_channel(self._environment.master, options=options) as channel:
             metadata = ((TOKEN_KEY, self._environment.token),)
             call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata)
+            spoken = False
             try:
                 for message in call:
-                    self._last_contact = time.monotonic()
+                    spoken = True
                     self._listener.take(message)
             finally:
+                if spoken:  # until now there was a master, however little it had to say
+                    self._last_contact = time.monotonic()
                 if not self._closing.is_set():
                     # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
                     self._outbox = queue.SimpleQueue()

@@ -20,7 +20,6 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
-from elasticdl.elastic.record import SampleRecord
 from elasticdl.elastic.torch.context import ElasticContext, connect
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
@@ -51,7 +50,7 @@ def main() -> int:
     # The processes that load data are forked from one that has all this imported, instead of importing it each.
     multiprocessing.set_forkserver_preload([__spec__.name])
     try:
-        return _work(spec, environment.worker_id, context)
+        return _work(spec, context)
     except _Leaving:
         return 0
     finally:
@@ -59,11 +58,8 @@ def main() -> int:
         context.close()
 
 
-def _work(spec: JobSpec, worker_id: int, context: ElasticContext) -> int:
+def _work(spec: JobSpec, context: ElasticContext) -> int:
     try:
-        if spec.sample_record:
-            context.record = SampleRecord(Path(spec.sample_record), worker_id)
-            context.on_close(context.record.close)
         module = load_module(spec)
         learner = TorchLearner(module, spec, context)
         checkpoints = CheckpointWriter(learner.store, context.membership) if learner.store else None
@@ -92,6 +88,8 @@ def _report(error: Exception, folder: Path, context: ElasticContext) -> None:
 
 def _leave(context: ElasticContext, signum: int, frame: FrameType | None) -> None:
     """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
+    if context.leaving:  # it is, and may be writing its last checkpoint
+        return
     context.membership.drain("told to leave (SIGTERM)")
     raise _Leaving
 

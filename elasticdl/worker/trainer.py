@@ -137,7 +137,8 @@ class Trainer:
 
     def _before_sync(self, world: World) -> None:
         self._left_together = False
-        if not (world.is_first and world.rank == 0 and self._spec.resume):
+        # Also with --no_resume: the folder was empty at the start, so what is in it is this job's own.
+        if not (world.is_first and world.rank == 0):
             return
         found = self._learner.resume()
         if found is None:

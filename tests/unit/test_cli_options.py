@@ -146,7 +146,7 @@ def test_help_has_a_section_for_each_group_and_every_flag():
 
 def test_run_offers_what_a_script_does_not_decide_itself():
     offered = set(run.parser().flags())
-    assert {"--num_workers", "--global_batch_size", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
+    assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
     assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.elastic.batch_plan import BatchPolicy, plan_step, split, worker_slices
-from elasticdl.elastic.learning_rate import scale, steady
+from elasticdl.elastic.learning_rate import Ramp, scale
 from elasticdl.elastic.order import epoch_order, step_seed
 from elasticdl.elastic.progress import Progress, SampleOrder, remaining_steps
 
@@ -157,11 +157,7 @@ def test_scaling_rules():
     assert scale("none", 4) == 1
 
 
-def test_a_ramp_moves_in_a_straight_line_and_bends_where_it_is():
-    ramp = steady(2.0, steps=4).towards(4.0, step=10)
+def test_a_ramp_moves_in_a_straight_line_to_its_target():
+    ramp = Ramp(start=2.0, target=4.0, first_step=10, steps=4)
     assert [ramp.at(step) for step in (9, 10, 12, 14, 20)] == [2.0, 2.0, 3.0, 4.0, 4.0]
-    back = ramp.towards(1.0, step=12)
-    assert back.at(12) == 3.0
-    assert back.at(16) == 1.0
-    assert ramp.towards(4.0, step=13) is ramp
-    assert steady(2.0, steps=0).towards(3.0, step=5).at(5) == 3.0
+    assert Ramp(start=2.0, target=3.0, first_step=5, steps=0).at(5) == 3.0

@@ -98,6 +98,9 @@ class Script:
     def advance(self, *, waiting):
         pass
 
+    def reached(self, step):
+        self.reached_step = step
+
     def report_step(self, report):
         self.reports.append(report)
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
@@ -65,6 +66,11 @@ def init(
     Raises:
         UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
     """
+    if multiprocessing.parent_process() is not None:
+        raise UserError(
+            "elastic.init() was called in a process that multiprocessing started, as it imports the script anew: put what "
+            'the script does below `if __name__ == "__main__":`'
+        )
     if _current:
         raise UserError("elastic.init() was called before; a process takes part in one job")
     try:

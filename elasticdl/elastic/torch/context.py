@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
 
 from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.collective import Endpoint, refuse_variables
 from elasticdl.elastic.kv_store import KvServer
@@ -123,6 +125,7 @@ class ElasticContext:
     def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None:
         now = time.monotonic()
         seconds, self._last_step_at = now - self._last_step_at, now
+        self.membership.reached(progress.step)
         if self.record is not None:
             self.record.commit(self.world, progress)
         pause = self._pause.step_done(now, world_version=self.world.version, grew=self._grew)
@@ -218,4 +221,8 @@ def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> El
     session.open(on_broken=collective.break_world)
     context.on_close(server.close)
     context.on_close(session.close)
+    folder = JobSpec.from_json(Path(environment.job_spec).read_text()).sample_record
+    if folder:
+        context.record = SampleRecord(Path(folder), environment.worker_id)
+        context.on_close(context.record.close)
     return context

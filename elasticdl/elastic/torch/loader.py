@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import tee
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from elasticdl.elastic.order import step_seed
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.rng import seed_step
@@ -103,9 +105,11 @@ class ElasticDataLoader:
         if self._reducer is None:
             raise RuntimeError("give the loader to TorchState(loader=...) before iterating over it")
         world = self._host.world
-        plans = list(self.order.steps(self.progress, world.rank, world.size))
-        micro_batches = [indices for plan in plans for indices in plan.micro_batches]
-        samples = iter(fetch(self.dataset, micro_batches, self._options, self._host.device))
+        # Torch's loader may run ahead of the steps; cutting the whole epoch first would be part of every pause.
+        plans, ahead = tee(self.order.steps(self.progress, world.rank, world.size))
+        micro_batches = (indices for plan in ahead for indices in plan.micro_batches)
+        first_seed = step_seed(self.order.seed, self.progress.step + 1, world.rank)
+        samples = iter(fetch(self.dataset, micro_batches, self._options, self._host.device, seed=first_seed))
         for plan in plans:
             seed_step(self.order.seed, plan.step, world.rank)
             self._reducer.begin()
@@ -115,18 +119,36 @@ class ElasticDataLoader:
         self.current = None
 
 
+class _Batches(Sampler[list[int]]):
+    """Batches of indices as torch's loader wants them; to be read once."""
+
+    def __init__(self, batches: Iterable[npt.NDArray[Any]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices.tolist() for indices in self._batches)
+
+
 def fetch(
-    dataset: Dataset[Any], batches: Sequence[npt.NDArray[Any]], options: LoaderOptions, device: torch.device
+    dataset: Dataset[Any],
+    batches: Iterable[npt.NDArray[Any]],
+    options: LoaderOptions,
+    device: torch.device,
+    *,
+    seed: int = 0,
 ) -> DataLoader[Any]:
-    """Torch's own loader over given batches of indices; pinned memory when they go to a GPU."""
+    """Torch's own loader over given batches of indices; pinned memory when they go to a GPU.
+
+    ``seed`` is what its processes, if there are any, draw from.
+    """
     return DataLoader(
         dataset,
-        batch_sampler=[indices.tolist() for indices in batches],
+        batch_sampler=_Batches(batches),
         num_workers=options.num_workers,
         collate_fn=options.collate_fn,
         pin_memory=device.type == "cuda",
         # Its own generator: the loader must not draw from the global one, which is seeded step by step.
-        generator=torch.Generator(),
+        generator=torch.Generator().manual_seed(seed),
         # A fork would take the session's threads and locks along.
         multiprocessing_context="forkserver" if options.num_workers else None,
     )
@@ -138,6 +160,8 @@ def to_device(sample: Any, device: torch.device) -> Any:
         return sample.to(device, non_blocking=True)
     if isinstance(sample, dict):
         return {key: to_device(value, device) for key, value in sample.items()}
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*(to_device(value, device) for value in sample))
     if isinstance(sample, list | tuple):
         return type(sample)(to_device(value, device) for value in sample)
     return sample
