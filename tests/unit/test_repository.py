@@ -31,7 +31,6 @@ TRAIN_FLAGS = """
 RUN_FLAGS = """
 --help --config
 --job_name --num_workers --slots --port
---global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
 """
