@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.job import ElasticJob, JobSettings
-from benchmarks.models import WORKER_BATCH
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
 from elasticdl.common.journal import Entry
@@ -44,7 +43,7 @@ class ElasticRun:
     def __init__(self, model: str, workers: int, processes: Processes, *, heartbeat_timeout: float | None) -> None:
         program = [sys.executable, "-m", "benchmarks.loops.elastic_steps", "--model", model]
         program += ["--samples", str(SAMPLES), "--folder", str(processes.folder)]
-        options = {"minibatch_size": str(WORKER_BATCH)}
+        options: dict[str, str] = {}
         if heartbeat_timeout is not None:
             options["heartbeat_timeout"] = str(heartbeat_timeout)
         self._job = ElasticJob("rescale", JobSettings(f"1-{workers}", program, options), processes)

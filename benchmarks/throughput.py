@@ -129,8 +129,7 @@ def measure(name: str, model: str, args: argparse.Namespace) -> Sample:
 
 def run_elasticdl(arguments: list[str], processes: Processes, seconds: float) -> None:
     program = [sys.executable, "-m", "benchmarks.loops.elastic", *arguments]
-    options = {"minibatch_size": str(WORKER_BATCH)}
-    ElasticJob("throughput", JobSettings(str(WORKERS), program, options), processes).start()
+    ElasticJob("throughput", JobSettings(str(WORKERS), program, {}), processes).start()
     processes.wait_all(TIMEOUT + seconds)
 
 
