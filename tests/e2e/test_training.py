@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from elasticdl.elastic.record import consumed
 
 STEPS = 200
+EPOCHS = 300  # enough for newcomers to get ready while a slow training goes on, also on a busy machine
 TRAIN = (
     *("train", "--model_zoo", str(ZOO), "--model_def", "slow_mlp", "--global_batch_size", "250"),
     *("--max_worker_batch_size", "50"),
@@ -75,9 +76,13 @@ def disturb(job: RunningJob, seed: int) -> None:
 
 def test_workers_that_come_and_go_do_not_show_in_the_losses(fixed_curves, tmp_path):
     board = tmp_path / "board"
-    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "60", "--output", str(tmp_path / "out")]
-    with start(tmp_path, *arguments, "--tensorboard_log_dir", str(board), TEST_MICRO_BATCH_SECONDS="0.02") as job:
+    slow = tmp_path / "slow"
+    slow.touch()
+    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", str(EPOCHS), "--output", str(tmp_path / "out")]
+    pace = {"TEST_MICRO_BATCH_SECONDS": "0.03", "TEST_SLOW_WHILE": str(slow)}
+    with start(tmp_path, *arguments, "--tensorboard_log_dir", str(board), **pace) as job:
         disturb(job, seed=5)
+        slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
         pauses = job.entries("pause")
         files = job.record_files()
@@ -85,7 +90,7 @@ def test_workers_that_come_and_go_do_not_show_in_the_losses(fixed_curves, tmp_pa
     assert sorted(ours) == list(range(1, max(ours) + 1)), "a step is missing"
     assert_same_curve(ours, fixed_curves[1])
     epochs = consumed(files)
-    assert sorted(epochs) == list(range(60))
+    assert sorted(epochs) == list(range(EPOCHS))
     for epoch, counts in epochs.items():
         assert counts == Counter(range(1500)), f"epoch {epoch}: a sample was lost or repeated"
     assert {pause["kind"] for pause in pauses} == {"grow", "shrink", "failure"}
@@ -97,7 +102,7 @@ def test_workers_that_come_and_go_do_not_show_in_the_losses(fixed_curves, tmp_pa
 
 
 def test_two_killed_at_once_and_one_more_while_the_world_forms(tmp_path):
-    arguments = [*TRAIN, "--num_workers", "1-5", "--num_epochs", "1000", "--max_step", "400"]
+    arguments = [*TRAIN, "--num_workers", "1-5", "--num_epochs", "1000", "--max_step", "4000"]
     with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
         world = job.wait_for_world(size=5)
         job.wait_for_step(job.steps_recorded() + 2)
