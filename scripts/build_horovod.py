@@ -56,6 +56,28 @@ EDITS = (
         "      e.FinishWithCallback(status);\n    }\n  }\n  if (failure) {\n    std::rethrow_exception(failure);\n  }\n}\n\n"
         "#if HAVE_MPI\nvoid EnrichProcessSetWithMPIController",
     ),
+    # When a peer dies while a world is being connected, Gloo's exception leaves the background thread and aborts the
+    # process. With these `hvd.init()` raises instead, and may be called again.
+    (
+        "horovod/common/operations.cc",
+        "    horovod_global.initialization_done = false;\n    horovod_global.background_thread =\n"
+        "        std::thread(BackgroundThreadLoop, std::ref(horovod_global));\n",
+        "    horovod_global.initialization_done = false;\n    horovod_global.initialization_failed = false;\n"
+        "    horovod_global.background_thread = std::thread([](HorovodGlobalState& state) {\n"
+        "      try {\n        BackgroundThreadLoop(state);\n      } catch (const std::exception& ex) {\n"
+        '        LOG(ERROR) << "Horovod could not be initialized: " << ex.what();\n'
+        "        state.shut_down = true;\n#if HAVE_GLOO\n"
+        "        state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);\n"
+        "        global_gloo_context.Finalize();\n#endif\n"
+        "        state.initialization_failed = true;\n      }\n    }, std::ref(horovod_global));\n",
+    ),
+    # The store answers 410 for a world that is broken: asking again, each 500 ms, is for servers that are busy.
+    (
+        "horovod/common/gloo/http_store.cc",
+        "      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
+        "      if (response.status == 410) {\n        break;\n      }\n"
+        "      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
+    ),
 )
 
 

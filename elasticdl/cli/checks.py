@@ -80,6 +80,14 @@ def require_writable(option: str, folder: Path) -> None:
                 path.rmdir()
 
 
+def with_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a bare ``python`` made the one that elasticdl is installed for.
+
+    Another one on PATH (the virtual environment is not activated) would not find the library.
+    """
+    return (sys.executable, *command[1:]) if command[0] in ("python", "python3") else command
+
+
 def require_executable(command: tuple[str, ...]) -> None:
     program = command[0]
     if shutil.which(program) is None:

@@ -62,6 +62,7 @@ def checked(spec: JobSpec) -> JobSpec:
     """The job as it will run, once nothing is known to be wrong with it."""
     checks.refuse_horovod_settings(os.environ)
     if spec.command:
+        spec = spec.model_copy(update={"command": checks.with_this_python(spec.command)})
         checks.require_executable(spec.command)
     spec = checks.with_absolute_paths(spec, Path.cwd())
     checks.require_writable_folders(spec)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from elasticdl.proto import elasticdl_pb2 as pb
 
 REPORT_SECONDS = 0.2
+# More than a rank 0 that is killed can have kept to itself: steps are never much faster than a millisecond.
+KEPT_STEPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step on one global batch, as rank 0 has seen it; ``loss`` is the mean over the global batch."""
+    """One step on one global batch, as every member has seen it; ``loss`` is the mean over the global batch."""
 
     step: int
     epoch: int
@@ -30,7 +33,11 @@ class StepReport:
 
 
 class Reports:
-    """A thread that beats; the training thread only leaves numbers here."""
+    """A thread that beats; the training thread only leaves numbers here.
+
+    Every worker keeps its last steps and rank 0 sends them. What a rank 0 that is killed did not come to send, the
+    next one does: the master takes each step once.
+    """
 
     def __init__(self, send: Callable[[pb.WorkerMessage], None]) -> None:
         self._send = send
@@ -38,7 +45,8 @@ class Reports:
         self._world = 0
         self._progress = 0
         self._waiting = False
-        self._steps: list[StepReport] = []
+        self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
+        self._speaks = False
         self.step = 0
         self._flushing = threading.Lock()
         self._closing = threading.Event()
@@ -55,8 +63,10 @@ class Reports:
     def set_interval(self, seconds: float) -> None:
         self._interval = seconds
 
-    def enter(self, world: int) -> None:
+    def enter(self, world: int, *, speaks: bool) -> None:
+        """From now on in this world (0: between worlds); ``speaks`` for the one that reports steps, rank 0."""
         self._world = world
+        self._speaks = speaks
 
     def advance(self, *, waiting: bool) -> None:
         self._progress += 1
@@ -70,9 +80,9 @@ class Reports:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._steps:
+        if not self._speaks or not self._steps:
             return
-        steps, self._steps = self._steps, []
+        steps = [self._steps.popleft() for _ in range(len(self._steps))]
         self._send(
             pb.WorkerMessage(
                 progress=pb.Progress(

@@ -63,7 +63,7 @@ class Membership(Protocol):
         """So many steps have been applied; the master hears of it with the next heartbeat."""
 
     def report_step(self, report: StepReport) -> None:
-        """Report a step that rank 0 has made."""
+        """Report a step that the world has made; rank 0's reports reach the master."""
 
     def say(self, message: pb.WorkerMessage) -> None:
         """Send any other report: a pause, a notice, the end of training."""
@@ -146,14 +146,14 @@ class Session:
         self._reports.flush()
         with self._changed:
             left, self._inside = self._inside, 0
-            self._reports.enter(0)
+            self._reports.enter(0, speaks=False)
             self._send_ask(left, standing)
             # No deadline of its own: waiting for enough workers is a state of the job, and shows in its status.
             while self._stopped is None and self._lost is None:
                 world, self._world = self._world, None
                 if world is not None and world.version > max(left, self._broken):
                     self._inside, self._ask = world.version, None
-                    self._reports.enter(world.version)
+                    self._reports.enter(world.version, speaks=world.rank == 0)
                     self.store.open_world(world.version, rank_entry(world))
                     return world
                 if world is not None and world.version == self._broken:

@@ -15,6 +15,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.launchers.base import Launcher
 from elasticdl.master.sessions import KeyValueRelay, Sessions
 from elasticdl.master.status import Training
+from elasticdl.master.steps import StepFilter
 
 TICK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Loop:
         self._training = training
         self._observer = observer
         self._clock = clock
+        self._steps = StepFilter()
 
     async def run(self, mailbox: Mailbox) -> i.EndJob:
         """Until the job has ended. The first tick starts it."""
@@ -73,6 +75,8 @@ class Loop:
     async def _handle(self, event: e.Event) -> i.EndJob | None:
         now = self._clock()
         _log.debug("%s", event)
+        if isinstance(event, e.ProgressReported):
+            event = self._steps.news(event)
         self._observer(event)
         end = None
         for instruction in [*self._training.observe(event, now), *self._job.step(event, now)]:

@@ -7,6 +7,8 @@ import os
 import select
 from pathlib import Path
 
+import sys
+
 import pytest
 
 from elasticdl.cli import checks
@@ -83,6 +85,12 @@ def test_a_missing_program(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
         checks.require_executable(("train.py",))
     checks.require_executable(("sh", "-c", "true"))
+
+
+def test_a_bare_python_is_the_one_that_has_elasticdl():
+    assert checks.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
+    for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):
+        assert checks.with_this_python(command) == command
 
 
 @pytest.fixture

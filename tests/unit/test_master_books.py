@@ -15,6 +15,7 @@ from elasticdl.master.journal import Journal
 from elasticdl.master.metrics import TensorBoard
 from elasticdl.master.sessions import KeyValueRelay, Sessions
 from elasticdl.master.status import Training
+from elasticdl.master.steps import StepFilter
 from elasticdl.master.summary import summarize
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -31,6 +32,19 @@ def test_steps_that_are_trained_again_or_were_never_reported_count_once():
     assert (training.step, training.samples, training.loss) == (6, 192, 1 / 6)
     (record,) = training.observe(progress(7, epoch=1), 3.0)
     assert record.fields["loss"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 6) / 4)
+
+
+def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
+    def told(steps, world):
+        reports = tuple(e.StepReport(step, 0, 1.0, 32, 0.1, 0.05, world, 0, False) for step in steps)
+        return [step.step for step in filtered.news(e.ProgressReported(0, reports, 100, 2)).steps]
+
+    filtered = StepFilter()
+    assert told([1, 2, 3], world=1) == [1, 2, 3]
+    assert told([1, 2, 3, 4, 5], world=1) == [4, 5], "what rank 0 of world 1 had not told before it was killed"
+    assert told([6, 7], world=2) == [6, 7]
+    assert told([3, 4], world=2) == []
+    assert told([3, 4], world=3) == [3, 4], "the state was lost and the steps are trained again"
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_with_its_last_step():

@@ -131,22 +131,21 @@ class ElasticContext:
         pause = self._pause.step_done(now, world_version=self.world.version, grew=self._grew)
         if pause is not None:
             self._say_pause(pause)
-        if self.rank == 0:
-            self.membership.report_step(
-                StepReport(
-                    step=progress.step,
-                    epoch=progress.epoch,
-                    loss=vote.loss,
-                    samples=vote.samples,
-                    learning_rate=learning_rate,
-                    seconds=seconds,
-                    world_version=self.world.version,
-                    total_samples=progress.samples,
-                    ends_epoch=ends_epoch,
-                    total_steps=self.total_steps,
-                    total_epochs=self.total_epochs,
-                )
+        self.membership.report_step(
+            StepReport(
+                step=progress.step,
+                epoch=progress.epoch,
+                loss=vote.loss,
+                samples=vote.samples,
+                learning_rate=learning_rate,
+                seconds=seconds,
+                world_version=self.world.version,
+                total_samples=progress.samples,
+                ends_epoch=ends_epoch,
+                total_steps=self.total_steps,
+                total_epochs=self.total_epochs,
             )
+        )
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that this worker's training is complete."""
