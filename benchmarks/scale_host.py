@@ -21,11 +21,11 @@ from pathlib import Path
 
 import grpc
 
+from elasticdl.common.environment import TOKEN_KEY
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 CHANNELS = 8  # the usual limit of 100 streams a connection does not hold for gRPC's own server
-TOKEN_KEY = "elasticdl-token"
 LOST_ONE_IN = 10
 
 Note = Callable[[int, int], None]  # told the version and the size of a world received

@@ -13,13 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
-
-FORBIDDEN_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
 
 FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
@@ -27,15 +24,6 @@ FOLDERS_WRITTEN = ("checkpoint_dir", "output", "tensorboard_log_dir", "sample_re
 
 CHECK_MODULE = "elasticdl.worker.check"
 CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
-
-
-def refuse_horovod_settings(environ: Mapping[str, str]) -> None:
-    for name in FORBIDDEN_VARIABLES:
-        if name in environ:
-            raise UserError(
-                f"{name} is set in the environment: Horovod 0.28.1 corrupts its parameters when it is started again "
-                f"with it, as at every change of workers; unset it"
-            )
 
 
 def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:

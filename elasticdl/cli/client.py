@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import grpc
 
+from elasticdl.common.environment import TOKEN_KEY
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.jobdir import MasterAddress
 from elasticdl.common.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
 
-TOKEN_KEY = "elasticdl-token"
 CALL_TIMEOUT = 5.0  # seconds; the master answers from memory
 
 CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)  # the master is on this machine, whatever http_proxy says

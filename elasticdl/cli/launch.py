@@ -23,6 +23,7 @@ from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.tail import Tail
 from elasticdl.cli.text import summary_lines
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import Entry, read_journal
 from elasticdl.common.spec import JobSpec
@@ -60,7 +61,7 @@ def run_job(spec: JobSpec) -> int:
 
 def checked(spec: JobSpec) -> JobSpec:
     """The job as it will run, once nothing is known to be wrong with it."""
-    checks.refuse_horovod_settings(os.environ)
+    refuse_variables(os.environ)
     if spec.command:
         spec = spec.model_copy(update={"command": checks.with_this_python(spec.command)})
         checks.require_executable(spec.command)

@@ -20,6 +20,8 @@ INTERFACE = "ELASTICDL_INTERFACE"
 # Set for every worker of a job that puts several on one GPU: NCCL refuses that, so all of them reduce through the host.
 SHARED_GPU = "ELASTICDL_SHARED_GPU"
 
+TOKEN_KEY = "elasticdl-token"  # under which every gRPC call to the master carries the token
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:

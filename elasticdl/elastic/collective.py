@@ -9,31 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.errors import WorldBroken
 from elasticdl.elastic.sockets import SocketId, open_sockets, shut
 from elasticdl.elastic.world import World, horovod_host
 
 log = logging.getLogger(__name__)
-
-# On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
-# (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.
-REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
-
-
-def refuse_variables(environ: Mapping[str, str]) -> None:
-    """Raises:
-    UserError: a variable is set that Horovod can't bear in a job whose world changes.
-    """
-    for name in REFUSED_VARIABLES:
-        if name in environ:
-            raise UserError(
-                f"{name} is set, but Horovod 0.28.1 corrupts its parameters with it when the world changes: unset {name}"
-            )
 
 
 class Collective(Protocol):

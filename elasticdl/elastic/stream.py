@@ -11,11 +11,10 @@ from typing import Protocol
 
 import grpc
 
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.environment import TOKEN_KEY, WorkerEnvironment
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-TOKEN_KEY = "elasticdl-token"
 RECONNECT_SECONDS = 0.2
 MASTER_GONE_SECONDS = 30.0
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import grpc
 from pydantic import ValidationError
 
+from elasticdl.common.environment import TOKEN_KEY
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master import events as e
@@ -22,7 +23,6 @@ from elasticdl.master.sessions import KeyValueRelay, Outbox, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-TOKEN_KEY = "elasticdl-token"
 WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.spec import JobSpec
 
 
@@ -19,7 +20,6 @@ def check(spec: JobSpec) -> None:
     UserError: the job can't be trained; one line says why.
     """
     # Imported here: these import the framework, which may be what is missing.
-    from elasticdl.elastic.collective import refuse_variables
     from elasticdl.elastic.torch.collective import import_horovod
     from elasticdl.worker.datasets import open_datasets
     from elasticdl.worker.torch_trainer import build_model, build_optimizer

@@ -5,25 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from pathlib import Path
-
 import sys
+from pathlib import Path
 
 import pytest
 
 from elasticdl.cli import checks
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
-
-
-@pytest.mark.parametrize("name", checks.FORBIDDEN_VARIABLES)
-def test_settings_that_break_horovod_are_refused(name):
-    with pytest.raises(UserError, match=f"^{name} is set in the environment: .*; unset it$"):
-        checks.refuse_horovod_settings({name: "1"})
-
-
-def test_other_settings_of_horovod_are_fine():
-    checks.refuse_horovod_settings({"HOROVOD_LOG_LEVEL": "info"})
 
 
 def test_folders_become_absolute(tmp_path):

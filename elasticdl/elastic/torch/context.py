@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import Dataset
 
 from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.collective import Endpoint, refuse_variables
+from elasticdl.elastic.collective import Endpoint
 from elasticdl.elastic.kv_store import KvServer
 from elasticdl.elastic.loop import ElasticLoop, Hooks
 from elasticdl.elastic.pause import Pause, PauseClock
