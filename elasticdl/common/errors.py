@@ -2,6 +2,7 @@
 
     ElasticDLError
     +-- UserError            fix the input; the command ends with 2 and nothing was started
+    |   +-- ArgumentError    fix the call; a ValueError, too
     +-- JobFailedError       the job is over and did not succeed; the command ends with 1
     +-- UnreachableError     the other side did not answer in time; try again or look after it
 
@@ -15,6 +16,10 @@ class ElasticDLError(Exception):
 
 class UserError(ElasticDLError):
     """The input is wrong. The text says what, where, and what would be right."""
+
+
+class ArgumentError(UserError, ValueError):
+    """A function of the library was given a value that it cannot take; also the ValueError that callers expect."""
 
 
 class JobFailedError(ElasticDLError):
