@@ -629,7 +629,7 @@ def test_copies_go_on_by_themselves(make, duplicate, wanted):
     assert same(model, wanted)
 
 
-def test_a_copy_does_not_take_a_waiting_mean_along():
+def test_a_copy_does_not_take_a_waiting_mean_along(wanted):
     model = make_model()
     optimizer = adam(model, 1)
     backward(model, *make_batches()[0][0])
@@ -639,6 +639,8 @@ def test_a_copy_does_not_take_a_waiting_mean_along():
     assert not other.stepped
     assert same(other_model, model, 0.0)
     assert "accumulation" not in optimizer.state_dict()
+    other.steps = STEPS
+    assert same(train(other_model, other, make_batches()), wanted)
 
 
 # torch.compile
