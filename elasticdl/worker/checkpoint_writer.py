@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+from elasticdl.elastic.notices import notify
 from elasticdl.elastic.session import Membership
 from elasticdl.worker.checkpoint import CheckpointStore
-from elasticdl.worker.notices import notify
 from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import split
 from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.torch.loader import LoaderOptions, fetch, to_device
+from elasticdl.elastic.torch.device import to_device
+from elasticdl.elastic.torch.loader import LoaderOptions, fetch
 from elasticdl.worker.trainer import Evaluation
 
 Metrics = Mapping[str, Callable[[torch.Tensor, torch.Tensor], float]]
@@ -44,7 +44,7 @@ class Evaluator:
         world = self.collective.world
         samples = len(self.dataset)
         ends = [0, *accumulate(split(samples, world.size))]
-        share = np.arange(ends[world.rank], ends[world.rank + 1])
+        share = range(ends[world.rank], ends[world.rank + 1])
         outputs, labels, loss_sum = self._run(share)
         total = torch.tensor([loss_sum], dtype=torch.float64)
         self.collective.sum_([total], "elasticdl.evaluation.loss")
@@ -53,15 +53,16 @@ class Evaluator:
         metrics = {name: float(metric(labels, outputs)) for name, metric in self.metrics.items()}
         return Evaluation(samples, {"loss": total.item() / samples, **metrics})
 
-    def _run(self, share: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def _run(self, share: range) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Outputs and labels of the given samples, one row each, and the sum of their losses."""
         # A member without samples runs one all the same, to know shape and type of the rows that it has none of.
-        indices = share if len(share) else np.zeros(1, dtype=np.int64)
+        indices = list(share) or [0]
         batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+        generator = torch.Generator().manual_seed(0)  # an evaluation leaves the global one as it is
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
         loss_sum = 0.0
         with evaluating(self.model), torch.inference_mode():
-            for inputs, labels in fetch(self.dataset, batches, self.options, self.device):
+            for inputs, labels in fetch(self.dataset, batches, self.options, self.device, generator):
                 self.advance()
                 labels = to_device(labels, self.device)
                 outputs = self.model(to_device(inputs, self.device))

@@ -21,11 +21,6 @@ class Ledger:
     finished_epochs: int = 0
     loss_sum: float = 0.0  # over the samples of the present epoch
     loss_samples: int = 0
-    # For the ramp of the learning rate: what held in the last step, and the factor a change of workers began with.
-    learning_rate: float = 0.0
-    workers: int = 0
-    ramp_start: float = 1.0
-    ramp_step: int = 0
 
     @property
     def evaluated_step(self) -> int:

@@ -16,7 +16,7 @@ from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 REMEDY = "give another --checkpoint_dir"
 
 

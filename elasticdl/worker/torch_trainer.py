@@ -13,8 +13,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loader import LoaderOptions, StepBatch
+from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.rng import seed_step
+from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.checkpoint_writer import Dump
@@ -83,7 +84,6 @@ class TorchLearner:
         self._loss: Callable[[Any, Any], torch.Tensor] = module.loss
         self._model = build_model(module).to(context.device)
         self._optimizer = build_optimizer(module, self._model)
-        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         data = open_datasets(module, spec)
         options = LoaderOptions(num_workers=spec.data_workers)
         micro_batch = largest_micro_batch(spec, len(data.training))
@@ -94,14 +94,9 @@ class TorchLearner:
         self._origin = Origin(samples=len(data.training), seed=spec.seed, shuffle=spec.shuffle)
         self._evaluator = self._make_evaluator(module, data, micro_batch, context, options)
 
-    @property
-    def base_rate(self) -> float:
-        return self._rates[0]
-
-    def make_step(self, batch: StepBatch, learning_rate: float) -> float:
+    def make_step(self, batch: StepBatch) -> float:
         for inputs, labels in batch:
             batch.backward(self._loss(labels, self._model(inputs)))
-        self._set_rate(learning_rate)
         self._optimizer.step()
         assert self.state.vote is not None  # cast in that step
         return self.state.vote.loss
@@ -126,15 +121,6 @@ class TorchLearner:
         finally:
             scratch.unlink(missing_ok=True)
         return path
-
-    def _set_rate(self, rate: float) -> None:
-        base = self._rates[0]
-        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
-            value = rate if own == base or not base else own * (rate / base)
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(value)
-            else:
-                group["lr"] = value
 
     def _make_evaluator(
         self, module: ModelModule, data: Datasets, batch_size: int, context: ElasticContext, options: LoaderOptions

@@ -14,21 +14,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from elasticdl.callbacks import Callback, LearningRateScheduler
+from elasticdl.callbacks import Callback
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped, WorldChanged
 from elasticdl.elastic.loop import Hooks
+from elasticdl.elastic.notices import notify
 from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loader import ElasticDataLoader, StepBatch
+from elasticdl.elastic.torch.loader import ElasticDataLoader
+from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.world import World
 from elasticdl.worker.checkpoint import Checkpoint
 from elasticdl.worker.checkpoint_writer import CheckpointWriter, Dump
 from elasticdl.worker.export import export
 from elasticdl.worker.ledger import Ledger
-from elasticdl.worker.notices import notify
-from elasticdl.worker.rate import LearningRate, double_correction, rate_policy
+from elasticdl.worker.rate import rate_rules
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,7 @@ class Learner(Protocol):
     state: TorchState  # its values hold the ledger
     loader: ElasticDataLoader
 
-    @property
-    def base_rate(self) -> float:
-        """The optimizer's own learning rate."""
-
-    def make_step(self, batch: StepBatch, learning_rate: float) -> float:
+    def make_step(self, batch: StepBatch) -> float:
         """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
 
         Raises:
@@ -98,11 +95,10 @@ class Trainer:
         self._learner = learner
         self._state = learner.state
         self._ledger: Ledger = learner.state.values["ledger"]
+        self._sampler = learner.loader.sampler
         self._callbacks = callbacks
         self._checkpoints = checkpoints
-        schedules = [callback.schedule for callback in callbacks if isinstance(callback, LearningRateScheduler)]
-        self._policy = rate_policy(spec, learner.base_rate, schedules[-1] if schedules else None)
-        self._rate = LearningRate(self._policy, self._ledger)
+        self._state.follow(rate_rules(spec, callbacks))
         # Of this process, so that callbacks and reports come once however often `train` is entered.
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
@@ -144,11 +140,11 @@ class Trainer:
         if found is None:
             return
         progress = self._state.progress
-        epoch = progress.epoch + (progress.position >= self._learner.loader.order.samples)
+        epoch = progress.epoch + (progress.position >= self._sampler.order.samples)
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
         notify(self._context.membership, "resumed", step=found.step, epoch=epoch, path=found.path)
         if self._total_steps(world.size) <= found.step:
-            self._warn(
+            self._context.warn(
                 f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "
                 "give more --num_epochs or --max_step, or another --checkpoint_dir"
             )
@@ -156,8 +152,6 @@ class Trainer:
             self._checkpoints.written = found.step
 
     def _on_world(self, world: World) -> None:
-        if world.is_first and world.rank == 0:
-            self._warn_of_double_correction(world)
         if not self._begun:
             self._begun = True
             self._reported_step = self._told_step = self._ledger.evaluated_step
@@ -165,23 +159,9 @@ class Trainer:
         self._call("on_world_change", world.size, world.rank)
         self._context.total_steps = self._total_steps(world.size)
 
-    def _warn_of_double_correction(self, world: World) -> None:
-        if self._policy.schedule is None:
-            return
-        epoch = self._state.progress.epoch
-        with self._context.collective.pretend_size(world.size + 1):
-            pretended = self._policy.schedule(epoch)
-        warning = double_correction(self._policy, pretended, self._policy.schedule(epoch))
-        if warning:
-            self._warn(warning)
-
-    def _warn(self, message: str) -> None:
-        log.warning("%s", message)
-        notify(self._context.membership, "warning", message=message)
-
     def _total_steps(self, workers: int) -> int:
         """Of the whole job; with a fixed batch per worker, if the number of workers stays as it is."""
-        order, progress = self._learner.loader.order, self._state.progress
+        order, progress = self._sampler.order, self._state.progress
         here = remaining_steps(order.samples, progress.position, order.policy, workers)
         epoch = remaining_steps(order.samples, 0, order.policy, workers)
         total = progress.step + here + epoch * max(self._spec.num_epochs - progress.epoch - 1, 0)
@@ -211,7 +191,7 @@ class Trainer:
                 self._report_evaluation()
                 self._state.commit()
                 self._do_what_is_due()
-            if self._learner.loader.progress.position >= self._learner.loader.order.samples:
+            if self._sampler.progress.position >= self._sampler.order.samples:
                 self._end_epoch(epoch)
             if self._reached_max_step:
                 break
@@ -230,19 +210,16 @@ class Trainer:
                 return
 
     def _begin_epoch(self, epoch: int) -> None:
-        if self._learner.loader.progress.position == 0:  # the state follows at its next commit
+        if self._sampler.progress.position == 0:  # the state follows at its next commit
             self._ledger.loss_sum, self._ledger.loss_samples = 0.0, 0
-        self._rate.enter(epoch, self._context.size, self._state.step)
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
             self._call("on_epoch_begin", epoch)
 
     def _make_step(self, batch: StepBatch) -> None:
-        rate = self._rate.at(batch.plan.step)
-        loss = self._learner.make_step(batch, rate)
+        loss = self._learner.make_step(batch)
         self._ledger.add_loss(loss, batch.plan.batch)
-        self._ledger.learning_rate = rate
-        self._call("on_train_batch_end", self._state.step, {"loss": loss, "learning_rate": rate})
+        self._call("on_train_batch_end", self._state.step, {"loss": loss, "learning_rate": self._state.learning_rate})
 
     def _do_what_is_due(self) -> None:
         step, spec = self._state.step, self._spec

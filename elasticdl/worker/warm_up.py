@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from elasticdl.elastic.torch.loader import to_device
+from elasticdl.elastic.torch.device import to_device
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

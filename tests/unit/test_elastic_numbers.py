@@ -1,4 +1,4 @@
-"""The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers, learning rate."""
+"""The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers."""
 
 from collections import Counter
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.elastic.batch_plan import BatchPolicy, plan_step, split, worker_slices
-from elasticdl.elastic.learning_rate import Ramp, scale
 from elasticdl.elastic.order import epoch_order, step_seed
 from elasticdl.elastic.progress import Progress, SampleOrder, remaining_steps
 
@@ -149,15 +148,3 @@ def test_remaining_steps_agrees_with_the_plan(samples, position, workers):
     order = SampleOrder(samples, BatchPolicy(None, 7))
     steps = list(order.steps(Progress(position=position), 0, workers))
     assert remaining_steps(samples, position, order.policy, workers) == len(steps)
-
-
-def test_scaling_rules():
-    assert scale("linear", 4) == 4
-    assert scale("sqrt", 4) == 2
-    assert scale("none", 4) == 1
-
-
-def test_a_ramp_moves_in_a_straight_line_to_its_target():
-    ramp = Ramp(start=2.0, target=4.0, first_step=10, steps=4)
-    assert [ramp.at(step) for step in (9, 10, 12, 14, 20)] == [2.0, 2.0, 3.0, 4.0, 4.0]
-    assert Ramp(start=2.0, target=3.0, first_step=5, steps=0).at(5) == 3.0

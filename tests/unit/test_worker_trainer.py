@@ -251,7 +251,7 @@ def test_warns_once_of_correcting_twice(make_spec, monkeypatch):
     job = make_job(make_spec(num_epochs=1), Script(leave_after={1, 2}), callbacks=[scheduler])
     job.trainer.run()
     (warning,) = job.script.notices("warning")
-    assert "--global_batch_size keeps the batch fixed" in warning["message"]
+    assert "while the global batch size is fixed" in warning["message"]
 
 
 def test_a_checkpoint_of_another_kind_of_optimizer_is_refused(make_spec, tmp_path):

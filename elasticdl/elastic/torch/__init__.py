@@ -30,7 +30,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import torch
@@ -39,11 +39,25 @@ from torch.utils.data import Dataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.torch.context import ElasticContext, connect
-from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions, StepBatch
+from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
+from elasticdl.elastic.torch.sampler import ElasticSampler, StepBatch
 from elasticdl.elastic.torch.state import TorchState as _State
 
-__all__ = ["DataLoader", "StepBatch", "TorchState", "context", "device", "init", "rank", "run", "size"]
+__all__ = [
+    "DataLoader",
+    "LearningRate",
+    "Sampler",
+    "StepBatch",
+    "TorchState",
+    "context",
+    "device",
+    "init",
+    "rank",
+    "run",
+    "size",
+]
 
 log = logging.getLogger(__name__)
 
@@ -125,16 +139,33 @@ def DataLoader(
     return context().loader(dataset, shuffle=shuffle, options=LoaderOptions(num_workers, collate_fn))
 
 
+def Sampler(data: Sized | int, *, shuffle: bool = True) -> ElasticSampler:
+    """An `ElasticSampler` over a data set, or over a number of samples, for a ``torch.utils.data.DataLoader`` of your
+    own: ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``."""
+    return context().sampler(data, shuffle=shuffle)
+
+
 def TorchState(
     *,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: ElasticDataLoader | None = None,
+    sampler: ElasticSampler | None = None,
+    learning_rate: LearningRate | None = None,
     snapshot: bool = False,
     **values: Any,
 ) -> _State:
-    """The training state of this process; see `elasticdl.elastic.torch.state.TorchState`."""
-    return context().state(model, optimizer, loader, values, snapshot=snapshot)
+    """The training state of this process; see `elasticdl.elastic.torch.state.TorchState`.
+
+    Raises:
+        UserError: both ``loader`` and ``sampler`` are given, or the learning rate's rules don't fit the batch sizes.
+    """
+    if loader is not None and sampler is not None:
+        raise UserError("TorchState(loader=, sampler=): give one of them; a loader brings its own sampler")
+    state = context().state(model, optimizer, loader or sampler, values, snapshot=snapshot)
+    if learning_rate is not None:
+        state.follow(learning_rate)
+    return state
 
 
 def run(train: Callable[[_State], Any]) -> Callable[[_State], Any]:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -133,16 +134,16 @@ class TorchCollective(Collective):
 
     @contextlib.contextmanager
     def pretend_size(self, workers: int) -> Iterator[None]:
-        """Within, ``hvd.size()`` tells this number: to see whether a user's function depends on it."""
-        if self._hvd is None:
-            yield
-            return
-        real = self._hvd.__dict__["size"]
-        self._hvd.__dict__["size"] = lambda *_: workers
+        """Within, ``hvd.size()`` and the world tell this number: to see whether a user's function depends on it."""
+        world = self.world
+        functions: dict[str, Any] = self._hvd.__dict__ if self._hvd else {}
+        real = functions.get("size")
+        self.world = replace(world, members=(world.members * workers)[:workers])
+        functions["size"] = lambda *_: workers
         try:
             yield
         finally:
-            self._hvd.__dict__["size"] = real
+            self.world, functions["size"] = world, real
 
     def _in_place(
         self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[ModuleType, torch.Tensor, str], Any]

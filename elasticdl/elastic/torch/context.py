@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +16,14 @@ import torch
 from torch.utils.data import Dataset
 
 from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.collective import Endpoint
 from elasticdl.elastic.kv_store import KvServer
 from elasticdl.elastic.loop import ElasticLoop, Hooks
+from elasticdl.elastic.notices import notify
 from elasticdl.elastic.pause import Pause, PauseClock
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.record import SampleRecord
@@ -31,6 +33,7 @@ from elasticdl.elastic.torch.collective import TorchCollective, import_horovod
 from elasticdl.elastic.torch.device import can_reduce_on_gpu, choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
 from elasticdl.elastic.torch.reducer import Vote
+from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.world import World
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -79,22 +82,29 @@ class ElasticContext:
 
     # -- making things that belong to the job --
 
+    def sampler(self, data: Sized | int, *, shuffle: bool = True) -> ElasticSampler:
+        """``data``: the data set, or the number of its samples."""
+        samples = data if isinstance(data, int) else len(data)
+        if samples < 1:
+            raise UserError(f"the data set has {samples} samples; expected at least one")
+        return ElasticSampler(SampleOrder(samples, self.policy, self.seed, shuffle), self)
+
     def loader(
         self, dataset: Dataset[Any], *, shuffle: bool = True, options: LoaderOptions | None = None
     ) -> ElasticDataLoader:
-        order = SampleOrder(len(dataset), self.policy, self.seed, shuffle)  # type: ignore[arg-type]
-        return ElasticDataLoader(dataset, order, self, options or LoaderOptions())
+        sampler = self.sampler(dataset, shuffle=shuffle)  # type: ignore[arg-type]
+        return ElasticDataLoader(dataset, sampler, options or LoaderOptions(), self.device)
 
     def state(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        loader: ElasticDataLoader | None,
+        data: ElasticDataLoader | ElasticSampler | None,
         values: dict[str, Any],
         *,
         snapshot: bool = False,
     ) -> TorchState:
-        return TorchState(self, model, optimizer, loader, values, snapshot=snapshot)
+        return TorchState(self, model, optimizer, data, values, snapshot=snapshot)
 
     # -- training --
 
@@ -106,6 +116,8 @@ class ElasticContext:
         def enter(world: World) -> None:
             self._grew = world.size > self._last_size
             self._last_size = world.size
+            if world.is_first and world.rank == 0:
+                self._warn_of_double_correction(state)
             given.on_world(world)
 
         with self._drain_on_sigterm():
@@ -148,6 +160,11 @@ class ElasticContext:
             )
         )
 
+    def warn(self, message: str) -> None:
+        """Into this worker's log and the job's journal."""
+        log.warning("%s", message)
+        notify(self.membership, "warning", message=message)
+
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that this worker's training is complete."""
         self.membership.say(pb.WorkerMessage(finished=pb.Finished(step=step, epochs=epochs, metrics=metrics)))
@@ -165,6 +182,13 @@ class ElasticContext:
         self._closers.close()
 
     # -- details --
+
+    def _warn_of_double_correction(self, state: TorchState) -> None:
+        if state.rate is None:
+            return
+        warning = state.rate.double_correction(state.progress.epoch, self.collective.pretend_size(self.size + 1))
+        if warning:
+            self.warn(warning)
 
     def _say_pause(self, pause: Pause) -> None:
         log.info(

@@ -1,9 +1,10 @@
-"""The one place where the device of a worker is chosen."""
+"""The one place where the device of a worker is chosen, and how samples get there."""
 
 from __future__ import annotations
 
 import os
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -18,3 +19,16 @@ def choose_device() -> torch.device:
 def can_reduce_on_gpu(hvd: ModuleType, device: torch.device) -> bool:
     """Whether Horovod may be handed CUDA tensors: it was built with NCCL, and no GPU has two workers."""
     return device.type == "cuda" and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ
+
+
+def to_device(sample: Any, device: torch.device) -> Any:
+    """Tensors within tuples, lists and dicts moved to the device, all else as it is."""
+    if isinstance(sample, torch.Tensor):
+        return sample.to(device, non_blocking=True)
+    if isinstance(sample, dict):
+        return {key: to_device(value, device) for key, value in sample.items()}
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*(to_device(value, device) for value in sample))
+    if isinstance(sample, list | tuple):
+        return type(sample)(to_device(value, device) for value in sample)
+    return sample

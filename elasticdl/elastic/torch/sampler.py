@@ -1,0 +1,144 @@
+"""The elastic sampler: which samples this worker takes next, exact for any history of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from itertools import tee
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.torch.device import to_device
+from elasticdl.elastic.torch.reducer import GradientReducer
+from elasticdl.elastic.torch.rng import seed_step
+from elasticdl.elastic.world import World
+
+
+class Host(Protocol):
+    """What a sampler asks of the job it belongs to."""
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def advance(self, *, waiting: bool) -> None: ...
+
+    def record_samples(self, plan: StepPlan) -> None: ...
+
+
+class StepBatch:
+    """This worker's share of one global batch: iterate over its micro-batches.
+
+    For each, call `backward` with the mean loss over the micro-batch: it is weighed so that the gradients of all
+    workers sum up to the mean over the global batch.
+    """
+
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host, reducer: GradientReducer) -> None:
+        self.plan = plan
+        self._samples = samples
+        self._host = host
+        self._reducer = reducer
+        self._current = 0
+
+    @property
+    def share(self) -> float:
+        """The part of the global batch that is this worker's."""
+        return sum(len(indices) for indices in self.plan.micro_batches) / self.plan.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self.plan.micro_batches:
+            self._host.advance(waiting=False)
+            self._current = len(indices)
+            yield to_device(next(self._samples), self._host.device)
+
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
+        self._reducer.add_loss(loss, self._current)
+        return loss * (self._current / self.plan.batch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradient of the present micro-batch from its mean loss."""
+        self.weigh(loss).backward()  # type: ignore[no-untyped-call]
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """A batch sampler for ``torch.utils.data.DataLoader``: each batch of indices is one micro-batch of this worker.
+
+    Iterate over `steps`, not over the loader: workers have unequal numbers of micro-batches, and each has to take part
+    in every step. What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once
+    per epoch. Moved on by the training state after each optimizer step, not by iterating: samples that a loader has
+    fetched ahead do not count.
+    """
+
+    def __init__(self, order: SampleOrder, host: Host) -> None:
+        self.order = order
+        self.progress = Progress()
+        self.current: StepBatch | None = None  # the step that is being made
+        self._host = host
+        self._reducer: GradientReducer | None = None
+        self._ahead: Iterator[StepPlan] | None = None
+
+    def attach(self, reducer: GradientReducer) -> None:
+        """Say where gradients are accumulated; done by the training state."""
+        self._reducer = reducer
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        while self.progress.epoch < count:
+            yield self.progress.epoch
+            self.progress = self.progress.next_epoch()
+
+    def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:
+        """One `StepBatch` per step from where training stands to the end of the epoch, on what ``loader`` loads.
+
+        ``loader`` gives one item for each micro-batch that it draws from this sampler, in order; it may run ahead.
+
+        Raises:
+            UserError: it draws from another sampler, or would fork.
+        """
+        if self._reducer is None:
+            raise RuntimeError("give the sampler or its loader to TorchState(...) before iterating over it")
+        if isinstance(loader, DataLoader):
+            _require_usable(loader, self)
+        world = self._host.world
+        # Torch's loader may run ahead of the steps; cutting the whole epoch first would be part of every pause.
+        plans, ahead = tee(self.order.steps(self.progress, world.rank, world.size))
+        self._ahead = ahead
+        # Torch's loader draws the seed of its processes from the global generator.
+        seed_step(self.order.seed, self.progress.step + 1, world.rank)
+        samples = iter(loader)
+        try:
+            for plan in plans:
+                seed_step(self.order.seed, plan.step, world.rank)
+                self._reducer.begin()
+                self._host.record_samples(plan)
+                self.current = StepBatch(plan, samples, self._host, self._reducer)
+                yield self.current
+            self.current = None
+        finally:
+            if self._ahead is ahead:  # else this is the late end of an abandoned iteration
+                self._ahead = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._ahead is None:
+            raise RuntimeError("iterate over sampler.steps(loader), not over the loader or the sampler itself")
+        return (indices.tolist() for plan in self._ahead for indices in plan.micro_batches)
+
+
+def _require_usable(loader: DataLoader[Any], sampler: ElasticSampler) -> None:
+    if loader.batch_sampler is not sampler:
+        raise UserError(
+            "sampler.steps(loader): the loader draws from another sampler; make it DataLoader(dataset, batch_sampler=sampler)"
+        )
+    context = loader.multiprocessing_context or multiprocessing
+    if loader.num_workers and context.get_start_method() == "fork":
+        raise UserError(
+            "sampler.steps(loader): its processes would be forked, and take this one's threads and locks along; "
+            'make it DataLoader(..., num_workers=..., multiprocessing_context="forkserver")'
+        )

@@ -1,0 +1,88 @@
+"""What the tests of the PyTorch twin share: workers in the threads of one process."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.session import Alone
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.world import Member, World
+
+
+def make_model(batch_norm=False):
+    torch.manual_seed(0)
+    middle = [torch.nn.BatchNorm1d(16)] if batch_norm else []
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), *middle, torch.nn.ReLU(), torch.nn.Linear(16, 3))
+
+
+def make_data(samples=50):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(samples, 8, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
+    )
+
+
+class SumOfThreads(TorchCollective):
+    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
+
+    def __init__(self, rank, board):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
+        self._board = board
+
+    def sum_(self, tensors, name):
+        self._board.contribute(self.world.rank, tensors)
+
+    def broadcast_(self, tensors, name):
+        slots = self._board.exchange(self.world.rank, tensors)
+        for mine, theirs in zip(tensors, slots[0], strict=True):
+            mine.copy_(theirs)
+
+
+class Board:
+    def __init__(self, size):
+        self.size = size
+        self.slots = [None] * size
+        self.barrier = threading.Barrier(size, timeout=30)
+        self.fail = False
+
+    def contribute(self, rank, tensors):
+        if self.fail:
+            raise WorldBroken("a collective failed")
+        slots = self.exchange(rank, tensors)
+        for index, tensor in enumerate(tensors):
+            tensor.copy_(sum(slot[index] for slot in slots))
+
+    def exchange(self, rank, tensors):
+        self.slots[rank] = [tensor.clone() for tensor in tensors]
+        self.barrier.wait()
+        slots = list(self.slots)
+        self.barrier.wait()
+        return slots
+
+
+class Trainee:
+    """One worker's context, model and state on a board."""
+
+    def __init__(self, rank, board, policy, batch_norm=False):
+        self.context = ElasticContext(Alone(), SumOfThreads(rank, board), policy, seed=0)
+        self.model = make_model(batch_norm)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = self.context.loader(make_data(48 if batch_norm else 50))
+        self.state = self.context.state(self.model, self.optimizer, self.loader, {})
+        self.losses = []
+
+    def train(self, epochs=1):
+        for _ in self.loader.epochs(epochs):
+            for batch in self.loader:
+                for inputs, labels in batch:
+                    batch.backward(cross_entropy(self.model(inputs), labels))
+                self.optimizer.step()
+                self.losses.append(self.state.loss)
+                self.state.commit()
