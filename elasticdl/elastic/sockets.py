@@ -33,18 +33,28 @@ def open_sockets() -> frozenset[SocketId]:
 
 
 def shut(sockets: frozenset[SocketId], *, spare_ports: frozenset[int]) -> int:
-    """Shut those sockets that are still open and connected; returns how many.
+    """Shut those TCP sockets that are still open; returns how many.
 
-    ``spare_ports``: local or remote ports whose connections are not the collective's (the store, the master).
+    Those that listen too, and those that are connecting: while Gloo forms a world, somebody waits at the other end of
+    them who may never come. ``spare_ports``: local or remote ports whose connections are not the collective's (the
+    store, the master).
     """
     done = 0
     for candidate in sockets & open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.fd)) as handle:
-            # An OSError here says that it is not connected, or was closed meanwhile.
-            if handle.family not in (socket.AF_INET, socket.AF_INET6):
+            # An OSError here says that it was closed meanwhile, or has nothing to shut.
+            if handle.family not in (socket.AF_INET, socket.AF_INET6) or handle.type != socket.SOCK_STREAM:
                 continue
-            if {handle.getsockname()[1], handle.getpeername()[1]} & spare_ports:
+            if {handle.getsockname()[1], _remote_port(handle)} & spare_ports:
                 continue
             handle.shutdown(socket.SHUT_RDWR)
             done += 1
     return done
+
+
+def _remote_port(handle: socket.socket) -> int | None:
+    try:
+        port: int = handle.getpeername()[1]
+    except OSError:  # not connected (yet)
+        return None
+    return port

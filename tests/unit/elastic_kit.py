@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.order import epoch_order
 from elasticdl.elastic.session import Alone
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
@@ -68,21 +70,58 @@ class Board:
 
 
 class Trainee:
-    """One worker's context, model and state on a board."""
+    """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that."""
 
-    def __init__(self, rank, board, policy, batch_norm=False):
+    def __init__(self, rank, board, policy, batch_norm=False, own_loader=None):
         self.context = ElasticContext(Alone(), SumOfThreads(rank, board), policy, seed=0)
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.loader = self.context.loader(make_data(48 if batch_norm else 50))
-        self.state = self.context.state(self.model, self.optimizer, self.loader, {})
+        data = make_data(48 if batch_norm else 50)
+        if own_loader is None:
+            self.loader = given = self.context.loader(data)
+            self.sampler = self.loader.sampler
+        else:
+            self.sampler = given = self.context.sampler(data)
+            self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
+        self.state = self.context.state(self.model, self.optimizer, given, {})
         self.losses = []
 
+    def steps(self):
+        return self.sampler.steps(self.loader) if isinstance(self.loader, DataLoader) else iter(self.loader)
+
+    def make_step(self, batch):
+        for inputs, labels in batch:
+            batch.backward(cross_entropy(self.model(inputs), labels))
+        self.optimizer.step()
+
     def train(self, epochs=1):
-        for _ in self.loader.epochs(epochs):
-            for batch in self.loader:
-                for inputs, labels in batch:
-                    batch.backward(cross_entropy(self.model(inputs), labels))
-                self.optimizer.step()
+        for _ in self.sampler.epochs(epochs):
+            for batch in self.steps():
+                self.make_step(batch)
                 self.losses.append(self.state.loss)
                 self.state.commit()
+
+
+def train_together(workers, policy, **kwargs):
+    board = Board(workers)
+    members = [Trainee(rank, board, policy, **kwargs) for rank in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda member: member.train(2), members, timeout=60))
+    return members
+
+
+def plain_losses(batch, epochs=2):
+    """What torch gives without any of this: one process, whole batches."""
+    model, data = make_model(), make_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for epoch in range(epochs):
+        order = epoch_order(len(data), 0, epoch)
+        for start in range(0, len(data), batch):
+            inputs, labels = data[order[start : start + batch]]
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses

@@ -7,43 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee, make_data, make_model
+from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, train_together
 from torch.nn.functional import cross_entropy
 
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.order import epoch_order
 from elasticdl.elastic.torch.collective import HEAD_BYTES, TorchCollective
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.transfer import put_tensors, take_tensors
 from elasticdl.elastic.world import Member, World
-
-
-def train_together(workers, policy, **kwargs):
-    board = Board(workers)
-    members = [Trainee(rank, board, policy, **kwargs) for rank in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda member: member.train(2), members, timeout=60))
-    return members
-
-
-def plain_losses(batch, epochs=2):
-    """What torch gives without any of this: one process, whole batches."""
-    model, data = make_model(), make_data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for epoch in range(epochs):
-        order = epoch_order(len(data), 0, epoch)
-        for start in range(0, len(data), batch):
-            inputs, labels = data[order[start : start + batch]]
-            optimizer.zero_grad()
-            loss = cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
