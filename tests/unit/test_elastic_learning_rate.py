@@ -1,0 +1,279 @@
+"""The learning rate: who may change it, how it moves after a change of workers, and that all members agree on it."""
+
+import contextlib
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from elastic_kit import Board, Trainee
+from torch.nn.functional import cross_entropy
+from worker_kit import BreakingCollective, Script
+
+import elasticdl.elastic.torch as elastic
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.learning_rate import LearningRate, Ramp, RateControl, scale
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.learning_rate import OptimizerRate
+from elasticdl.elastic.world import Member, World
+
+PER_WORKER = BatchPolicy(None, 8)
+
+
+def world(workers, version=1, rank=0):
+    return World(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
+
+
+def walk(control, workers, first, last, version=1):
+    """The rates of some steps made in one world."""
+    rates = []
+    for step in range(first, last + 1):
+        rates.append(control.at(step, 0, world(workers, version)))
+        control.made()
+    return rates
+
+
+def test_scaling_rules():
+    assert [scale(rule, 4) for rule in ("linear", "sqrt", None)] == [4, 2, 1]
+
+
+def test_a_ramp_moves_in_a_straight_line_to_its_target():
+    ramp = Ramp(start=2.0, target=4.0, first_step=10, steps=4)
+    assert [ramp.at(step) for step in (9, 10, 12, 14, 20)] == [2.0, 2.0, 3.0, 4.0, 4.0]
+    assert Ramp(start=2.0, target=3.0, first_step=5, steps=0).at(5) == 3.0
+
+
+def test_a_fixed_global_batch_leaves_the_rate_alone():
+    control = RateControl(LearningRate(ramp_steps=5), 0.1, fixed_batch=True)
+    assert [walk(control, workers, step, step, step) for step, workers in ((1, 1), (2, 4), (3, 2))] == [[0.1]] * 3
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [(None, 1.0), ("linear", 3.0), ("sqrt", math.sqrt(3))])
+@pytest.mark.parametrize("schedule", [None, lambda epoch: 0.1])
+def test_a_fixed_batch_per_worker_follows_the_rule(scaling, factor, schedule):
+    control = RateControl(LearningRate(schedule, scaling=scaling), 0.1, fixed_batch=False)
+    assert control.at(1, 0, world(3)) == pytest.approx(0.1 * factor)
+
+
+def test_the_schedule_is_asked_once_in_each_epoch_and_each_world():
+    asked = []
+
+    def schedule(epoch):
+        asked.append(epoch)
+        return workers * (0.5 if epoch else 1.0)
+
+    control = RateControl(LearningRate(schedule), 0.1, fixed_batch=False)
+    rates = []
+    for step, (version, workers, epoch) in enumerate([(1, 2, 0), (1, 2, 0), (2, 3, 0), (2, 3, 1), (3, 3, 1)], start=1):
+        rates.append(control.at(step, epoch, world(workers, version)))
+        control.made()
+    assert rates == [2.0, 2.0, 3.0, 1.5, 1.5]
+    assert asked == [0, 0, 1, 1]
+
+
+def ramped(base=1.0):
+    return RateControl(LearningRate(scaling="linear", ramp_steps=4), base, fixed_batch=False)
+
+
+def test_the_ramp_moves_step_by_step_from_where_it_was():
+    control = ramped()
+    assert walk(control, 2, 1, 10) == [2.0] * 10  # the first world begins without a ramp
+    assert walk(control, 4, 11, 15, version=2) == [2.5, 3.0, 3.5, 4.0, 4.0]
+    assert walk(control, 2, 16, 17, version=3) == [3.5, 3.0]
+    assert walk(control, 1, 18, 22, version=4) == [2.5, 2.0, 1.5, 1.0, 1.0]  # within the ramp
+
+
+def test_a_newcomer_with_the_state_goes_on_with_the_ramp():
+    control, newcomer = ramped(), ramped()
+    walk(control, 2, 1, 10)
+    walk(control, 4, 11, 12, version=2)
+    newcomer.state = control.state
+    assert walk(newcomer, 4, 13, 15, version=3) == walk(control, 4, 13, 15, version=3) == [3.5, 4.0, 4.0]
+
+
+def test_a_step_that_was_not_made_leaves_no_trace():
+    control = ramped()
+    walk(control, 2, 1, 10)
+    for version, workers in ((2, 4), (3, 1), (4, 4)):
+        control.at(11, 0, world(workers, version))
+    assert walk(control, 4, 11, 12, version=5) == [2.5, 3.0]
+
+
+def test_a_rate_of_zero_begins_no_ramp():
+    control = ramped(base=0.0)
+    assert walk(control, 2, 1, 1) + walk(control, 4, 2, 3, version=2) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scaling", "fixed", "warns"),
+    [
+        (lambda epoch, size: 0.1 * size, None, True, "while the global batch size is fixed"),
+        (lambda epoch, size: 0.1, None, True, None),
+        (lambda epoch, size: 0.1 * size, None, False, None),
+        (lambda epoch, size: 0.1 * size, "linear", False, "and linear scaling does so again: leave one out"),
+        (lambda epoch, size: 0.1, "linear", False, None),
+        (None, None, True, None),
+    ],
+)
+def test_warns_of_correcting_twice(schedule, scaling, fixed, warns):
+    sizes = [2]
+
+    @contextlib.contextmanager
+    def one_more():
+        sizes.append(3)
+        yield
+        sizes.pop()
+
+    rules = LearningRate(schedule and (lambda epoch: schedule(epoch, sizes[-1])), scaling=scaling)
+    warning = RateControl(rules, 0.1, fixed_batch=fixed).double_correction(0, one_more())
+    assert (warning is None) == (warns is None)
+    assert warns is None or warns in warning
+
+
+def test_rules_that_make_no_sense_are_refused():
+    with pytest.raises(UserError, match=r"LearningRate\(scaling='cubic'\): must be one of linear, sqrt, or None"):
+        LearningRate(scaling="cubic")
+    with pytest.raises(UserError, match=r"LearningRate\(ramp_steps=-1\): must be at least 0"):
+        LearningRate(ramp_steps=-1)
+    with pytest.raises(UserError, match="the global batch size is fixed: leave one out"):
+        RateControl(LearningRate(scaling="linear"), 0.1, fixed_batch=True)
+
+
+# -- on an optimizer --
+
+
+def two_groups(kind=float):
+    first, second = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    return torch.optim.SGD([{"params": [first], "lr": kind(0.1)}, {"params": [second], "lr": kind(0.02)}])
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_groups_keep_their_ratio_to_the_first(kind):
+    optimizer = two_groups(kind)
+    OptimizerRate(optimizer, LearningRate(lambda epoch: 0.4), fixed_batch=True).set(1, 0, world(1))
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.08])
+    assert all(isinstance(group["lr"], type(kind(0.1))) for group in optimizer.param_groups)
+
+
+def test_an_optimizer_from_a_checkpoint_is_not_scaled_again():
+    rules, optimizer, again = LearningRate(scaling="linear"), two_groups(), two_groups()
+    OptimizerRate(optimizer, rules, fixed_batch=False).set(1, 0, world(4))
+    again.load_state_dict(optimizer.state_dict())
+    OptimizerRate(again, rules, fixed_batch=False).set(2, 0, world(2, version=2))
+    assert [group["lr"] for group in again.param_groups] == pytest.approx([0.2, 0.04])
+
+
+# -- as a part of the training state --
+
+
+def follower(rank=0, board=None, ramp_steps=4):
+    member = Trainee(rank, board or Board(1), PER_WORKER)
+    member.state.follow(LearningRate(scaling="linear", ramp_steps=ramp_steps))
+    return member
+
+
+def make_steps(member, count):
+    rates = []
+    steps = member.steps()
+    for _ in range(count):
+        member.make_step(next(steps))
+        rates.append(member.state.learning_rate)
+        member.state.commit()
+    return rates
+
+
+def enter(member, workers, version, board=None):
+    member.context.collective.world = world(workers, version, member.context.rank)
+    if board is not None:
+        member.context.collective._board = board
+
+
+def test_all_members_agree_on_the_rate_whoever_comes():
+    root = follower()
+    assert make_steps(root, 2) == [0.1, 0.1]
+    board = Board(2)
+    newcomer = follower(rank=1, board=board)
+    enter(root, 2, 2, board)
+    joined = World(2, (Member(0, "h", 2, True), Member(1, "h", 0, False)), 0)
+    with ThreadPoolExecutor(2) as pool:
+        members = (root, newcomer)
+        list(pool.map(lambda each: each.state.sync(replace(joined, rank=each.context.rank)), members, timeout=30))
+        rates = list(pool.map(lambda each: make_steps(each, 2), members, timeout=30))
+    assert rates == [pytest.approx([0.125, 0.15])] * 2
+    assert root.state.rate.state == newcomer.state.rate.state
+    for mine, theirs in zip(root.model.parameters(), newcomer.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_torn_step_in_a_larger_world_begins_the_ramp_once():
+    member = follower()
+    make_steps(member, 2)
+    before = member.state.state_dict()["rate"]
+    enter(member, 2, 2)
+    member.context.collective._board.fail = True
+    with pytest.raises(WorldBroken):
+        make_steps(member, 1)
+    member.state.restore()
+    assert member.state.state_dict()["rate"] == before
+    member.context.collective._board.fail = False
+    enter(member, 1, 3)
+    assert make_steps(member, 1) == [0.1]
+
+
+def test_the_rate_is_of_the_same_moment_as_the_parameters():
+    member = follower()
+    make_steps(member, 2)
+    enter(member, 1, 2)
+    member.make_step(next(member.steps()))  # made by all, but this member had not come to its commit
+    member.state.restore()
+    assert (member.state.step, member.state.rate.state.value) == (3, 0.1)
+
+
+def test_with_snapshots_all_goes_back_to_the_last_commit():
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    member = Trainee(0, Board(1), PER_WORKER)
+    state = member.context.state(model, optimizer, member.loader, {}, snapshot=True)
+    state.follow(LearningRate(lambda epoch: 0.3))
+    state.sync(world(1))
+    weight = model.weight.clone()
+    for inputs, labels in (batch := next(member.steps())):
+        batch.backward(cross_entropy(model(inputs), labels))
+    optimizer.step()
+    assert (state.step, state.rate.state.value) == (1, 0.3)
+    state.restore()
+    assert (state.step, state.rate.state.value) == (0, 0.0)
+    assert torch.equal(model.weight, weight)
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [(PER_WORKER, 0), (BatchPolicy(8, None), 1)])
+def test_a_job_is_warned_once_of_correcting_twice(policy, warnings):
+    script = Script(leave_after={1, 2})
+    context = ElasticContext(script, BreakingCollective(), policy, seed=0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = context.loader(torch.utils.data.TensorDataset(torch.ones(40, 1)))
+    state = context.state(model, optimizer, loader, {})
+    state.follow(LearningRate(lambda epoch: 0.01 * context.size))
+    script.step = lambda: state.step
+
+    def train():
+        for batch in loader:
+            for (inputs,) in batch:
+                batch.backward(model(inputs).mean())
+            optimizer.step()
+            state.commit()
+
+    context.run(train, state)
+    assert (state.step, script.worlds) == (5, 3)
+    assert len(script.notices("warning")) == warnings
+    assert state.learning_rate == 0.01, "what was pretended is over"
+
+
+def test_a_state_has_one_place_in_the_data():
+    member = Trainee(0, Board(1), PER_WORKER)
+    with pytest.raises(UserError, match="give one of them"):
+        elastic.TorchState(model=None, optimizer=None, loader=member.loader, sampler=member.sampler)

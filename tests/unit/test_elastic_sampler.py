@@ -1,0 +1,186 @@
+"""The elastic sampler under loaders that run ahead of the steps, torch's own among them."""
+
+import copy
+from collections import Counter, deque
+from itertools import islice
+
+import pytest
+import torch
+from elastic_kit import Board, Trainee, plain_losses, train_together
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.progress import SampleOrder
+from elasticdl.elastic.torch.sampler import ElasticSampler
+from elasticdl.elastic.world import Member, World
+
+
+class Host:
+    """One worker's job as the sampler sees it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.world = None
+
+    def advance(self, *, waiting):
+        pass
+
+    def record_samples(self, plan):
+        pass
+
+
+class NoGradients:
+    def begin(self):
+        pass
+
+
+class Ahead:
+    """A loader that has always fetched so many micro-batches more than were asked for; its items are the indices."""
+
+    def __init__(self, sampler, depth):
+        self.sampler, self.depth = sampler, depth
+
+    def __iter__(self):
+        source = iter(self.sampler)
+        fetched = deque(islice(source, self.depth))
+        while fetched:
+            fetched.extend(islice(source, 1))
+            yield fetched.popleft()
+
+
+def make_sampler(samples, policy, host=None):
+    sampler = ElasticSampler(SampleOrder(samples, policy, seed=3), host or Host())
+    sampler.attach(NoGradients())
+    return sampler
+
+
+def at(version, rank, workers):
+    return World(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
+
+
+policies = st.one_of(
+    st.builds(BatchPolicy, st.integers(1, 50), st.none(), st.one_of(st.none(), st.integers(1, 9))),
+    st.builds(BatchPolicy, st.none(), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 9))),
+)
+# Worlds in a row: how many workers, how many of their steps are committed, and how many of them begin a torn one.
+histories = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 6)), max_size=8)
+
+
+@given(samples=st.integers(1, 120), policy=policies, history=histories, depth=st.integers(1, 7))
+def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, policy, history, depth):
+    used, sizes, abandoned = Counter(), [], []
+    members = [make_sampler(samples, policy)]
+    for version, (workers, committed, torn) in enumerate([*history, (3, samples, 0)], start=1):
+        progress = members[0].progress
+        members = members[:workers] + [make_sampler(samples, policy) for _ in range(workers - len(members))]
+        for rank, sampler in enumerate(members):
+            sampler._host.world = at(version, rank, workers)
+            sampler.progress = progress  # newcomers have it from the state of rank 0
+        worlds = [sampler.steps(Ahead(sampler, depth)) for sampler in members]
+        for batches in islice(zip(*worlds, strict=True), committed):
+            step = [index for batch in batches for micro_batch in batch for index in micro_batch]
+            used.update(step)
+            sizes.append(len(step))
+            for sampler, batch in zip(members, batches, strict=True):
+                sampler.progress = batch.plan.after
+        for steps in worlds[:torn]:
+            list(next(steps, ()))
+        for steps in abandoned:  # whenever the garbage collector comes to it
+            steps.close()
+        abandoned = worlds
+    assert used == Counter(range(samples))
+    assert members[0].progress.step == len(sizes)
+    if policy.fixed:
+        assert set(sizes[:-1]) <= {policy.global_batch}
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_a_loader_of_torch_gives_the_losses_of_plain_torch(workers):
+    # 50 samples in batches of 16: the last has 2 samples, so that of 4 workers two have none
+    for member in train_together(workers, BatchPolicy(16, None, 4), own_loader={}):
+        torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
+
+
+def alone(**own_loader):
+    return Trainee(0, Board(1), BatchPolicy(16, None, 4), own_loader=own_loader)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_processes_have_fetched_ahead_does_not_count(persistent):
+    member = alone(
+        num_workers=2, prefetch_factor=3, persistent_workers=persistent, multiprocessing_context="forkserver"
+    )
+    steps = member.steps()
+    member.make_step(next(steps))
+    member.losses.append(member.state.loss)
+    member.state.commit()
+    before = copy.deepcopy(member.state.state_dict()["progress"])
+    member.context.collective._board.fail = True
+    with pytest.raises(WorldBroken):
+        member.make_step(next(steps))
+    member.context.collective._board.fail = False
+    member.state.restore()
+    assert member.state.state_dict()["progress"] == before
+    member.train(2)
+    torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
+
+
+class Noise(Dataset):
+    """A random draw for each sample, in whatever process loads it."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(1), 0
+
+
+def test_draws_of_loading_processes_are_repeated_with_the_step():
+    draws = []
+    for seed in (0, 0, 1):
+        sampler = ElasticSampler(SampleOrder(8, BatchPolicy(4, None), seed=seed), Host())
+        sampler.attach(NoGradients())
+        sampler._host.world = at(1, 0, 1)
+        torch.rand(len(draws))  # whatever was drawn before
+        loader = DataLoader(Noise(), batch_sampler=sampler, num_workers=1, multiprocessing_context="forkserver")
+        draws.append([inputs.tolist() for batch in sampler.steps(loader) for inputs, _ in batch])
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_iterating_over_the_loader_itself_is_an_error():
+    member = alone()
+    with pytest.raises(RuntimeError, match=r"iterate over sampler\.steps\(loader\)"):
+        next(iter(member.loader))
+    for batch in member.steps():
+        member.make_step(batch)
+    with pytest.raises(RuntimeError, match=r"iterate over sampler\.steps\(loader\)"):
+        next(iter(member.loader))
+
+
+def test_a_loader_over_another_sampler_is_refused():
+    member = alone()
+    other = DataLoader(member.loader.dataset, batch_sampler=BatchSampler(SequentialSampler(range(50)), 4, False))
+    with pytest.raises(UserError, match="draws from another sampler"):
+        next(member.sampler.steps(other))
+
+
+def test_a_loader_that_would_fork_is_refused():
+    member = alone(num_workers=2, multiprocessing_context="fork")
+    with pytest.raises(UserError, match='multiprocessing_context="forkserver"'):
+        next(member.steps())
+
+
+def test_a_sampler_of_nobody_says_what_to_do():
+    sampler = alone().context.sampler(50)
+    with pytest.raises(RuntimeError, match="TorchState"):
+        next(sampler.steps([]))
+
+
+def test_a_sampler_over_nothing_is_refused():
+    with pytest.raises(UserError, match="has 0 samples"):
+        alone().context.sampler([])
