@@ -32,7 +32,8 @@ class MasterProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", MASTER_MODULE, "--job_dir", str(self._job.path), "--die_with_parent"]
+        command = [sys.executable, "-m", MASTER_MODULE, "--job_dir", str(self._job.path)]
+        command += ["--die_with_parent", str(os.getpid())]
         with self._job.master_log.open("ab") as log:
             # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.
             self._process = subprocess.Popen(

@@ -29,7 +29,7 @@ EVENTS = {
     "evaluation": "step, epoch, samples, metrics",
     "checkpoint": "step, path, seconds",
     "checkpoint_failed": "step, path, reason",
-    "resumed": "step, epoch, path",
+    "resumed": "step, epoch, samples, path",
     "exported": "path",
     "warning": "message",
     "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them)",

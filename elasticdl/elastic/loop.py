@@ -76,17 +76,17 @@ class ElasticLoop:
         while True:
             world = self._membership.join(standing)
             self._pause.mark("joined", time.monotonic())
-            entered_at = state.step
+            entered_at, entered = state.step, False
             try:
                 self._enter(world, state, hooks)
-                entered_at = state.step
+                entered_at, entered = state.step, True
                 return train()
             except WorldChanged as change:
                 self._pause.left(time.monotonic(), broken=False, torn=False)
                 standing = state.standing(broken=False, reason=str(change))
                 fruitless = 0
             except WorldBroken as failure:
-                self._pause.left(time.monotonic(), broken=True, torn=True)
+                self._pause.left(time.monotonic(), broken=True, torn=entered)
                 log.warning("%s", failure)
                 self._collective.break_world()
                 state.restore()

@@ -46,6 +46,7 @@ class PauseClock:
 
     def left(self, now: float, *, broken: bool, torn: bool) -> None:
         self._marks.setdefault("left", now)
+        self._marks.pop("resumed", None)
         self._broken = self._broken or broken
         self._torn += torn
 
@@ -55,7 +56,9 @@ class PauseClock:
 
     def resume(self, now: float) -> None:
         """Training goes on after something that is neither a step nor a pause (an evaluation)."""
-        if self._last_step is not None and not self._marks:
+        if self._marks:
+            self._marks["resumed"] = now
+        elif self._last_step is not None:
             self._last_step = now
 
     def step_done(self, now: float, *, world_version: int, grew: bool) -> Pause | None:
@@ -77,6 +80,6 @@ class PauseClock:
             rendezvous=marks["joined"] - marks["stopped"],
             init=marks["started"] - marks["joined"],
             sync=marks["synced"] - marks["started"],
-            first_step=now - marks["synced"] - ordinary,
+            first_step=now - marks.get("resumed", marks["synced"]) - ordinary,
             steps_torn=torn,
         )

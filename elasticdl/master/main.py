@@ -80,10 +80,14 @@ PARENT_GONE = signal.SIGUSR1
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m elasticdl.master.main", description=__doc__)
     parser.add_argument("--job_dir", required=True, type=Path, help="the job's directory, which holds job.json")
-    parser.add_argument("--die_with_parent", action="store_true", help="stop the job if the calling process ends")
+    parser.add_argument(
+        "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
+    )
     args = parser.parse_args(argv)
     if args.die_with_parent:
         die_with_parent(PARENT_GONE)
+        if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+            return EXIT_CODES[Phase.STOPPED]
     job_dir = JobDir(args.job_dir.absolute())
     try:
         spec = _read_spec(job_dir)

@@ -41,6 +41,7 @@ class Training:
                 self._take_metrics(fields.get("metrics"))
             case e.NoticeReported(_, "resumed", fields):
                 self.step, self.epoch = int(fields.get("step", self.step)), int(fields.get("epoch", self.epoch))
+                self.samples = int(fields.get("samples", self.samples))
                 self.epochs_done = self.epoch
             case e.WorkerFinished():
                 self._take_metrics(event.metrics)

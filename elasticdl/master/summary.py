@@ -11,6 +11,9 @@ from elasticdl.common.journal import plain, read_journal
 from elasticdl.master.instructions import EndJob
 from elasticdl.master.status import Training
 
+# A world that nobody broke lasts until the next is formed: its members leave it together.
+WORLD_ENDS = ("world_broken", "world_formed", "job_finished")
+
 
 def write_summary(folder: str, end: EndJob, training: Training, journal: Path, now: float) -> Path:
     """Write the summary into ``folder``, whole or not at all.
@@ -28,6 +31,8 @@ def summarize(end: EndJob, training: Training, journal: Path, now: float) -> dic
     worlds: list[dict[str, Any]] = []
     pauses: list[dict[str, Any]] = []
     for entry in read_journal(journal):
+        if worlds and entry["event"] in WORLD_ENDS:
+            worlds[-1].setdefault("ended_at", entry["time"])
         if entry["event"] == "world_formed":
             world = {key: entry[key] for key in ("members", "reason", "step")}
             worlds.append({"version": entry["world"], **world, "formed_at": entry["time"]})

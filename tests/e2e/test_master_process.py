@@ -14,6 +14,7 @@ import pytest
 
 from elasticdl.common.jobdir import create_job_dir
 from elasticdl.common.journal import read_journal
+from elasticdl.common.jobdir import JobDir
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -244,11 +245,11 @@ def test_a_worker_does_not_outlive_a_master_that_is_killed(start):
 def test_a_master_does_not_outlive_its_parent(start):
     job = start(steps=1)  # only for its directory
     job.wait()
-    script = f"import subprocess, sys; subprocess.Popen({[sys.executable, '-m', 'elasticdl.master.main']!r} + sys.argv[1:]); input()"
+    command = [sys.executable, "-m", "elasticdl.master.main", "--job_dir", str(job.dir.path), "--die_with_parent"]
+    script = f"import os, subprocess; subprocess.Popen([*{command!r}, str(os.getpid())]); input()"
     job.spec = JobSpec(num_workers=1, command=(sys.executable, str(WORKER), str(FOREVER)))
     job.dir.spec.write_text(job.spec.to_json())
-    arguments = ["--job_dir", str(job.dir.path), "--die_with_parent"]
-    parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdin=subprocess.PIPE, start_new_session=True)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, start_new_session=True)
     job.process = parent
     job.connect().world_of(0)
     master = psutil.Process(job.dir.read_master().pid)
@@ -257,6 +258,14 @@ def test_a_master_does_not_outlive_its_parent(start):
     master.wait(DEADLINE)
     assert json.loads(job.dir.status.read_text())["reason"] == "the command that started the job is gone"
     assert job.leftovers() == []
+
+
+def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
+    job = JobDir(tmp_path / "job")
+    job.path.mkdir()
+    command = [sys.executable, "-m", "elasticdl.master.main", "--job_dir", str(job.path), "--die_with_parent", "1"]
+    assert subprocess.run(command, timeout=DEADLINE, check=False).returncode == 130
+    assert list(job.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("metadata", [(), (("elasticdl-token", "wrong"),)])

@@ -139,7 +139,7 @@ def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Even
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job_dir", type=Path, required=True)
-    parser.add_argument("--die_with_parent", action="store_true")
+    parser.add_argument("--die_with_parent", type=int)
     job = JobDir(parser.parse_args().job_dir)
     part = JobSpec.from_json(job.spec.read_text()).model_def
     if part == "refuses":

@@ -209,3 +209,11 @@ class TestPauseClock:
         pause = clock.step_done(9.2, world_version=2, grew=True)
         assert pause.kind == "grow"
         assert pause.total == pytest.approx(0.1)
+
+    def test_an_evaluation_right_after_a_change_is_not_in_its_pause(self):
+        clock = PauseClock()
+        self.steps(clock, [1.0, 1.1])
+        clock.left(1.1, broken=False, torn=False)
+        self.through(clock, 1.1)
+        clock.resume(5.0)
+        assert clock.step_done(5.15, world_version=2, grew=False).total == pytest.approx(0.15)

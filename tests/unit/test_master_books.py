@@ -98,7 +98,8 @@ def test_the_end_of_an_epoch_is_noted_once():
 
 def test_a_resumed_job_does_not_claim_the_epochs_before():
     training = Training(started=0.0)
-    training.observe(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3}), 0.0)
+    training.observe(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3, "samples": 1600}), 0.0)
+    assert (training.step, training.samples) == (50, 1600)
     assert training.observe(progress(51, epoch=3), 1.0) == []
     assert (training.step, training.samples, training.epochs_done) == (51, 51 * 32, 3)
 
@@ -131,12 +132,16 @@ def test_a_journal_that_cannot_be_written_is_reported_once_and_stops_nothing(cap
 def test_the_summary_tells_the_whole_story(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     journal.append("world_formed", {"world": 1, "members": [0, 1], "step": 0, "reason": "start", "seconds": 0.1})
-    journal.append("pause", {"world": 2, "worker": 0, "kind": "grow", "total": 0.2})
+    journal.append("world_formed", {"world": 2, "members": [0], "step": 1, "reason": "1 leaves", "seconds": 0.1})
+    journal.append("pause", {"world": 2, "worker": 0, "kind": "shrink", "total": 0.2})
+    journal.append("world_broken", {"world": 2, "reason": "worker 0 killed"})
+    journal.append("job_finished", {"phase": "stopped"})
     journal.close()
     training = Training(started=10.0)
     training.observe(progress(1, 2), 11.0)
     summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 15.0)
-    formed, paused = read_journal(tmp_path / "journal.jsonl")
+    first, second, paused, broken, _ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
+    of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
     assert summary == {
         "status": "stopped",
         "reason": "enough",
@@ -144,8 +149,11 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         "steps": 2,
         "samples": 64,
         "metrics": {},
-        "worlds": [{"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": formed["time"]}],
-        "pauses": [{"time": paused["time"], "world": 2, "worker": 0, "kind": "grow", "total": 0.2}],
+        "worlds": [
+            {"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": first, "ended_at": second},
+            of_second,
+        ],
+        "pauses": [{"time": paused, "world": 2, "worker": 0, "kind": "shrink", "total": 0.2}],
         "wall_time": 5.0,
     }
 
