@@ -12,9 +12,8 @@ import grpc
 import psutil
 import pytest
 
-from elasticdl.common.jobdir import create_job_dir
+from elasticdl.common.jobdir import JobDir, create_job_dir
 from elasticdl.common.journal import read_journal
-from elasticdl.common.jobdir import JobDir
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
