@@ -83,6 +83,8 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
             sampler.progress = progress  # newcomers have it from the state of rank 0
         worlds = [sampler.steps(Ahead(sampler, depth)) for sampler in members]
         for batches in islice(zip(*worlds, strict=True), committed):
+            while abandoned:  # the garbage collector comes to them as late as this
+                abandoned.pop().close()
             step = [index for batch in batches for micro_batch in batch for index in micro_batch]
             used.update(step)
             sizes.append(len(step))
@@ -90,9 +92,7 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
                 sampler.progress = batch.plan.after
         for steps in worlds[:torn]:
             list(next(steps, ()))
-        for steps in abandoned:  # whenever the garbage collector comes to it
-            steps.close()
-        abandoned = worlds
+        abandoned += worlds
     assert used == Counter(range(samples))
     assert members[0].progress.step == len(sizes)
     if policy.fixed:
