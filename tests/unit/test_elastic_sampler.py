@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 from elastic_kit import Board, Trainee, plain_losses, train_together
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
@@ -53,8 +53,8 @@ class Ahead:
             yield fetched.popleft()
 
 
-def make_sampler(samples, policy, host=None):
-    sampler = ElasticSampler(SampleOrder(samples, policy, seed=3), host or Host())
+def make_sampler(samples, policy, seed=3):
+    sampler = ElasticSampler(SampleOrder(samples, policy, seed), Host())
     sampler.attach(NoGradients())
     return sampler
 
@@ -71,6 +71,7 @@ policies = st.one_of(
 histories = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 6)), max_size=8)
 
 
+@settings(deadline=None)
 @given(samples=st.integers(1, 120), policy=policies, history=histories, depth=st.integers(1, 7))
 def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, policy, history, depth):
     used, sizes, abandoned = Counter(), [], []
@@ -143,8 +144,7 @@ class Noise(Dataset):
 def test_draws_of_loading_processes_are_repeated_with_the_step():
     draws = []
     for seed in (0, 0, 1):
-        sampler = ElasticSampler(SampleOrder(8, BatchPolicy(4, None), seed=seed), Host())
-        sampler.attach(NoGradients())
+        sampler = make_sampler(8, BatchPolicy(4, None), seed)
         sampler._host.world = at(1, 0, 1)
         torch.rand(len(draws))  # whatever was drawn before
         loader = DataLoader(Noise(), batch_sampler=sampler, num_workers=1, multiprocessing_context="forkserver")

@@ -1,0 +1,41 @@
+"""A script of the user's own under `elasticdl run`, with real processes and real Horovod."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_job import DEADLINE, REPOSITORY, run_cli, start
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "own_loader.py")
+EPOCHS = 40  # enough for a newcomer to get ready while a slow training goes on, also on a busy machine
+STEPS = 6 * EPOCHS
+
+
+def read_curve(path: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and learning rate of each step that was written in full."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [line.split() for line in lines if line.endswith("\n")]
+    return [(int(step), float(loss), float(rate)) for step, loss, rate in rows]
+
+
+def test_torchs_own_loader_and_the_schedule_while_a_worker_joins(tmp_path):
+    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
+    command = [sys.executable, SCRIPT]
+    subprocess.run([*command, str(alone), str(EPOCHS)], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    slow.touch()
+    arguments = ["--num_workers", "1", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
+    with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
+        job.wait_for("a few steps of one worker", lambda: len(read_curve(elastic)) > 3)
+        assert run_cli(tmp_path, "scale", "job", "2").returncode == 0
+        job.wait_for_world(size=2)
+        made = len(read_curve(elastic))
+        job.wait_for("a few steps of two workers", lambda: len(read_curve(elastic)) > made + 3)
+        slow.unlink()  # all has happened: the rest may be as fast as it can
+        assert job.finish() == 0, job.describe()
+        assert [len(world["members"]) for world in job.entries("world_formed")] == [1, 2]
+    ours, theirs = read_curve(elastic), read_curve(alone)
+    assert [step for step, _, _ in ours] == [step for step, _, _ in theirs] == list(range(1, STEPS + 1))
+    for (step, loss, rate), (_, expected_loss, expected_rate) in zip(ours, theirs, strict=True):
+        assert rate == expected_rate, f"step {step}"
+        assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), f"step {step}"
