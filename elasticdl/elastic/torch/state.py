@@ -76,8 +76,8 @@ class TorchState:
         *,
         snapshot: bool,
     ) -> None:
-        """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots at each commit as well, for a loop that changes them
-        otherwise than by ``optimizer.step()``."""
+        """``data`` tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots at each
+        commit as well, for a loop that changes them otherwise than by ``optimizer.step()``."""
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
