@@ -142,7 +142,9 @@ class Trainer:
         progress = self._state.progress
         epoch = progress.epoch + (progress.position >= self._sampler.order.samples)
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
-        notify(self._context.membership, "resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path)
+        notify(
+            self._context.membership, "resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path
+        )
         if self._total_steps(world.size) <= found.step:
             self._context.warn(
                 f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "
