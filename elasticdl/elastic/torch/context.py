@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sized
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,18 +15,15 @@ from torch.utils.data import Dataset
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.common.horovod_variables import refuse_variables
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.kv_store import KvServer
+from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import ElasticLoop, Hooks
 from elasticdl.elastic.notices import notify
 from elasticdl.elastic.pause import Pause, PauseClock
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.record import SampleRecord
 from elasticdl.elastic.reports import StepReport
-from elasticdl.elastic.session import Alone, Membership, Session
+from elasticdl.elastic.session import Alone, Membership
 from elasticdl.elastic.torch.collective import TorchCollective, import_horovod
 from elasticdl.elastic.torch.device import can_reduce_on_gpu, choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
@@ -222,8 +217,10 @@ class ElasticContext:
             signal.signal(signal.SIGTERM, before)
 
 
-def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ElasticContext:
+def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None) -> ElasticContext:
     """The context of this process: under the master that the environment names, or alone.
+
+    ``link``: the open link to that master, if there is one already; the context closes it.
 
     Raises:
         UserError: the environment is unusable, or Horovod is missing.
@@ -231,22 +228,17 @@ def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> El
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
         return ElasticContext(Alone(), TorchCollective(None, None, reduce_on_gpu=False), policy, seed)
-    refuse_variables(environ)
-    # Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
-    os.environ["HOROVOD_ELASTIC"] = "1"
+    prepare_horovod(environ)
     hvd = import_horovod()
-    session = Session(environment)
-    server = KvServer(session.store)
-    master_port = int(environment.master.rpartition(":")[2])
-    endpoint = Endpoint(store_port=server.port, master_port=master_port, interface=environment.interface)
-    collective = TorchCollective(hvd, endpoint, reduce_on_gpu=can_reduce_on_gpu(hvd, choose_device()))
-    context = ElasticContext(session, collective, policy, seed)
-    server.open()
-    session.open(on_broken=collective.break_world)
-    context.on_close(server.close)
-    context.on_close(session.close)
-    folder = JobSpec.from_json(Path(environment.job_spec).read_text()).sample_record
-    if folder:
-        context.record = SampleRecord(Path(folder), environment.worker_id)
+    opened = link is not None
+    link = link or Link(environment)
+    collective = TorchCollective(hvd, link.endpoint, reduce_on_gpu=can_reduce_on_gpu(hvd, choose_device()))
+    context = ElasticContext(link.session, collective, policy, seed)
+    link.attach(collective.break_world)
+    if not opened:
+        link.open()
+    context.on_close(link.close)
+    context.record = link.open_record()
+    if context.record is not None:
         context.on_close(context.record.close)
     return context
