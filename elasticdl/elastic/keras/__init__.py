@@ -1,0 +1,1 @@
+"""Elastic training for your own Keras loop."""
