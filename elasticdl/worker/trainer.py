@@ -10,9 +10,9 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.spec import JobSpec
@@ -20,63 +20,17 @@ from elasticdl.elastic.errors import Stopped, WorldChanged
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.notices import notify
 from elasticdl.elastic.progress import remaining_steps
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loader import ElasticDataLoader
-from elasticdl.elastic.torch.sampler import StepBatch
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
-from elasticdl.worker.checkpoint import Checkpoint
-from elasticdl.worker.checkpoint_writer import CheckpointWriter, Dump
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.export import export
+from elasticdl.worker.learner import Context, Learner
 from elasticdl.worker.ledger import Ledger
-from elasticdl.worker.rate import rate_rules
 
 log = logging.getLogger(__name__)
 
 FINAL_CHECKPOINT_SECONDS = 240.0
 STOP_SHARE = 0.8  # of --stop_grace: after it, the worker is killed
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Metrics over the whole evaluation set; the same on all members."""
-
-    samples: int
-    metrics: dict[str, float]
-
-
-class Learner(Protocol):
-    """A model being trained: what differs between frameworks."""
-
-    state: TorchState  # its values hold the ledger
-    loader: ElasticDataLoader
-
-    def make_step(self, batch: StepBatch) -> float:
-        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
-
-        Raises:
-            WorldBroken: the step is torn.
-        """
-
-    def evaluate(self) -> Evaluation | None:
-        """Over all members; None if there is no evaluation data.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
-
-    def resume(self) -> Checkpoint | None:
-        """Load the newest checkpoint, and tell which; None if there is none.
-
-        Raises:
-            UserError: it is of another model, or there are some and none can be read.
-        """
-
-    def copy(self) -> Dump:
-        """Copy the state; what is returned writes the copy as a checkpoint."""
-
-    def save_model(self, folder: Path) -> Path:
-        """Write the trained model below the folder."""
 
 
 class Trainer:
@@ -85,8 +39,8 @@ class Trainer:
     def __init__(
         self,
         spec: JobSpec,
-        context: ElasticContext,
-        learner: Learner,
+        context: Context,
+        learner: Learner[Any],
         callbacks: Sequence[Callback],
         checkpoints: CheckpointWriter | None,
     ) -> None:
@@ -98,7 +52,7 @@ class Trainer:
         self._sampler = learner.loader.sampler
         self._callbacks = callbacks
         self._checkpoints = checkpoints
-        self._state.follow(rate_rules(spec, callbacks))
+        learner.follow(callbacks)
         # Of this process, so that callbacks and reports come once however often `train` is entered.
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
