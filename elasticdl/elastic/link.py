@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.environment import CONNECTED, WorkerEnvironment
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collective import Endpoint
@@ -44,6 +44,7 @@ class Link:
         return Endpoint(self._server.port, master_port, self._environment.interface)
 
     def open(self) -> None:
+        os.environ[CONNECTED] = self._environment.master
         self._server.open()
         self.session.open(on_broken=lambda: self._on_broken())
 
