@@ -41,12 +41,15 @@ def accumulating(optimizer: Any) -> Optimizer:
     Raises:
         UserError: it has none.
     """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
+    optimizer = _without_scaling(optimizer)
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
         raise UserError(f"compile the model with an optimizer of elasticdl.ga.keras.optimizers, not with a {kind}")
     return optimizer
+
+
+def _without_scaling(optimizer: Any) -> Any:
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def _weigh(model: keras.Model) -> None:
@@ -56,9 +59,12 @@ def _weigh(model: keras.Model) -> None:
         return
 
     def train_step(data: Any) -> Any:
+        optimizer = _without_scaling(model.optimizer)
+        if not isinstance(optimizer, Optimizer):  # the model was compiled anew
+            return step(data)
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         leaf = next(leaf for leaf in keras.tree.flatten(inputs) if leaf is not None)
-        with accumulating(model.optimizer).weighing(keras.ops.shape(leaf)[0]):
+        with optimizer.weighing(keras.ops.shape(leaf)[0]):
             return step(data)
 
     train_step.weighs = True  # type: ignore[attr-defined]

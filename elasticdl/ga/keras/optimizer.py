@@ -9,6 +9,7 @@ averages of weights, bias corrections), it does and counts as if it had been giv
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -42,6 +43,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     Hyperparameters, ``learning_rate``, ``iterations`` and whatever else is not mentioned here are those of the wrapped
     optimizer, ``self.optimizer``; ``iterations`` therefore counts optimizer steps.
     """
+
+    built: bool
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, steps: int, name: str | None = None) -> None:
         """Raises ArgumentError where ``steps`` or the optimizer cannot be right."""
@@ -84,7 +87,9 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs], samples)
         return self.iterations
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None, samples: Any = None) -> None:
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None, samples: Any = None
+    ) -> None:
         """Hand over the gradients of one micro-batch; each ``steps``-th call makes an optimizer step.
 
         ``samples``: what the mean loss of the micro-batch was divided by, if not the same for all of them.
@@ -192,8 +197,9 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
-        wrapped = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
-        return cls(**{**config, "optimizer": wrapped})
+        config = copy.deepcopy(config)  # Keras empties what it is given
+        config["optimizer"] = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
+        return cls(**config)
 
     def __getattr__(self, name: str) -> Any:
         # Hyperparameters, and what the wrapped optimizer has of its own.
@@ -208,7 +214,9 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             super().__setattr__(name, value)
             return
         if name == "loss_scale_factor" and isinstance(wrapped, keras.optimizers.LossScaleOptimizer):
-            raise UserError("the loss is scaled already, by the optimizer wrapped here: compile with auto_scale_loss=False")
+            raise UserError(
+                "the loss is scaled already, by the optimizer wrapped here: compile with auto_scale_loss=False"
+            )
         setattr(wrapped, name, value)
 
     def __dir__(self) -> list[str]:
@@ -233,17 +241,25 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         if not tf.is_tensor(samples):
             check_samples(samples)
         if self._by_samples not in (None, samples is not None):
-            raise UserError("give the number of samples to every micro-batch, or to none; to change, call flush() between")
+            raise UserError(
+                "give the number of samples to every micro-batch, or to none; to change, call flush() between"
+            )
         self._by_samples = samples is not None
         return 1 if samples is None else samples
 
 
 def _checked_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
     if keras.backend.backend() != "tensorflow":
-        raise UserError(f"elasticdl.ga.keras needs Keras on TensorFlow, not on {keras.backend.backend()}: set KERAS_BACKEND")
+        raise UserError(
+            f"elasticdl.ga.keras needs Keras on TensorFlow, not on {keras.backend.backend()}: set KERAS_BACKEND"
+        )
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UserError("elasticdl.ga.keras works without tf.distribute: use one process per device, or Keras's own")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         kind = type(optimizer)
-        raise ArgumentError(f"Optimizer(optimizer, steps) wraps a Keras 3 optimizer, not a {kind.__module__}.{kind.__name__}")
+        raise ArgumentError(
+            f"Optimizer(optimizer, steps) wraps a Keras 3 optimizer, not a {kind.__module__}.{kind.__name__}"
+        )
     for part in _with_parts(optimizer):
         if isinstance(part, Optimizer):
             raise ArgumentError(f"the optimizer accumulates already, over {part.steps} micro-batches: wrap it once")

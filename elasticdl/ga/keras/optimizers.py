@@ -141,4 +141,3 @@ if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
         wraps = keras.optimizers.ScheduleFreeAdamW
 
     __all__ += ["ScheduleFreeAdamW"]
-
