@@ -25,6 +25,7 @@ from elasticdl.data.records import Records
 
 PROBED = 3  # records that feed is tried with
 SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"
+EMPTY = "Dataset was empty."  # as TensorFlow says it
 
 Feed = Callable[..., Any]
 
@@ -72,7 +73,7 @@ class FeedDataset:
             try:
                 samples = self._convert(*self._tensors(indices))
             except tf.errors.OpError as error:
-                raise UserError(self._explain(error, indices)) from error
+                raise UserError(f"{self._where}{self._explain(error, indices)}") from error
             given = int(tf.nest.flatten(samples)[0].shape[0])
             if given != len(indices):
                 shown = "more" if given > len(indices) else given
@@ -130,12 +131,14 @@ class FeedDataset:
 
     def _explain(self, error: tf.errors.OpError, indices: Sequence[int]) -> str:
         """Which record it was, found by converting each alone."""
+        if _first_line(error).endswith(EMPTY):
+            return f" gave 0 samples for {len(indices)} records; {SAMPLES}"
         for index in indices:
             try:
                 self._convert(*self._tensors([index]))
             except tf.errors.OpError as alone:
-                return f"{self._where}: {self._records.place(index)}: {_first_line(alone)}"
-        return f"{self._where}: {_first_line(error)}"
+                return f": {self._records.place(index)}: {_first_line(alone)}"
+        return f": {_first_line(error)}"
 
 
 def _takes_metadata(feed: Feed) -> bool:

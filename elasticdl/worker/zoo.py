@@ -16,6 +16,7 @@ from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.params import parse_params
 from elasticdl.common.spec import JobSpec
+from elasticdl.worker.feeds import find_feed
 from elasticdl.worker.user_code import blame, shown
 
 DEFAULT_MODEL = "custom_model"
@@ -77,7 +78,8 @@ def load_module(spec: JobSpec) -> ModelModule:
         model_params=params,
         loss=_require(module, place.path, spec.loss, PARAMETERS["loss"]),
         optimizer=_require(module, place.path, spec.optimizer, None),
-        dataset=_require(module, place.path, spec.dataset, PARAMETERS["dataset"]),
+        dataset=find_feed(module, spec, place.path)
+        or _require(module, place.path, spec.dataset, PARAMETERS["dataset"]),
         eval_metrics_fn=_optional(module, place.path, "eval_metrics_fn", spec.eval_metrics_fn),
         callbacks=_optional(module, place.path, "callbacks", spec.callbacks),
         path=place.path,
@@ -152,6 +154,7 @@ def _missing(folder: Path, model_def: str) -> UserError:
 def _import(folder: Path, place: _Place) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+        sys.path.append(str(folder.parent))  # modules of ElasticDL import their neighbours as model_zoo.NAME
     with blame(f"importing {place.name}", folder):
         module = importlib.import_module(place.name)
     if Path(module.__file__ or "").resolve() != place.path.resolve():
