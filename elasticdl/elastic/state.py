@@ -63,6 +63,7 @@ class TrainingState(ABC):
         self.progress = Progress()
         self.has_state = False
         self.vote: Vote | None = None
+        self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
         self._engine = engine
         self._loss = float("nan")
         self._saved: dict[str, Any] = {"rate": RateState()}

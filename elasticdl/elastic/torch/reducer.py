@@ -91,11 +91,11 @@ class GradientReducer:
         self._collective.sum_(self._flats, "elasticdl.step")
         for buffer, view in zip(self._buffers, self._statistics, strict=True):
             buffer.copy_(view)
-        votes, samples, loss = self._vote.tolist()
+        vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
                 view.mul_(scale)
-        return Vote(leaving=votes > 0, samples=round(samples), loss=loss / samples if samples else float("nan"))
+        return vote
 
     def _gather(self) -> None:
         """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""
