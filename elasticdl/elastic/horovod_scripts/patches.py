@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from elasticdl.elastic.horovod_scripts.keras_state import mend_keras_state
+from elasticdl.elastic.horovod_scripts.keras_3 import mend_gradient_tape, mend_keras_state
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.training import train_through_worlds
 
@@ -46,6 +46,7 @@ class Patches:
         self._by_module = {
             "horovod.common.basics": self._patch_basics,
             "horovod.common.elastic": self._patch_elastic,
+            "horovod.tensorflow": mend_gradient_tape,
             "horovod.tensorflow.elastic": self._patch_tensorflow,
         }
 
@@ -117,9 +118,6 @@ class Patches:
                     with worker.drained_by_sigterm():
                         train = functools.partial(func, state, *args, **kwargs)
                         result = train_through_worlds(worker, train, state, reset, module.HostsUpdatedInterrupt)
-                except Exception as error:
-                    worker.fail(error)
-                    raise
                 finally:
                     manager.remove_listener(state)
                 worker.finish()
@@ -133,7 +131,7 @@ class Patches:
     def _patch_tensorflow(self, module: Any) -> None:
         """Its ``run`` swallows errors before `run_fn` sees them."""
         worker, real_run = self._worker, module.run
-        mend_keras_state(module.TensorFlowKerasState)
+        mend_keras_state(module)
 
         @functools.wraps(real_run)
         def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -15,13 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, MutableMapping
-from types import FrameType
+from collections.abc import Callable, Iterator, MutableMapping
+from types import FrameType, TracebackType
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.elastic.collective import HorovodModule, HorovodWorld
 from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.reports import StepReport
@@ -39,8 +41,11 @@ TICK_SECONDS = 1.0
 class ScriptWorker:
     """A worker from the script's first ``hvd.init()`` on; until then nobody has connected."""
 
-    def __init__(self, environ: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, environ: MutableMapping[str, str], make_link: Callable[[WorkerEnvironment], Link] = Link
+    ) -> None:
         self._environ = environ
+        self._make_link = make_link
         self._pid = 0  # of the process that is connected: a fork of it is no worker
         self._link: Link | None = None
         self._connection: HorovodWorld | None = None
@@ -73,11 +78,12 @@ class ScriptWorker:
         except UserError as error:
             print(f"elasticdl: {error}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from error
-        self._link = Link(environment)
+        self._link = self._make_link(environment)
         self._link.attach(self._on_broken)
         self._link.open()
         self._pid = os.getpid()
         atexit.register(self._link.close)  # before Horovod's own, so that it runs after
+        sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._tick, name="elasticdl-progress", daemon=True).start()
 
     # -- worlds --
@@ -176,12 +182,21 @@ class ScriptWorker:
         """Training is complete; the script may have more to do."""
         self._open_link.session.say(pb.WorkerMessage(finished=pb.Finished(step=self.step)))
 
-    def fail(self, error: Exception) -> None:
-        """The script raised: tell the master, which ends the job with this traceback."""
-        message = f"{type(error).__name__}: {error}"
-        text = "".join(traceback.format_exception(error))
-        failed = pb.Failed(cause=pb.Failed.USER, message=message, traceback=text)
-        self._open_link.session.say(pb.WorkerMessage(failed=failed))
+    def _on_uncaught(
+        self,
+        next_hook: Callable[[type[BaseException], BaseException, TracebackType | None], None],
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        """The script raised: tell the master, which ends the job with this traceback; unless the world is to blame."""
+        if self.takes_part and isinstance(error, Exception):
+            cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
+            text = "".join(traceback.format_exception(kind, error, trace))
+            summary = str(error).strip().partition("\n")[0]
+            failed = pb.Failed(cause=cause, message=f"{kind.__name__}: {summary}", traceback=text)
+            self._open_link.session.say(pb.WorkerMessage(failed=failed))
+        next_hook(kind, error, trace)
 
     @contextlib.contextmanager
     def drained_by_sigterm(self) -> Iterator[None]:

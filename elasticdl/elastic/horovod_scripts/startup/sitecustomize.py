@@ -21,7 +21,9 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 # As in elasticdl.common.environment; importing that would cost every process.
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
-PATCHED = frozenset({"horovod.common.basics", "horovod.common.elastic", "horovod.tensorflow.elastic"})
+PATCHED = frozenset(
+    {"horovod.common.basics", "horovod.common.elastic", "horovod.tensorflow", "horovod.tensorflow.elastic"}
+)
 
 
 class PatchingFinder:
