@@ -117,7 +117,7 @@ class SGD(ReadyMade):
     wraps = keras.optimizers.SGD
 
 
-# Keras has these since 3.7, 3.10 and 3.14.
+# Later versions of Keras 3 have these.
 if hasattr(keras.optimizers, "Lamb"):
 
     @_serializable
