@@ -148,8 +148,10 @@ class TrainingState(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything; the content of a checkpoint."""
+        return {**self._dump_own(), **self._dump_rest()}
+
+    def _dump_rest(self) -> dict[str, Any]:
         return {
-            **self._dump_own(),
             "values": self._dump_values(),
             "progress": asdict(self.progress),
             "rate": asdict(self.rate.state) if self.rate else None,
