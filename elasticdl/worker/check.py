@@ -20,11 +20,12 @@ def check(spec: JobSpec) -> None:
     UserError: the job can't be trained; one line says why.
     """
     # Imported here: what these import may be what is missing.
-    from elasticdl.worker.frameworks import build_model, framework_of, twin
+    from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
     from elasticdl.worker.user_code import blame
     from elasticdl.worker.zoo import load_module
 
     refuse_variables(os.environ)
+    set_defaults(os.environ)
     module = load_module(spec)
     with blame(f"{module.custom_model.__name__}()", module.folder):
         model = build_model(module, spec.seed)

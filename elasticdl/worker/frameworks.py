@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -34,6 +34,13 @@ class Framework:
 
 TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_trainer", ".pt")
 KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_trainer", ".npz")
+
+
+DEFAULTS = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # it may share its GPU
+}
 
 
 class Twin(Protocol):
@@ -67,6 +74,12 @@ class Twin(Protocol):
 def twin(framework: Framework) -> Twin:
     """Imports the framework."""
     return cast(Twin, importlib.import_module(f"elasticdl.worker.{framework.twin}"))
+
+
+def set_defaults(environ: MutableMapping[str, str]) -> None:
+    """What frameworks read from the environment when they are imported, unless the user has set it."""
+    for name, value in DEFAULTS.items():
+        environ.setdefault(name, value)
 
 
 def build_model(module: ModelModule, seed: int) -> Any:

@@ -11,6 +11,7 @@ from elasticdl.callbacks import Callback
 from elasticdl.elastic.context import JobContext
 from elasticdl.elastic.sampler import EpochPosition, StepBatch
 from elasticdl.elastic.state import TrainingState
+from elasticdl.elastic.world import World
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
 
 Dump = Callable[[IO[bytes]], object]  # writes a state that was copied before
@@ -76,14 +77,20 @@ class Learner(Protocol[BatchT]):
             WorldBroken: a member was lost meanwhile.
         """
 
-    def settle(self) -> bool:
+    def enter(self, world: World) -> None:
+        """In each world, before the members are brought to one state."""
+
+    def settle(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 
-        All members call it at the same points: on entering a world, and at the end of an epoch.
+        All members call it at the same points: on ``entering`` a world, and at the end of each epoch.
 
         Raises:
             WorldBroken: a member was lost meanwhile.
         """
+
+    def complete(self) -> None:
+        """All steps are made: the model is what is to be saved after this, once however often it is called."""
 
     def resume(self) -> Checkpoint | None:
         """Load the newest checkpoint, and tell which; None if there is none.

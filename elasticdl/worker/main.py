@@ -26,7 +26,7 @@ from elasticdl.elastic.session import Membership
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
-from elasticdl.worker.frameworks import build_model, framework_of, twin
+from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.user_code import one_line, users_traceback
 from elasticdl.worker.zoo import load_module
@@ -46,6 +46,7 @@ def main() -> int:
         spec = JobSpec.from_json(Path(environment.job_spec).read_text())
         _log_to_stderr(spec, environment.worker_id)
         prepare_horovod(os.environ)
+        set_defaults(os.environ)
         link = Link(environment)
         link.open()  # before what takes long and may fail: the framework's import and the user's code
     except (ElasticDLError, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 from elasticdl.common.errors import UserError
@@ -15,6 +16,7 @@ from elasticdl.worker.user_code import one_line
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 REMEDY = "give another --checkpoint_dir"
 
 
@@ -50,13 +52,28 @@ class Codec(Protocol):
         """Whether two states of optimizers are of different kinds."""
 
 
-def content(state: TrainingState, origin: Origin, codec: Codec) -> Callable[[IO[bytes]], None]:
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint that has been loaded, and what it holds besides the state."""
+
+    checkpoint: Checkpoint
+    extra: dict[str, Any]
+
+
+def content(
+    state: TrainingState, origin: Origin, codec: Codec, extra: Mapping[str, Any] = NOTHING
+) -> Callable[[IO[bytes]], None]:
     """Copy everything that a training goes on from; what is returned writes the copy."""
-    copied = {"format": FORMAT, "state": codec.copy(state.state_dict()), "origin": asdict(origin)}
+    copied = {
+        "format": FORMAT,
+        "state": codec.copy(state.state_dict()),
+        "origin": asdict(origin),
+        "extra": codec.copy(dict(extra)),
+    }
     return lambda file: codec.write(copied, file)
 
 
-def load_newest(store: CheckpointStore, state: TrainingState, origin: Origin, codec: Codec) -> Checkpoint | None:
+def load_newest(store: CheckpointStore, state: TrainingState, origin: Origin, codec: Codec) -> Resumed | None:
     """Load the newest checkpoint that can be read; None if there are none at all.
 
     Raises:
@@ -81,7 +98,7 @@ def load_newest(store: CheckpointStore, state: TrainingState, origin: Origin, co
             raise UserError(f"checkpoint {checkpoint.path} is of another kind of optimizer; {REMEDY}")
         _apply(checkpoint, loaded["state"], state)
         _set_aside(store, unreadable)
-        return checkpoint
+        return Resumed(checkpoint, loaded.get("extra", {}))
     if found:
         raise UserError(
             f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
@@ -103,7 +120,7 @@ def _checked(loaded: Any) -> dict[str, Any]:
     return loaded
 
 
-def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], model: Mapping[str, Any], origin: Origin) -> None:
+def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], model: Any, origin: Origin) -> None:
     difference = _difference(loaded["state"]["model"], model)
     if difference:
         raise UserError(f"checkpoint {checkpoint.path} is of another model: {difference}; {REMEDY}")
@@ -120,8 +137,10 @@ def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], model: Mapping
         )
 
 
-def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The first difference between two models, in words; empty if there is none."""
+def _difference(there: Any, here: Any) -> str:
+    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return ""
     for name in here.keys() | there.keys():
         if name not in there:
             return f"it has no {name}"
@@ -137,6 +156,8 @@ def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def _apply(checkpoint: Checkpoint, saved: dict[str, Any], state: TrainingState) -> None:
     try:
         state.load_state_dict(saved)
+    except UserError as error:
+        raise UserError(f"checkpoint {checkpoint.path} does not fit: {error}; {REMEDY}") from error
     except ValueError as error:
         raise UserError(
             f"checkpoint {checkpoint.path} does not fit the optimizer: {one_line(error)}; {REMEDY}"

@@ -18,6 +18,7 @@ from elasticdl.elastic.torch.context import connect as connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.world import World
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
@@ -97,13 +98,20 @@ class TorchLearner:
         return self._evaluator.evaluate() if self._evaluator else None
 
     def resume(self) -> Checkpoint | None:
-        return load_newest(self.store, self.state, self._origin, self._codec) if self.store else None
+        found = load_newest(self.store, self.state, self._origin, self._codec) if self.store else None
+        return found.checkpoint if found else None
 
     def copy(self) -> Dump:
         return content(self.state, self._origin, self._codec)
 
-    def settle(self) -> bool:
+    def enter(self, world: World) -> None:
+        """Nothing to do."""
+
+    def settle(self, *, entering: bool) -> bool:
         return False  # callbacks keep nothing and stop nothing
+
+    def complete(self) -> None:
+        """Nothing to do."""
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"
