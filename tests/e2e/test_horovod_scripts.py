@@ -40,7 +40,7 @@ def wait_for_commits(job: RunningJob, world: dict, count: int = 3) -> None:
     job.wait_for(f"commits of all of {world['members']}", committed)
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, framework):
     slow = tmp_path / "slow"
     slow.touch()

@@ -99,7 +99,9 @@ class ScriptWorker:
             hvd.init()  # as Horovod has it: nothing
             return
         if self._hvd is not None:
-            raise RuntimeError("Horovod is initialized for another framework; under elasticdl a process uses one of them")
+            raise RuntimeError(
+                "Horovod is initialized for another framework; under elasticdl a process uses one of them"
+            )
         while True:
             world = self._join()
             self._hvd = hvd

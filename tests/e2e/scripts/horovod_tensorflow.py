@@ -21,7 +21,7 @@ def train_one_batch(x, y):
         loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
     tape = hvd.DistributedGradientTape(tape)
     gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     return loss
 
 
@@ -32,8 +32,9 @@ def batch(number):
 
 @hvd.elastic.run
 def train(state):
-    for state.batch in range(state.batch, int(os.environ["TEST_BATCHES"])):
+    while state.batch < int(os.environ["TEST_BATCHES"]):
         loss = train_one_batch(*batch(state.batch))
+        state.batch += 1
         if state.batch % 4 == 0:
             print(f"commit {state.batch} size {hvd.size()} loss {float(loss):.6f}", flush=True)
             state.commit()
