@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, Any
 
-from elasticdl.worker import plain_data
+from elasticdl.elastic.keras import plain_data
 
 
 class KerasCodec:

@@ -14,6 +14,7 @@ from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import require_backend
+from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.collective import import_horovod
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.context import connect as connect
@@ -31,7 +32,6 @@ from elasticdl.worker.keras_callbacks import KerasCallbacks
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
 from elasticdl.worker.keras_export import save_model
-from elasticdl.worker.keras_rate import KerasRate
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
