@@ -2,7 +2,7 @@
 
 ``feed`` maps a ``tf.data.Dataset`` of records to one of ``(features, labels)``. It is applied to each micro-batch by
 itself, so what the plan of the job says of the order stays exact. That is traced once, as one TensorFlow function from
-a batch of records to a batch of samples: building a pipeline of ``tf.data`` costs some fifty times as much.
+a batch of records to a batch of samples: building a ``tf.data`` pipeline for each costs twenty times as much and more.
 
 * ``map``, ``prefetch``, ``cache``, ``num_parallel_calls``: as usual.
 * ``shuffle``: changes the order within the micro-batch, and nothing else.

@@ -76,7 +76,7 @@ def test_a_feed_that_shuffles_does_so_within_the_micro_batch(examples):
     assert numbers(FeedDataset(examples, dataset_fn, "evaluation").__getitems__(ASKED)) == ASKED
 
 
-@pytest.mark.parametrize("size", [2, 3, 64])
+@pytest.mark.parametrize("size", [1, 2, 3, 64])
 @pytest.mark.parametrize("parsed_as_batch", [True, False])
 def test_batches_of_feed_are_undone(examples, size, parsed_as_batch):
     def batching(dataset, mode, metadata):

@@ -4,6 +4,7 @@ import gzip
 import multiprocessing
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import numpy as np
@@ -313,3 +314,13 @@ def test_other_processes_read_the_same(tmp_path, method):
     assert near.recv() == here == expected
     child.join(60)
     assert child.exitcode == 0
+
+
+def test_threads_read_the_same(tmp_path):
+    for number in range(MOST_OPEN + 20):
+        tfrecord(tmp_path / f"{number:04}.tfrecord", [b"%d" % number])
+    records = open_records(str(tmp_path), {})
+    orders = [np.random.default_rng(seed).permutation(len(records)) for seed in range(8)]
+    with ThreadPoolExecutor(len(orders)) as pool:
+        read = list(pool.map(records.read, orders))
+    assert [batch.tolist() for batch in read] == [[b"%d" % number for number in order] for order in orders]
