@@ -23,3 +23,10 @@ def require_backend() -> None:
         raise UserError(
             f"Keras computes on {keras.config.backend()}; elasticdl needs TensorFlow there: set KERAS_BACKEND=tensorflow"
         )
+
+
+def seed_keras(seed: int) -> None:
+    """All generators from which initial weights are drawn."""
+    import keras
+
+    keras.utils.set_random_seed(seed)

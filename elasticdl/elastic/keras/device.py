@@ -17,6 +17,10 @@ def prepare_devices() -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
+def count_gpus() -> int:
+    return len(tf.config.list_physical_devices("GPU"))
+
+
 def can_reduce_on_gpu(hvd: ModuleType) -> bool:
     """Whether Horovod may be handed tensors on a GPU: it was built with NCCL, and no GPU has two workers."""
     return bool(tf.config.list_physical_devices("GPU")) and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ

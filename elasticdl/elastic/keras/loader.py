@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -71,8 +71,8 @@ class ElasticDataLoader:
                 yield load(self.dataset, indices)
 
 
-def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Iterator[Any]:
-    """Batches of tensors for given batches of indices, loaded ahead. A generator: close it if it is not run to its end."""
+def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Generator[Any, None, None]:
+    """Batches of tensors for given batches of indices, loaded ahead. Close it if it is not run to its end."""
     with closing(Prefetch((load(dataset, indices) for indices in batches), AHEAD)) as items:
         yield from items
 
