@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -28,13 +27,6 @@ SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or 
 EMPTY = "Dataset was empty."  # as TensorFlow says it
 
 Feed = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a look at feed has shown."""
-
-    batched: bool  # feed itself makes batches
 
 
 class FeedDataset:
@@ -86,7 +78,7 @@ class FeedDataset:
 
     def _trace(self) -> Callable[..., Any]:
         probe = self._records.read([index % len(self._records) for index in range(PROBED)])
-        shape = self._look(probe)
+        batched = self._makes_batches(probe)
         specs = [
             tf.TensorSpec([None, *column.shape[1:]], column.dtype)
             for column in map(tf.convert_to_tensor, tf.nest.flatten(probe))
@@ -95,7 +87,7 @@ class FeedDataset:
         def convert(*columns: Any) -> Any:
             size = tf.shape(columns[0], tf.int64)[0]
             samples = self._apply(tf.nest.pack_sequence_as(probe, columns))
-            if shape.batched:
+            if batched:
                 samples = samples.unbatch()
             return samples.take(size + 1).batch(size + 1).get_single_element()
 
@@ -106,8 +98,8 @@ class FeedDataset:
         rest = (self._records.metadata,) if _takes_metadata(self._feed) else ()
         return self._feed(dataset, self._mode, *rest)
 
-    def _look(self, probe: Any) -> _Shape:
-        """Run ``feed`` as it is on some records."""
+    def _makes_batches(self, probe: Any) -> bool:
+        """Run ``feed`` as it is on some records, and see what it gives."""
         samples = self._apply(probe)
         if not isinstance(samples, tf.data.Dataset):
             raise UserError(f"{self._where} returned {type(samples).__name__}; expected a tf.data.Dataset")
@@ -127,7 +119,7 @@ class FeedDataset:
         if not batched and len(elements) != PROBED:
             shown = "more" if len(elements) > PROBED else len(elements)
             raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
-        return _Shape(batched)
+        return batched
 
     def _explain(self, error: tf.errors.OpError, indices: Sequence[int]) -> str:
         """Which record it was, found by converting each alone."""
