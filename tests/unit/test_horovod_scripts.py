@@ -12,11 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
 from elasticdl.elastic.errors import Stopped
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
-from elasticdl.elastic.horovod_scripts.keras_3 import mend_gradient_tape, mend_keras_state
+from elasticdl.elastic.horovod_scripts.mends import (
+    mend_gradient_tape,
+    mend_keras_state,
+    mend_tensorflow_state,
+    refuse_optimizer,
+)
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
@@ -482,6 +487,14 @@ def test_the_gradient_tape_takes_variables_of_keras_3_and_all_that_it_took():
     assert taken == [wrapped.value, own, tensor]
 
 
+def test_an_optimizer_that_would_not_average_is_refused():
+    module = SimpleNamespace(create_distributed_optimizer=lambda keras, optimizer: "distributed")
+    refuse_optimizer(module)
+    assert module.create_distributed_optimizer(None, SimpleNamespace(variables=list)) == "distributed"
+    with pytest.raises(UserError, match="DistributedGradientTape"):
+        module.create_distributed_optimizer(None, SimpleNamespace(variables=[]))
+
+
 class TestKerasState:
     def make(self, optimizer):
         class State:
@@ -522,3 +535,41 @@ class TestKerasState:
         state._save_model()
         module._broadcast_model(state.model, state.optimizer, None)
         assert (state.saved_by, sent) == ("horovod", ["horovod"])
+
+
+def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_state_is_made():
+    sent = []
+
+    class ObjectState:
+        def __init__(self, bcast_object, get_rank, **values):
+            vars(self).update(values)
+
+    class TensorFlowState(ObjectState):
+        def __init__(self, *_, **__):
+            sent.append("when made")
+
+        def _save_model(self):
+            self.saved = [self._eval_fn(variable) for variable in self.variables]
+
+        def _to_numpy(self, variable):
+            return variable.number
+
+        def _assign_var(self): ...
+
+        def sync(self):
+            self._save_model()
+
+    module = SimpleNamespace(
+        TensorFlowState=TensorFlowState,
+        ObjectState=ObjectState,
+        broadcast_object=None,
+        rank=None,
+        _executing_eagerly=lambda: True,
+        broadcast_variables=lambda variables, root_rank: sent.append([v.number for v in variables]),
+    )
+    mend_tensorflow_state(module)
+    state = TensorFlowState([KerasVariable(1), Variable(2)], batch=3)
+    assert (sent, state.batch, state.saved) == ([], 3, [1, 2])
+    state.variables[1].assign(4)
+    state.sync()
+    assert (sent, state.saved) == ([[1, 4]], [1, 4])

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from elasticdl.elastic.horovod_scripts.keras_3 import mend_gradient_tape, mend_keras_state
+from elasticdl.elastic.horovod_scripts.mends import (
+    mend_gradient_tape,
+    mend_keras_state,
+    mend_tensorflow_state,
+    refuse_optimizer,
+)
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.training import train_through_worlds
 
@@ -46,6 +51,7 @@ class Patches:
         self._by_module = {
             "horovod.common.basics": self._patch_basics,
             "horovod.common.elastic": self._patch_elastic,
+            "horovod._keras": refuse_optimizer,
             "horovod.tensorflow": mend_gradient_tape,
             "horovod.tensorflow.elastic": self._patch_tensorflow,
         }
@@ -132,6 +138,7 @@ class Patches:
         """Its ``run`` swallows errors before `run_fn` sees them."""
         worker, real_run = self._worker, module.run
         mend_keras_state(module)
+        mend_tensorflow_state(module)
 
         @functools.wraps(real_run)
         def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,13 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
 PATCHED = frozenset(
-    {"horovod.common.basics", "horovod.common.elastic", "horovod.tensorflow", "horovod.tensorflow.elastic"}
+    {
+        "horovod._keras",
+        "horovod.common.basics",
+        "horovod.common.elastic",
+        "horovod.tensorflow",
+        "horovod.tensorflow.elastic",
+    }
 )
 
 
@@ -94,7 +100,7 @@ def run_next(path: Sequence[str]) -> None:
 def main() -> None:
     # A child of a worker is no worker: it may use Horovod for purposes of its own.
     if os.environ.get(MASTER) != os.environ.get(CONNECTED):
-        sys.meta_path.insert(0, PatchingFinder())  # type: ignore[arg-type]  # it need not be a subclass
+        sys.meta_path.insert(0, PatchingFinder())
     run_next(sys.path)
 
 
