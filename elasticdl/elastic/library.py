@@ -46,6 +46,7 @@ class OwnJob(Generic[ContextT]):
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
+        self.trained = False  # a training was begun
 
     def init(
         self,
@@ -123,6 +124,7 @@ class OwnJob(Generic[ContextT]):
         A worker that is told to leave ends its process with status 0.
         """
         context = self.context()
+        self.trained = True
         try:
             result = context.run(train, state, hooks)
         except Stopped as stopped:

@@ -25,6 +25,7 @@ class KerasRate:
         self._takes_rate = False
         self.before = self.current = self._own
         self.factor = 1.0
+        self._begun = False  # before the first epoch it is asked on trial only
 
     def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
         """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
@@ -36,10 +37,13 @@ class KerasRate:
         return self._schedule is not None
 
     def __call__(self, epoch: int) -> float:
-        self.current = self._scheduled(epoch) * self.factor
-        return self.current
+        rate = self._scheduled(epoch) * self.factor
+        if self._begun:
+            self.current = rate
+        return rate
 
     def begin_epoch(self) -> None:
+        self._begun = True
         self.before = self.current
         if self.has_schedule:
             self.factor = 1.0  # it starts from what callbacks have left, or does not care
@@ -61,6 +65,7 @@ class KerasRate:
         return {name: getattr(self, name) for name in KEPT}
 
     def load(self, kept: dict[str, float]) -> None:
+        self._begun = True
         for name in KEPT:
             setattr(self, name, kept[name])
 
