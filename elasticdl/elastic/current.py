@@ -72,6 +72,11 @@ class CurrentJob:
         return gpus
 
     @property
+    def under_master(self) -> bool:
+        """Whether there may be other workers."""
+        return self._context is not None and not isinstance(self._context.membership, Alone)
+
+    @property
     def numbers(self) -> Numbers:
         """Raises:
         UserError: `init` has not been called.
@@ -81,7 +86,7 @@ class CurrentJob:
                 "call elasticdl.elastic.torch.init(global_batch_size, max_gpu_batch_size), or that of elastic.keras, first"
             )
         context = self._context
-        gpus = self._gpus if isinstance(context.membership, Alone) else context.size
+        gpus = context.size if self.under_master else self._gpus
         return Numbers.of(context.policy, gpus, context.rank)
 
 

@@ -93,7 +93,7 @@ class Model:
         Raises:
             UserError: the data or the arguments can't be used here.
         """
-        if self.model.optimizer is None or self.model._compile_loss is None:
+        if not self.model.compiled or self.model.optimizer is None or self.model._compile_loss is None:
             raise UserError("fit(): call compile() with an optimizer and a loss first")
         if unsupported := [name for name, value in others.items() if value is not None]:
             raise UserError(f"fit({', '.join(unsupported)}=): not supported in elastic training; leave it out")

@@ -32,6 +32,7 @@ from torch.utils.data import Dataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.library import OwnJob
+from elasticdl.elastic.torch import optim
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
 from elasticdl.elastic.torch.sampler import ElasticSampler, StepBatch
@@ -46,6 +47,7 @@ __all__ = [
     "context",
     "device",
     "init",
+    "optim",
     "rank",
     "run",
     "size",
