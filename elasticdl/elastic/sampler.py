@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.world import World
 
+_END = object()  # of what was loaded
+
 
 class Host(Protocol):
     """What a sampler asks of the job it belongs to."""
@@ -43,7 +45,10 @@ class StepBatch:
         for number in range(len(self.plan.micro_batches)):
             self._host.advance(waiting=False)
             self.micro_batch = number
-            yield next(self._samples)
+            sample = next(self._samples, _END)
+            if sample is _END:
+                raise RuntimeError("nothing was loaded for this batch: iterate over it within the loop that gave it")
+            yield sample
 
 
 class EpochPosition:

@@ -38,7 +38,7 @@ class ElasticDataLoader:
     """Yields one `StepBatch` per step from where training stands to the end of the epoch.
 
     A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
-    loaded ahead do not count as used. Python's and NumPy's global generators are seeded anew for each step, in the
+    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded anew for each step, in the
     thread.
     """
 
@@ -46,13 +46,18 @@ class ElasticDataLoader:
         self.dataset = dataset
         self.sampler = sampler
         self._host = host
+        self._items: Prefetch[Any] | None = None
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
         return self.sampler.epochs(count)
 
     def __iter__(self) -> Iterator[StepBatch]:
-        items = Prefetch(self._load(self.sampler.plans(), self._host.world.rank), AHEAD)
+        before = self._items
+        if before is not None:
+            before.close()
+        items = Prefetch(self._load(self.sampler.plans(), self._host.world.rank, before), AHEAD)
+        self._items = items
         with closing(items):
             for plan in items:
                 if not isinstance(plan, StepPlan):  # a micro-batch that the loop over the batch did not take
@@ -62,8 +67,10 @@ class ElasticDataLoader:
                 yield self.sampler.current
         self.sampler.current = None
 
-    def _load(self, plans: Iterator[StepPlan], rank: int) -> Iterator[Any]:
-        """Each plan, and after it its micro-batches."""
+    def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
+        """Each plan, and after it its micro-batches; runs in the thread."""
+        if before is not None:
+            before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
         for plan in plans:
             yield plan
             seed_step(self.sampler.order.seed, plan.step, rank)

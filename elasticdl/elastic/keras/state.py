@@ -125,7 +125,7 @@ class KerasState(state.TrainingState):
 
     def _dump_own(self) -> dict[str, Any]:
         """Copies, as NumPy arrays in the order of ``model.variables`` and ``optimizer.variables``."""
-        return {name: [np.array(v) for v in variables] for name, variables in self._variables().items()}
+        return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
 
     def _load_own(self, state: dict[str, Any]) -> None:
         """Raises:

@@ -106,7 +106,7 @@ class TrainStep:
             Exception: whatever the model or the loss raises on this micro-batch.
         """
         variables = [*self.model.variables, *self.optimizer.variables]
-        before = [np.array(variable) for variable in variables]
+        before = [variable.numpy() for variable in variables]
         sums = self.micro(inputs, labels, Part(weight=1.0, lead=True, seed=0, count=0))
         sums = self.unpack(self.pack(self.add(sums, self.zeros()), [0.0] * VOTE_SIZE))
         self.apply(sums)
