@@ -10,7 +10,7 @@ import pytest
 from running_job import RunningJob, run_cli, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
-BATCHES = 600
+BATCHES = 500  # enough for newcomers to get ready while a slow training goes on, also on a busy machine
 
 
 @dataclass(frozen=True)
