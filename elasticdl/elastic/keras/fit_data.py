@@ -59,7 +59,7 @@ class Batches:
         self._source = source
         self._last: tuple[int, Any] | None = None  # what was asked for last: samples come in order
         self._size = self._rows(0)
-        self._length = self._size * (count - 1) + self._rows(count - 1)
+        self._length: int = self._size * (count - 1) + self._rows(count - 1)
 
     def __len__(self) -> int:
         return self._length

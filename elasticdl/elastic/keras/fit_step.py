@@ -33,7 +33,8 @@ class EpochLedger:
         self.epoch_steps += 1
         self.samples += samples
         self.loss_sum += loss * samples
-        self.moves = [total + move for total, move in zip(self.moves or [0.0] * len(moves), moves, strict=True)]
+        before = self.moves or [np.zeros_like(move) for move in moves]
+        self.moves = [total + move for total, move in zip(before, moves, strict=True)]
 
     @property
     def loss(self) -> float:

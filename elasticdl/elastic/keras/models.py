@@ -108,7 +108,7 @@ class Model:
             pair = validation_data if isinstance(validation_data, tuple | list) else (validation_data, None)
             if len(pair) != 2:
                 raise UserError("fit(validation_data=): expected a pair (x, y), or a data set; without sample weights")
-            validation = open_data(*pair, "fit(validation_data=)")
+            validation = open_data(pair[0], pair[1], "fit(validation_data=)")
         elif validation_split:
             if not isinstance(training, Columns):
                 raise UserError("fit(validation_split=) needs arrays; give validation_data")
