@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -138,7 +138,7 @@ class KerasEvaluator:
         # A member without samples runs one all the same, to know shape and type of the rows that it has none of.
         indices = np.asarray(list(share) or [0], np.int64)
         batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
-        with closing(cast(Generator[Any], fetch(self.dataset, batches))) as loaded:
+        with closing(fetch(self.dataset, batches)) as loaded:
             for batch, (inputs, labels) in zip(batches, loaded, strict=True):
                 yield inputs, labels, len(batch)
 

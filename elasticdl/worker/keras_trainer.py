@@ -21,6 +21,7 @@ from elasticdl.elastic.keras.context import connect as connect
 from elasticdl.elastic.keras.loader import load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
@@ -111,7 +112,9 @@ class KerasLearner:
         ours = [each for each in callbacks if isinstance(each, LearningRateScheduler)]
         for scheduler in (*ours, *self._schedules):
             self._rate.follow(scheduler.schedule, may_take_rate=scheduler in self._schedules)
-        self.state.follow(rate_rules(self._spec, (), self._rate if self._rate.has_schedule else None))
+        rules = rate_rules(self._spec, (), self._rate)
+        # Without any rule the rate is the optimizer's own affair, which may have a schedule itself.
+        self.state.follow(rules if self._rate.has_schedule or rules.scaling else LearningRate())
 
     def make_step(self, batch: StepBatch) -> float:
         self._keras_callbacks.before_step()

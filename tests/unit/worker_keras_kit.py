@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
+import tensorflow as tf
 from worker_kit import Script
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.worker.batches import batch_policy
@@ -57,19 +60,40 @@ def eval_metrics_fn():
 """
 
 
+def as_bytes(data):
+    file = io.BytesIO()
+    plain_data.write(data, file)
+    return file.getvalue()
+
+
 class BreakingCollective(KerasCollective):
-    """A world of one, in which the n-th operation of a given name fails."""
+    """Fails when a sum with one of the given names is asked for the n-th time.
+
+    The other members, if any, contribute just what this one does; as rank 0, they send ``root_bytes``.
+    """
 
     def __init__(self, failures=frozenset()):
         super().__init__(None, None, reduce_on_gpu=False)
         self.failures = failures
         self.done: dict[str, int] = {}
+        self.root_bytes: bytes | None = None
 
     def sum(self, tensor, name):
         self.done[name] = self.done.get(name, 0) + 1
         if (name, self.done[name]) in self.failures:
             raise WorldBroken(f"{name} failed")
-        return super().sum(tensor, name)
+        return tf.convert_to_tensor(tensor) * self.world.size
+
+    def broadcast(self, tensors, name):
+        return [tf.convert_to_tensor(tensor) for tensor in tensors]
+
+    def broadcast_bytes(self, data, name):
+        if self.world.rank == 0:
+            return data
+        return self.root_bytes or as_bytes({"stop": False, "kept": {"callbacks": {}}})
+
+    def gather_rows(self, tensor, name):
+        return tf.concat([tensor] * self.world.size, 0)
 
 
 @dataclass

@@ -27,6 +27,7 @@ ON_RANK_0 = tuple(
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
 )
+GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
 Attributes = dict[str, Any]
@@ -99,10 +100,10 @@ class KerasCallbacks:
         mine = {"stop": bool(self._model.stop_training), "kept": self.pack(wanted)} if world.rank == 0 else {}
         received = _decode(collective.broadcast_bytes(_encode(mine), "elasticdl.callbacks"))
         me, root = world.members[world.rank], world.members[0]
-        if not whole:
-            self._load(received["kept"]["callbacks"])
-        elif not me.has_state or me.step != root.step:
+        if whole and (not me.has_state or me.step != root.step):
             self.unpack(received["kept"])
+        elif not whole and world.rank != 0:
+            self._load(received["kept"]["callbacks"])
         self._model.stop_training = received["stop"]
         return bool(received["stop"])
 
@@ -180,6 +181,7 @@ class KerasCallbacks:
         kept = self._kept(number)
         callback.set_model(self._model)
         callback.set_params(self._params)
+        _choose_direction(callback)
         with self._rate.watched(self._state):
             callback.on_train_begin({})
         self._first[number] = _plain(callback)
@@ -194,9 +196,26 @@ class KerasCallbacks:
     def _load(self, kept: Mapping[str, Attributes]) -> None:
         for number, changed in kept.items():
             if int(number) < len(self._callbacks):  # else the module had more of them when it was packed
-                attributes = vars(self._callbacks[int(number)])
-                attributes.update(plain_data.copied(self._first[int(number)]))
-                attributes.update(changed)
+                callback = self._callbacks[int(number)]
+                present = _plain(callback, copy=False)
+                # What is no plain data now (an open file) stays.
+                first = {name: value for name, value in self._first[int(number)].items() if name in present}
+                vars(callback).update({**plain_data.copied(first), **changed})
+
+
+def _choose_direction(callback: keras.callbacks.Callback) -> None:
+    """Whether the least or the greatest value of what is monitored is the best.
+
+    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
+    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2.
+    """
+    if getattr(callback, "monitor_op", callback) is not None:
+        return
+    try:
+        callback._set_monitor_op()
+    except ValueError:
+        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
+        callback._set_monitor_op()
 
 
 _ABSENT = object()
