@@ -5,4 +5,7 @@ training script imports), ``worker`` (runs a model-zoo module on that library), 
 decides who trains), ``cli`` (the ``elasticdl`` command). The master and the workers meet only in ``proto``.
 """
 
+from elasticdl.common.mode import Mode
+
+__all__ = ["Mode"]
 __version__ = "0.1.0"

@@ -94,7 +94,7 @@ def render(status: pb.JobStatus, age: float) -> Panel:
     facts.add_row(
         f"epoch {epoch_text(status)}",
         f"step {count_of(status.step, status.total_steps)}",
-        f"loss {status.loss:.4g}" if status.step else "loss -",
+        f"loss {status.loss:.4g}" if status.samples else "loss -",
         f"{status.samples_per_second:,.0f} samples/s",
         f"elapsed {duration(status.elapsed + age)}",
         "" if is_over(status) else f"left {duration(time_left(status, age))}",

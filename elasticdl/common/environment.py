@@ -19,6 +19,8 @@ HOST = "ELASTICDL_HOST"
 INTERFACE = "ELASTICDL_INTERFACE"
 # Set for every worker of a job that puts several on one GPU: NCCL refuses that, so all of them reduce through the host.
 SHARED_GPU = "ELASTICDL_SHARED_GPU"
+# Set by the process that holds the worker's session, to the master's address: its children are no workers.
+CONNECTED = "ELASTICDL_CONNECTED"
 
 TOKEN_KEY = "elasticdl-token"  # under which every gRPC call to the master carries the token
 

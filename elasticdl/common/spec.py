@@ -57,9 +57,20 @@ class ModelOptions(_Options):
         "",
         description="module below --model_zoo, as in digits.cnn_torch, optionally with the function that makes the model (custom_model)",
     )
+    model_params: str = Field(
+        "", description="arguments of the function that makes the model, as in \"units=64; activation='relu'\""
+    )
     loss: str = Field("loss", description="name of the module's loss(labels, predictions)")
     optimizer: str = Field("optimizer", description="name of the module's optimizer(parameters)")
     dataset: str = Field("dataset", description="name of the module's dataset(mode, path)")
+    feed: str = Field(
+        "feed",
+        description="name of the module's feed(dataset, mode, metadata) over the records of files, or of its older form dataset_fn, instead of dataset(mode, path)",
+    )
+    custom_data_reader: str = Field(
+        "custom_data_reader",
+        description="name of the module's custom_data_reader(data_origin, ...), if feed takes its records from one",
+    )
     eval_metrics_fn: str = Field("eval_metrics_fn", description="name of the module's eval_metrics_fn(), if it has one")
     callbacks: str = Field("callbacks", description="name of the module's callbacks(), if it has one")
 
@@ -67,8 +78,12 @@ class ModelOptions(_Options):
 class DataOptions(_Options):
     """Data"""
 
-    training_data: str = Field("", description="path given to dataset('training', path)")
-    validation_data: str = Field("", description="path given to dataset('evaluation', path)")
+    training_data: str = Field("", description="path given to dataset('training', path); for feed: files")
+    validation_data: str = Field("", description="path given to dataset('evaluation', path); for feed: files")
+    data_reader_params: str = Field(
+        "",
+        description="how feed's files are read, as in \"columns=['age', 'income']; sep=';'\", or arguments of custom_data_reader",
+    )
     num_epochs: int = Field(1, ge=1, description="passes over the training data")
     max_step: int = Field(0, ge=0, description="stop after this many steps; 0: at the end of the last epoch")
     seed: int = Field(0, ge=0, description="of the sample order, the initial weights and every random draw in training")

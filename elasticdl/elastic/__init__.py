@@ -1,5 +1,18 @@
 """The library that a training script imports: membership, the elastic loop, the batch plan, commit and restore.
 
-Framework-free modules live here; what differs between frameworks is in ``elastic.torch`` (and its twins).
-Nothing here imports the master or the worker. Only ``elastic.torch.collective`` imports horovod.
+Framework-free modules live here; what differs between frameworks is in ``elastic.torch`` and ``elastic.keras``.
+Nothing here imports the master or the worker. Only ``elastic.horovod_collective`` imports horovod, when it is asked to.
+
+After ``elastic.torch.init(...)`` or ``elastic.keras.init(...)`` this module tells how a step is divided at present:
+``steps``, ``batch_size``, ``global_batch_size``, ``gpus`` and ``master``; see `elasticdl.elastic.current`.
 """
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    from elasticdl.elastic import current  # here, as most of what imports this package does not need it
+
+    if name not in current.NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(current.job.numbers, name)

@@ -1,8 +1,9 @@
-"""How many micro-batches make an optimizer step: the one argument that both frameworks take."""
+"""What both frameworks are told: how many micro-batches make an optimizer step, and how much each of them weighs."""
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError
@@ -21,6 +22,20 @@ def checked_steps(steps: Any) -> int:
             f"steps must be at least 1, not {steps}: it is the number of micro-batches per optimizer step"
         )
     return int(steps)
+
+
+def check_samples(samples: Any) -> None:
+    """Let pass None and numbers above 0.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if samples is None:
+        return
+    if isinstance(samples, bool) or not isinstance(samples, Real):
+        raise ArgumentError(f"samples must be the size of the micro-batch, a number, not a {type(samples).__name__}")
+    if not 0 < float(samples) < math.inf:
+        raise ArgumentError(f"samples must be above 0, the size of the micro-batch, not {samples}")
 
 
 def _shown(value: Any) -> str:

@@ -87,6 +87,7 @@ def to_status(job_name: str, view: JobView, training: Training, now: float) -> p
         step=training.step,
         total_steps=training.total_steps,
         loss=training.loss,
+        samples=training.samples,
         samples_per_second=training.samples_per_second(now),
         time_left=training.time_left(now),
         elapsed=training.elapsed(now),

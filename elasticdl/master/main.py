@@ -25,6 +25,7 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root, write_aside
 from elasticdl.common.spec import JobSpec
+from elasticdl.common.startup import python_path
 from elasticdl.master import events as e
 from elasticdl.master.convert import to_status
 from elasticdl.master.instructions import EndJob, Phase
@@ -153,7 +154,8 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
         def environment(worker_id: int, slot: Slot) -> dict[str, str]:
             worker = WorkerEnvironment(master.address, master.token, worker_id, str(job_dir.spec))
             inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-            return {**inherited, **slot.environment, **worker.to_env()}
+            startup = python_path(os.environ) if spec.command else {}
+            return {**inherited, **slot.environment, **worker.to_env(), **startup}
 
         argv = spec.command or (sys.executable, "-m", "elasticdl.worker.main")
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")

@@ -44,8 +44,10 @@ class TensorBoard:
 
     def _write_step(self, report: e.StepReport) -> None:
         self._step = report.step
-        scalars = {"loss": report.loss, "learning_rate": report.learning_rate, "world_size": self._world_size}
-        if report.seconds > 0:
+        scalars: dict[str, float] = {"world_size": self._world_size}
+        if report.samples:
+            scalars |= {"loss": report.loss, "learning_rate": report.learning_rate}
+        if report.samples and report.seconds > 0:
             scalars["samples_per_second"] = report.samples / report.seconds
         self._write(scalars, report.step)
 

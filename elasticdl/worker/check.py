@@ -19,37 +19,30 @@ def check(spec: JobSpec) -> None:
     """Raises:
     UserError: the job can't be trained; one line says why.
     """
-    # Imported here: these import the framework, which may be what is missing.
-    from elasticdl.elastic.torch.collective import import_horovod
-    from elasticdl.worker.datasets import open_datasets
-    from elasticdl.worker.torch_trainer import build_model, build_optimizer
+    # Imported here: what these import may be what is missing.
+    from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
     from elasticdl.worker.user_code import blame
-    from elasticdl.worker.zoo import load_module, make_callbacks, make_metrics
+    from elasticdl.worker.zoo import load_module
 
     refuse_variables(os.environ)
-    import_horovod()
+    set_defaults(os.environ)
     module = load_module(spec)
     with blame(f"{module.custom_model.__name__}()", module.folder):
-        model = build_model(module)
-    with blame(f"{module.optimizer.__name__}(parameters)", module.folder):
-        build_optimizer(module, model)
-    with blame("callbacks()", module.folder):
-        make_callbacks(module)
-    with blame("eval_metrics_fn()", module.folder):
-        make_metrics(module)
-    open_datasets(module, spec)
-    refuse_second_history(spec)
+        model = build_model(module, spec.seed)
+    framework = framework_of(model, module)
+    twin(framework).check(module, spec, model)
+    refuse_second_history(spec, framework.suffix)
 
 
-def refuse_second_history(spec: JobSpec) -> None:
+def refuse_second_history(spec: JobSpec, suffix: str) -> None:
     """A folder holds the checkpoints of one training: of two, the newest would be anybody's.
 
     Raises:
-        UserError: there are checkpoints, and they are not to be resumed from.
+        UserError: there are checkpoints, and they are of another framework or not to be resumed from.
     """
     from elasticdl.worker.checkpoint import open_store
 
-    store = open_store(spec)
+    store = open_store(spec, suffix)
     if store is None:
         return
     try:
@@ -92,7 +85,10 @@ def main() -> int:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"{error.name} is not installed, and a worker needs it: pip install 'elasticdl[torch]'", file=sys.stderr)
+        extra = "torch" if error.name == "torch" else "tensorflow"
+        print(
+            f"{error.name} is not installed, and a worker needs it: pip install 'elasticdl[{extra}]'", file=sys.stderr
+        )
         return 2
     return 0
 

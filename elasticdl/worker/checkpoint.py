@@ -23,8 +23,10 @@ from elasticdl.worker.user_code import one_line
 
 Content = TypeVar("Content")
 
-_NAME = re.compile(r"checkpoint-(\d{10,})\.pt")
-_SCRATCH = re.compile(r"\.checkpoint-(\d{10,})\.pt\..*")
+SUFFIXES = {".pt": "PyTorch", ".npz": "Keras"}  # and whose checkpoints they are
+
+_NAME = re.compile(r"checkpoint-(\d{10,})(\.pt|\.npz)")
+_SCRATCH = re.compile(r"\.checkpoint-(\d{10,})(?:\.pt|\.npz)\..*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Checkpoint:
 class CheckpointStore:
     """Checkpoints of one job, by step. Several workers may use the same place; at most one writes a step."""
 
-    def __init__(self, url: str, *, keep: int, writer: str) -> None:
+    def __init__(self, url: str, *, keep: int, writer: str, suffix: str = ".pt") -> None:
         """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'.
+        ``suffix``: of the framework whose checkpoints they are.
 
         Raises:
             UserError: there is no such kind of file system, or what it needs is not installed.
@@ -51,21 +54,29 @@ class CheckpointStore:
         self._url = url.rstrip("/")
         self._keep = keep
         self._writer = writer
+        self._suffix = suffix
 
     def path(self, step: int) -> str:
-        return f"{self._url}/{_name(step)}"
+        return f"{self._url}/{self._name(step)}"
 
     def newest_first(self) -> list[Checkpoint]:
         """The newest first.
 
         Raises:
             OSError: the folder can't be read.
+            UserError: they are of another framework.
         """
-        steps = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
+        found = [match for name in self._names() if (match := _NAME.fullmatch(name))]
+        if foreign := [match for match in found if match[2] != self._suffix]:
+            raise UserError(
+                f"--checkpoint_dir {self._url} holds checkpoints of {SUFFIXES[foreign[0][2]]} ({foreign[0][0]}), and this "
+                f"is a training with {SUFFIXES[self._suffix]}: give another folder"
+            )
+        steps = [int(match[1]) for match in found]
         return [Checkpoint(step, self.path(step)) for step in sorted(steps, reverse=True)]
 
     def read(self, step: int, load: Callable[[IO[bytes]], Content]) -> Content:
-        with self._fs.open(self._at(_name(step)), "rb") as file:
+        with self._fs.open(self._at(self._name(step)), "rb") as file:
             return load(file)
 
     def write(self, step: int, dump: Callable[[IO[bytes]], object]) -> None:
@@ -75,12 +86,12 @@ class CheckpointStore:
             Exception: whatever the file system raises; what was there before is untouched and nothing is left over.
         """
         self._fs.makedirs(self._root, exist_ok=True)
-        scratch = self._at(f".{_name(step)}.{self._writer}")
+        scratch = self._at(f".{self._name(step)}.{self._writer}")
         try:
             with self._fs.open(scratch, "wb") as file:
                 _dump(dump, file)
                 self._settle(file)
-            self._rename(scratch, self._at(_name(step)))
+            self._rename(scratch, self._at(self._name(step)))
         except BaseException:
             self._remove(scratch)
             raise
@@ -92,8 +103,11 @@ class CheckpointStore:
         Raises:
             OSError: it could not be renamed.
         """
-        path = self._at(_name(step))
+        path = self._at(self._name(step))
         self._fs.mv(path, f"{path}.unreadable")
+
+    def _name(self, step: int) -> str:
+        return f"checkpoint-{step:010d}{self._suffix}"
 
     def _names(self) -> list[str]:
         # Others change the folder as well: what was listed before is no longer true.
@@ -130,7 +144,7 @@ class CheckpointStore:
         """Delete what the new checkpoint makes superfluous: the oldest, and what dead writers left unfinished."""
         names = self._names()
         stale = [name for name in names if (match := _SCRATCH.fullmatch(name)) and int(match[1]) < step]
-        whole = sorted((name for name in names if _NAME.fullmatch(name)), key=lambda name: int(name[11:-3]))
+        whole = sorted((name for name in names if _NAME.fullmatch(name)), key=_step)
         surplus = whole[: -self._keep] if self._keep else []
         for name in stale + surplus:
             self._remove(self._at(name))
@@ -165,7 +179,7 @@ def _dump(dump: Callable[[IO[bytes]], object], file: Any) -> None:
         raise
 
 
-def open_store(spec: JobSpec) -> CheckpointStore | None:
+def open_store(spec: JobSpec, suffix: str) -> CheckpointStore | None:
     """The job's store; None without ``--checkpoint_dir``.
 
     Raises:
@@ -174,8 +188,8 @@ def open_store(spec: JobSpec) -> CheckpointStore | None:
     if not spec.checkpoint_dir:
         return None
     writer = f"{socket.gethostname()}-{os.getpid()}"
-    return CheckpointStore(spec.checkpoint_dir, keep=spec.keep_checkpoint_max, writer=writer)
+    return CheckpointStore(spec.checkpoint_dir, keep=spec.keep_checkpoint_max, writer=writer, suffix=suffix)
 
 
-def _name(step: int) -> str:
-    return f"checkpoint-{step:010d}.pt"
+def _step(name: str) -> int:
+    return int(name.removeprefix("checkpoint-").partition(".")[0])

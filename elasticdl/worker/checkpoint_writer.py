@@ -7,16 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import IO
 
 from elasticdl.elastic.notices import notify
 from elasticdl.elastic.session import Membership
 from elasticdl.worker.checkpoint import CheckpointStore
+from elasticdl.worker.learner import Dump
 from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 
-Dump = Callable[[IO[bytes]], object]
 Copy = Callable[[], Dump]  # copies the state as it is now; what it returns writes the copy
 
 

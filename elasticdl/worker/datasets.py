@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.worker.feeds import FeedOpener
 from elasticdl.worker.user_code import blame, shown
 from elasticdl.worker.zoo import ModelModule
 
@@ -44,7 +45,7 @@ def open_datasets(module: ModelModule, spec: JobSpec) -> Datasets:
 
 
 def _open(module: ModelModule, mode: str, path: str) -> Any:
-    call = f"dataset({mode!r}, {path!r})"
+    call = f"feed over {path!r}" if isinstance(module.dataset, FeedOpener) else f"dataset({mode!r}, {path!r})"
     with blame(call, module.folder):
         try:
             dataset = module.dataset(mode, path)

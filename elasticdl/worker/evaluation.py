@@ -15,7 +15,7 @@ from elasticdl.elastic.batch_plan import split
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.device import to_device
 from elasticdl.elastic.torch.loader import LoaderOptions, fetch
-from elasticdl.worker.trainer import Evaluation
+from elasticdl.worker.learner import Evaluation
 
 Metrics = Mapping[str, Callable[[torch.Tensor, torch.Tensor], float]]
 

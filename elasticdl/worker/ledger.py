@@ -21,6 +21,7 @@ class Ledger:
     finished_epochs: int = 0
     loss_sum: float = 0.0  # over the samples of the present epoch
     loss_samples: int = 0
+    epoch_steps: int = 0  # of the present epoch
 
     @property
     def evaluated_step(self) -> int:
@@ -34,6 +35,10 @@ class Ledger:
     def add_loss(self, loss: float, samples: int) -> None:
         self.loss_sum += loss * samples
         self.loss_samples += samples
+        self.epoch_steps += 1
+
+    def begin_epoch(self) -> None:
+        self.loss_sum, self.loss_samples, self.epoch_steps = 0.0, 0, 0
 
     @property
     def epoch_loss(self) -> float:

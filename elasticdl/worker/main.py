@@ -6,6 +6,7 @@ Exit codes: 0 done, or told to leave; 1 the user's code raised, or this worker c
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import multiprocessing
@@ -20,13 +21,15 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
-from elasticdl.elastic.torch.context import ElasticContext, connect
+from elasticdl.elastic.link import Link, prepare_horovod
+from elasticdl.elastic.session import Membership
 from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
-from elasticdl.worker.torch_trainer import TorchLearner, batch_policy
+from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.user_code import one_line, users_traceback
-from elasticdl.worker.zoo import load_module, make_callbacks
+from elasticdl.worker.zoo import load_module
 
 log = logging.getLogger("elasticdl.worker")
 
@@ -42,55 +45,69 @@ def main() -> int:
             raise UserError("a worker is started by its job's master: use `elasticdl train`")
         spec = JobSpec.from_json(Path(environment.job_spec).read_text())
         _log_to_stderr(spec, environment.worker_id)
-        context = connect(batch_policy(spec), seed=spec.seed, environ=os.environ)
+        prepare_horovod(os.environ)
+        set_defaults(os.environ)
+        link = Link(environment)
+        link.open()  # before what takes long and may fail: the framework's import and the user's code
     except (ElasticDLError, OSError) as error:
         print(f"elasticdl worker: {error}", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, functools.partial(_leave, context))
-    # The processes that load data are forked from one that has all this imported, instead of importing it each.
-    multiprocessing.set_forkserver_preload([__spec__.name])
-    try:
-        return _work(spec, context)
-    except _Leaving:
-        return 0
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
-        context.close()
+    signal.signal(signal.SIGTERM, functools.partial(_leave, link.session))
+    with contextlib.ExitStack() as closers:
+        closers.callback(link.close)
+        try:
+            return _work(spec, link, closers)
+        except _Leaving:
+            return 0
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
 
 
-def _work(spec: JobSpec, context: ElasticContext) -> int:
+def _work(spec: JobSpec, link: Link, closers: contextlib.ExitStack) -> int:
+    """``closers`` take what must stay open until a failure has been reported."""
     try:
         module = load_module(spec)
-        learner = TorchLearner(module, spec, context)
-        checkpoints = CheckpointWriter(learner.store, context.membership) if learner.store else None
-        Trainer(spec, context, learner, make_callbacks(module), checkpoints).run()
+        model = build_model(module, spec.seed)
+        framework = framework_of(model, module)
+        kit = twin(framework)
+        # The processes that load data are forked from one that has all this imported, instead of importing it each.
+        multiprocessing.set_forkserver_preload([f"{__package__}.{framework.twin}"])
+        context = kit.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
+        closers.callback(context.close)
+        learner = kit.make_learner(module, spec, context, model)
+        checkpoints = CheckpointWriter(learner.store, link.session) if learner.store else None
+        Trainer(spec, context, learner, learner.callbacks, checkpoints).run()
     except Stopped as stopped:
         log.info("leaving: %s", stopped.reason)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it
-        _report(error, Path(spec.model_zoo), context)
+        _report(error, Path(spec.model_zoo), link.session)
         return 1
     return 0
 
 
-def _report(error: Exception, folder: Path, context: ElasticContext) -> None:
+def _report(error: Exception, folder: Path, membership: Membership) -> None:
+    cause, message, trace = pb.Failed.USER, str(error), ""
     if isinstance(error, UserError):
         log.error("%s", error)
-        context.fail(str(error), "")
-    elif isinstance(error, ElasticDLError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error)):
+    elif isinstance(error, ElasticDLError) or _is_of_the_device(error):
         log.error("%s", error)
-        failed = pb.Failed(cause=pb.Failed.WORKER, message=one_line(error))
-        context.membership.say(pb.WorkerMessage(failed=failed))
+        cause, message = pb.Failed.WORKER, one_line(error)
     else:
-        text = users_traceback(error, folder)
-        log.error("the user's code raised\n%s", text)
-        context.fail(one_line(error), text)
+        message, trace = one_line(error), users_traceback(error, folder)
+        log.error("the user's code raised\n%s", trace)
+    membership.say(pb.WorkerMessage(failed=pb.Failed(cause=cause, message=message, traceback=trace)))
 
 
-def _leave(context: ElasticContext, signum: int, frame: FrameType | None) -> None:
+def _is_of_the_device(error: Exception) -> bool:
+    ours = isinstance(error, RuntimeError) or type(error).__module__.startswith("tensorflow")
+    return ours and any(mark in str(error) for mark in ("CUDA error", "CUDA_ERROR_"))
+
+
+def _leave(membership: Membership, signum: int, frame: FrameType | None) -> None:
     """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
-    if context.leaving:  # it is, and may be writing its last checkpoint
+    if membership.leaving:  # it is, and may be writing its last checkpoint
         return
-    context.membership.drain("told to leave (SIGTERM)")
+    membership.drain("told to leave (SIGTERM)")
     raise _Leaving
 
 

@@ -1,22 +1,22 @@
-"""Taking a PyTorch training up from a checkpoint."""
+"""Taking a training up from a checkpoint, whatever the framework."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import IO, Any
-
-import torch
+from types import MappingProxyType
+from typing import IO, Any, Protocol
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.state import TrainingState
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
 from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 REMEDY = "give another --checkpoint_dir"
 
 
@@ -29,23 +29,51 @@ class Origin:
     shuffle: bool
 
 
-def copy_to_cpu(value: Any) -> Any:
-    """A copy of a nested state that training can't change any more; dicts, lists and tuples become plain ones."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: copy_to_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_to_cpu(item) for item in value)
-    return value
+class Codec(Protocol):
+    """How a framework's state is written; the twins are ``torch_checkpoint`` and ``keras_checkpoint``."""
+
+    @property
+    def suffix(self) -> str:
+        """Of its files."""
+
+    def copy(self, value: Any) -> Any:
+        """A copy of a nested state that training can't change any more."""
+
+    def write(self, content: dict[str, Any], file: IO[bytes]) -> None: ...
+
+    def read(self, file: IO[bytes]) -> Any:
+        """What was written. Runs nothing that is in the file.
+
+        Raises:
+            Exception: anything, over a damaged file.
+        """
+
+    def is_other_optimizer(self, there: Any, here: Any) -> bool:
+        """Whether two states of optimizers are of different kinds."""
 
 
-def content(state: TorchState, origin: Origin) -> dict[str, Any]:
-    """What is written: a copy of everything that a training goes on from."""
-    return {"format": FORMAT, "state": copy_to_cpu(state.state_dict()), "origin": asdict(origin)}
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint that has been loaded, and what it holds besides the state."""
+
+    checkpoint: Checkpoint
+    extra: dict[str, Any]
 
 
-def load_newest(store: CheckpointStore, state: TorchState, origin: Origin) -> Checkpoint | None:
+def content(
+    state: TrainingState, origin: Origin, codec: Codec, extra: Mapping[str, Any] = NOTHING
+) -> Callable[[IO[bytes]], None]:
+    """Copy everything that a training goes on from; what is returned writes the copy."""
+    copied = {
+        "format": FORMAT,
+        "state": codec.copy(state.state_dict()),
+        "origin": asdict(origin),
+        "extra": codec.copy(dict(extra)),
+    }
+    return lambda file: codec.write(copied, file)
+
+
+def load_newest(store: CheckpointStore, state: TrainingState, origin: Origin, codec: Codec) -> Resumed | None:
     """Load the newest checkpoint that can be read; None if there are none at all.
 
     Raises:
@@ -58,16 +86,19 @@ def load_newest(store: CheckpointStore, state: TorchState, origin: Origin) -> Ch
     problem, unreadable = "", []
     for checkpoint in found:
         try:
-            loaded = store.read(checkpoint.step, _load)
+            loaded = _checked(store.read(checkpoint.step, codec.read))
         except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
             problem = one_line(error)
             unreadable.append(checkpoint)
             log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)
             continue
-        _require_same(checkpoint, loaded, state, origin)
+        here = state.state_dict()
+        _require_same(checkpoint, loaded, here["model"], origin)
+        if codec.is_other_optimizer(loaded["state"]["optimizer"], here["optimizer"]):
+            raise UserError(f"checkpoint {checkpoint.path} is of another kind of optimizer; {REMEDY}")
         _apply(checkpoint, loaded["state"], state)
         _set_aside(store, unreadable)
-        return checkpoint
+        return Resumed(checkpoint, loaded.get("extra", {}))
     if found:
         raise UserError(
             f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
@@ -83,15 +114,14 @@ def _set_aside(store: CheckpointStore, unreadable: list[Checkpoint]) -> None:
             log.warning("checkpoint %s can't be renamed either: %s", checkpoint.path, one_line(error))
 
 
-def _load(file: IO[bytes]) -> dict[str, Any]:
-    loaded = torch.load(file, map_location="cpu", weights_only=True)
+def _checked(loaded: Any) -> dict[str, Any]:
     if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
         raise ValueError(f"not a checkpoint of format {FORMAT}")
     return loaded
 
 
-def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], state: TorchState, origin: Origin) -> None:
-    difference = _difference(loaded["state"]["model"], state.model.state_dict())
+def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], model: Any, origin: Origin) -> None:
+    difference = _difference(loaded["state"]["model"], model)
     if difference:
         raise UserError(f"checkpoint {checkpoint.path} is of another model: {difference}; {REMEDY}")
     position, there = loaded["state"]["progress"]["position"], Origin(**loaded["origin"])
@@ -107,27 +137,27 @@ def _require_same(checkpoint: Checkpoint, loaded: dict[str, Any], state: TorchSt
         )
 
 
-def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """The first difference between two models, in words; empty if there is none."""
+def _difference(there: Any, here: Any) -> str:
+    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return ""
     for name in here.keys() | there.keys():
         if name not in there:
             return f"it has no {name}"
         if name not in here:
             return f"it has {name}, which this model has not"
     for name, value in here.items():
-        was, now = (tuple(v.shape) if isinstance(v, torch.Tensor) else None for v in (there[name], value))
+        was, now = (tuple(v.shape) if hasattr(v, "shape") else None for v in (there[name], value))
         if was != now:
             return f"{name} has shape {was} there and {now} here"
     return ""
 
 
-def _apply(checkpoint: Checkpoint, saved: dict[str, Any], state: TorchState) -> None:
-    groups = zip(saved["optimizer"]["param_groups"], state.optimizer.state_dict()["param_groups"], strict=False)
-    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
-    if any(there.keys() - here.keys() and here.keys() - there.keys() for there, here in groups):
-        raise UserError(f"checkpoint {checkpoint.path} is of another kind of optimizer; {REMEDY}")
+def _apply(checkpoint: Checkpoint, saved: dict[str, Any], state: TrainingState) -> None:
     try:
         state.load_state_dict(saved)
+    except UserError as error:
+        raise UserError(f"checkpoint {checkpoint.path} does not fit: {error}; {REMEDY}") from error
     except ValueError as error:
         raise UserError(
             f"checkpoint {checkpoint.path} does not fit the optimizer: {one_line(error)}; {REMEDY}"

@@ -1,98 +1,91 @@
-"""The PyTorch side of a training: model, optimizer, data and state made from a model-zoo module."""
+"""The PyTorch side of a training: optimizer, data and state for the model of a model-zoo module."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.collective import import_horovod
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.context import connect as connect
 from elasticdl.elastic.torch.loader import LoaderOptions
-from elasticdl.elastic.torch.rng import seed_step
 from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.world import World
+from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
-from elasticdl.worker.checkpoint_writer import Dump
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.evaluation import Evaluator
+from elasticdl.worker.frameworks import TORCH, kind, refuse_mixture
+from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
+from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
-from elasticdl.worker.trainer import Evaluation
-from elasticdl.worker.user_code import shown
+from elasticdl.worker.torch_checkpoint import TorchCodec
+from elasticdl.worker.user_code import blame, shown
 from elasticdl.worker.warm_up import warm_up
-from elasticdl.worker.zoo import ModelModule, make_metrics
-
-DEFAULT_MINIBATCH = 64
+from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
 
 
-def batch_policy(spec: JobSpec) -> BatchPolicy:
-    """The one policy that the options mean."""
-    worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
-    return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
+def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, model: torch.nn.Module) -> TorchLearner:
+    return TorchLearner(module, spec, context, model)
 
 
-def largest_micro_batch(spec: JobSpec, samples: int) -> int:
-    """The most samples that a worker will run through the model at once."""
-    policy = batch_policy(spec)
-    share = -(-policy.batch_size(1) // spec.num_workers.minimum) if policy.fixed else policy.batch_size(1)
-    return min(share, policy.max_micro_batch or share, samples)
-
-
-def build_model(module: ModelModule) -> torch.nn.Module:
-    """Raises:
-    UserError: ``custom_model()`` returns something else than a PyTorch model.
-    """
-    model = module.custom_model()
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(
-            f"{shown(module.path)}: {module.custom_model.__name__}() returned {type(model).__name__}; "
-            "expected a torch.nn.Module (PyTorch models only, so far)"
-        )
-    return model
+def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
+    import_horovod()
+    with blame(f"{module.optimizer.__name__}(parameters)", module.folder):
+        build_optimizer(module, model)
+    with blame("callbacks()", module.folder):
+        make_callbacks(module)
+    with blame("eval_metrics_fn()", module.folder):
+        make_metrics(module)
+    open_datasets(module, spec)
 
 
 def build_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Raises:
     UserError: ``optimizer(parameters)`` returns something else than a PyTorch optimizer.
     """
+    refuse_mixture(module, TORCH)
+    require_optimizer(module, ("parameters",), " for a PyTorch model")
     optimizer = module.optimizer(model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
-            f"{shown(module.path)}: {module.optimizer.__name__}(parameters) returned {type(optimizer).__name__}; "
+            f"{shown(module.path)}: {module.optimizer.__name__}(parameters) returned {kind(optimizer)}; "
             "expected a torch.optim.Optimizer"
         )
     return optimizer
 
 
 class TorchLearner:
-    """A PyTorch model being trained; see `elasticdl.worker.trainer.Learner`."""
+    """A PyTorch model being trained; see `elasticdl.worker.learner.Learner`."""
 
-    def __init__(self, module: ModelModule, spec: JobSpec, context: ElasticContext) -> None:
-        """Build everything and run a warm-up pass; may take long, and belongs before joining.
-
-        Raises:
-            UserError: the module does not keep the contract.
-            Exception: whatever the user's code raises.
-        """
-        seed_step(spec.seed, 0, 0)  # every worker builds the same model
+    def __init__(self, module: ModelModule, spec: JobSpec, context: ElasticContext, model: torch.nn.Module) -> None:
+        self._spec = spec
         self._loss: Callable[[Any, Any], torch.Tensor] = module.loss
-        self._model = build_model(module).to(context.device)
+        self._model = model.to(context.device)
         self._optimizer = build_optimizer(module, self._model)
         data = open_datasets(module, spec)
         options = LoaderOptions(num_workers=spec.data_workers)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
+        self.callbacks: list[Callback] = make_callbacks(module)
         self.loader = context.loader(data.training, shuffle=spec.shuffle, options=options)
         self.state: TorchState = context.state(self._model, self._optimizer, self.loader, {"ledger": Ledger()})
-        self.store = open_store(spec)
+        self._codec = TorchCodec()
+        self.store = open_store(spec, self._codec.suffix)
         self._origin = Origin(samples=len(data.training), seed=spec.seed, shuffle=spec.shuffle)
         self._evaluator = self._make_evaluator(module, data, micro_batch, context, options)
+
+    def follow(self, callbacks: Sequence[Callback]) -> None:
+        self.state.follow(rate_rules(self._spec, callbacks))
 
     def make_step(self, batch: StepBatch) -> float:
         for inputs, labels in batch:
@@ -105,11 +98,20 @@ class TorchLearner:
         return self._evaluator.evaluate() if self._evaluator else None
 
     def resume(self) -> Checkpoint | None:
-        return load_newest(self.store, self.state, self._origin) if self.store else None
+        found = load_newest(self.store, self.state, self._origin, self._codec) if self.store else None
+        return found.checkpoint if found else None
 
     def copy(self) -> Dump:
-        copied = content(self.state, self._origin)
-        return lambda file: torch.save(copied, file)
+        return content(self.state, self._origin, self._codec)
+
+    def enter(self, world: World) -> None:
+        """Nothing to do."""
+
+    def settle(self, *, entering: bool) -> bool:
+        return False  # callbacks keep nothing and stop nothing
+
+    def complete(self) -> None:
+        """Nothing to do."""
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"

@@ -10,9 +10,9 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.spec import JobSpec
@@ -20,63 +20,17 @@ from elasticdl.elastic.errors import Stopped, WorldChanged
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.notices import notify
 from elasticdl.elastic.progress import remaining_steps
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loader import ElasticDataLoader
-from elasticdl.elastic.torch.sampler import StepBatch
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
-from elasticdl.worker.checkpoint import Checkpoint
-from elasticdl.worker.checkpoint_writer import CheckpointWriter, Dump
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.export import export
+from elasticdl.worker.learner import Context, Learner
 from elasticdl.worker.ledger import Ledger
-from elasticdl.worker.rate import rate_rules
 
 log = logging.getLogger(__name__)
 
 FINAL_CHECKPOINT_SECONDS = 240.0
 STOP_SHARE = 0.8  # of --stop_grace: after it, the worker is killed
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Metrics over the whole evaluation set; the same on all members."""
-
-    samples: int
-    metrics: dict[str, float]
-
-
-class Learner(Protocol):
-    """A model being trained: what differs between frameworks."""
-
-    state: TorchState  # its values hold the ledger
-    loader: ElasticDataLoader
-
-    def make_step(self, batch: StepBatch) -> float:
-        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
-
-        Raises:
-            WorldBroken: the step is torn.
-        """
-
-    def evaluate(self) -> Evaluation | None:
-        """Over all members; None if there is no evaluation data.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
-
-    def resume(self) -> Checkpoint | None:
-        """Load the newest checkpoint, and tell which; None if there is none.
-
-        Raises:
-            UserError: it is of another model, or there are some and none can be read.
-        """
-
-    def copy(self) -> Dump:
-        """Copy the state; what is returned writes the copy as a checkpoint."""
-
-    def save_model(self, folder: Path) -> Path:
-        """Write the trained model below the folder."""
 
 
 class Trainer:
@@ -85,8 +39,8 @@ class Trainer:
     def __init__(
         self,
         spec: JobSpec,
-        context: ElasticContext,
-        learner: Learner,
+        context: Context,
+        learner: Learner[Any],
         callbacks: Sequence[Callback],
         checkpoints: CheckpointWriter | None,
     ) -> None:
@@ -98,12 +52,13 @@ class Trainer:
         self._sampler = learner.loader.sampler
         self._callbacks = callbacks
         self._checkpoints = checkpoints
-        self._state.follow(rate_rules(spec, callbacks))
+        learner.follow(callbacks)
         # Of this process, so that callbacks and reports come once however often `train` is entered.
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
         self._told_step = self._reported_step = 0
         self._left_together = False
+        self._stopping = False  # the callbacks want training to end: agreed by all members
         context.total_epochs = spec.num_epochs
 
     def run(self) -> None:
@@ -133,6 +88,7 @@ class Trainer:
 
     def _before_sync(self, world: World) -> None:
         self._left_together = False
+        self._learner.enter(world)
         # Also with --no_resume: the folder was empty at the start, so what is in it is this job's own.
         if not (world.is_first and world.rank == 0):
             return
@@ -160,6 +116,7 @@ class Trainer:
             self._call("on_train_begin")
         self._call("on_world_change", world.size, world.rank)
         self._context.total_steps = self._total_steps(world.size)
+        self._stopping = self._learner.settle(entering=True)
 
     def _total_steps(self, workers: int) -> int:
         """Of the whole job; with a fixed batch per worker, if the number of workers stays as it is."""
@@ -193,33 +150,37 @@ class Trainer:
                 self._report_evaluation()
                 self._state.commit()
                 self._do_what_is_due()
-            if self._sampler.progress.position >= self._sampler.order.samples:
+            if self._sampler.at_end:
+                self._finish_epoch(epoch)
+            elif self._stopping:
                 self._end_epoch(epoch)
-            if self._reached_max_step:
+            if self._reached_end:
                 break
         self._complete()
 
     @property
-    def _reached_max_step(self) -> bool:
-        return 0 < self._spec.max_step <= self._state.step
+    def _reached_end(self) -> bool:
+        return self._stopping or 0 < self._spec.max_step <= self._state.step
 
     def _steps(self) -> Iterator[StepBatch]:
-        if self._reached_max_step:
+        if self._reached_end:
             return
         for batch in self._learner.loader:
             yield batch
-            if self._reached_max_step:
+            if self._reached_end:
                 return
 
     def _begin_epoch(self, epoch: int) -> None:
         if self._sampler.progress.position == 0:  # the state follows at its next commit
-            self._ledger.loss_sum, self._ledger.loss_samples = 0.0, 0
+            self._ledger.begin_epoch()
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
             self._call("on_epoch_begin", epoch)
 
     def _make_step(self, batch: StepBatch) -> None:
         loss = self._learner.make_step(batch)
+        assert self._state.vote is not None  # cast in that step
+        self._stopping = self._state.vote.stopping
         self._ledger.add_loss(loss, batch.plan.batch)
         self._call("on_train_batch_end", self._state.step, {"loss": loss, "learning_rate": self._state.learning_rate})
 
@@ -230,7 +191,7 @@ class Trainer:
         if spec.checkpoint_steps and step % spec.checkpoint_steps == 0:
             self._checkpoint()
 
-    def _end_epoch(self, epoch: int) -> None:
+    def _finish_epoch(self, epoch: int) -> None:
         self._evaluate()
         ledger = self._ledger
         if ledger.finished_epochs <= epoch:
@@ -239,18 +200,25 @@ class Trainer:
                 log.info("epoch %d finished: step %d, mean loss %.4g", epoch, self._state.step, ledger.epoch_loss)
         if not self._spec.checkpoint_steps:
             self._checkpoint()
+        self._end_epoch(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Its steps are over, though there may be more in the data."""
+        self._evaluate()
         if self._ended_epoch < epoch:
             self._ended_epoch = epoch
-            metrics = {f"val_{name}": value for name, value in ledger.metrics.items()}
-            self._call("on_epoch_end", epoch, {"loss": ledger.epoch_loss, **metrics})
+            metrics = {f"val_{name}": value for name, value in self._ledger.metrics.items()}
+            self._call("on_epoch_end", epoch, {"loss": self._ledger.epoch_loss, **metrics})
+        self._stopping = self._learner.settle(entering=False) or self._stopping
 
     def _complete(self) -> None:
         self._evaluate()
         if self._context.rank == 0:
             self._finish_checkpoint(FINAL_CHECKPOINT_SECONDS)
-            if self._spec.output:
-                path = export(Path(self._spec.output), self._learner.save_model)
-                notify(self._context.membership, "exported", path=str(path))
+        self._learner.complete()
+        if self._context.rank == 0 and self._spec.output:
+            path = export(Path(self._spec.output), self._learner.save_model)
+            notify(self._context.membership, "exported", path=str(path))
         # If rank 0 dies at this, the others must still be there to do it.
         self._context.advance(waiting=True)
         self._context.collective.barrier("elasticdl.complete")

@@ -6,28 +6,32 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, cast
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
+from elasticdl.common.params import parse_params
 from elasticdl.common.spec import JobSpec
+from elasticdl.worker.feeds import find_feed
 from elasticdl.worker.user_code import blame, shown
 
 DEFAULT_MODEL = "custom_model"
 PARAMETERS = {
-    "custom_model": (),
     "loss": ("labels", "predictions"),
-    "optimizer": ("parameters",),
     "dataset": ("mode", "path"),
     "eval_metrics_fn": (),
     "callbacks": (),
 }
 
+OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
+NONE: Mapping[str, object] = MappingProxyType({})
+
 Function = Callable[..., Any]
+Metrics = Mapping[str, Any]  # by name; of a model with several outputs, by output and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,17 @@ class ModelModule:
     """The functions of a model-zoo module, under the names of the contract."""
 
     custom_model: Function
+    model_params: Mapping[str, object]  # with which to call it
     loss: Function
-    optimizer: Function
+    optimizer: Function  # its parameters depend on the framework: see `require_optimizer`
     dataset: Function
     eval_metrics_fn: Function | None
     callbacks: Function | None
     path: Path
     folder: Path  # the zoo
+
+    def make_model(self) -> Any:
+        return self.custom_model(**self.model_params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +69,17 @@ def load_module(spec: JobSpec) -> ModelModule:
     if not folder.is_dir():
         raise UserError(f"--model_zoo {spec.model_zoo} is not a folder; expected the folder that holds --model_def")
     place = _locate(folder, spec.model_def)
+    params = parse_params("model_params", spec.model_params)
     module = _import(folder, place)
     if place.path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, place.function):
         raise _missing(folder, spec.model_def)
     return ModelModule(
-        custom_model=_require(module, place.path, "custom_model", place.function),
-        loss=_require(module, place.path, "loss", spec.loss),
-        optimizer=_require(module, place.path, "optimizer", spec.optimizer),
-        dataset=_require(module, place.path, "dataset", spec.dataset),
+        custom_model=_require(module, place.path, place.function, (), params),
+        model_params=params,
+        loss=_require(module, place.path, spec.loss, PARAMETERS["loss"]),
+        optimizer=_require(module, place.path, spec.optimizer, None),
+        dataset=find_feed(module, spec, place.path)
+        or _require(module, place.path, spec.dataset, PARAMETERS["dataset"]),
         eval_metrics_fn=_optional(module, place.path, "eval_metrics_fn", spec.eval_metrics_fn),
         callbacks=_optional(module, place.path, "callbacks", spec.callbacks),
         path=place.path,
@@ -76,31 +87,44 @@ def load_module(spec: JobSpec) -> ModelModule:
     )
 
 
-def make_callbacks(module: ModelModule) -> list[Callback]:
+def require_optimizer(module: ModelModule, parameters: tuple[str, ...], why: str) -> None:
     """Raises:
-    UserError: ``callbacks()`` returns something else than a list of callbacks.
+    UserError: ``optimizer`` can't be called with these parameters, as ``why`` demands.
+    """
+    _require_signature(module.optimizer, module.optimizer.__name__, module.path, parameters, why=why)
+
+
+def make_callbacks(module: ModelModule, kinds: Mapping[str, type] = OWN_CALLBACKS) -> list[Any]:
+    """``kinds``: of what the callbacks may be, by the names that a message gives them.
+
+    Raises:
+        UserError: ``callbacks()`` returns something else than a list of callbacks.
     """
     callbacks = list(module.callbacks()) if module.callbacks else []
     for callback in callbacks:
-        if not isinstance(callback, Callback):
+        if not isinstance(callback, tuple(kinds.values())):
             raise UserError(
                 f"{shown(module.path)}: callbacks() returned a list with {type(callback).__name__}; "
-                "expected objects made from elasticdl.callbacks.Callback"
+                f"expected objects made from {' or '.join(kinds)}"
             )
     return callbacks
 
 
-def make_metrics(module: ModelModule) -> dict[str, Function]:
-    """Raises:
-    UserError: ``eval_metrics_fn()`` returns something else than functions by name.
+def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
+    """``nested``: may be by output and name, for a model of several outputs.
+
+    Raises:
+        UserError: ``eval_metrics_fn()`` returns something else than functions by name.
     """
     metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
-    if not isinstance(metrics, dict) or not all(callable(metric) for metric in metrics.values()):
-        raise UserError(
-            f"{shown(module.path)}: eval_metrics_fn() returned {type(metrics).__name__}; "
-            "expected a dict of functions (labels, outputs) by name"
-        )
-    return metrics
+    for found in metrics.values() if isinstance(metrics, dict) else [metrics]:
+        inner = found.values() if nested and isinstance(found, dict) else [found]
+        if not all(callable(metric) for metric in inner):
+            raise UserError(
+                f"{shown(module.path)}: eval_metrics_fn() returned {type(metrics).__name__}; "
+                "expected a dict of functions (labels, outputs) by name"
+            )
+    return cast(Metrics, metrics)
 
 
 def _locate(folder: Path, model_def: str) -> _Place:
@@ -130,6 +154,7 @@ def _missing(folder: Path, model_def: str) -> UserError:
 def _import(folder: Path, place: _Place) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+        sys.path.append(str(folder.parent))  # modules of ElasticDL import their neighbours as model_zoo.NAME
     with blame(f"importing {place.name}", folder):
         module = importlib.import_module(place.name)
     if Path(module.__file__ or "").resolve() != place.path.resolve():
@@ -141,22 +166,42 @@ def _import(folder: Path, place: _Place) -> ModuleType:
 
 def _optional(module: ModuleType, path: Path, role: str, name: str) -> Function | None:
     asked = name != JobSpec.model_fields[role].default
-    return _require(module, path, role, name) if asked or hasattr(module, name) else None
+    return _require(module, path, name, PARAMETERS[role]) if asked or hasattr(module, name) else None
 
 
-def _require(module: ModuleType, path: Path, role: str, name: str) -> Function:
-    expected = f"{name}({', '.join(PARAMETERS[role])})"
+def _require(
+    module: ModuleType, path: Path, name: str, parameters: tuple[str, ...] | None, params: Mapping[str, object] = NONE
+) -> Function:
+    """``parameters``: None if they can't be known yet. ``params``: given by name."""
+    expected = f"{name}(parameters) with PyTorch, {name}() with Keras"
+    if parameters is not None:
+        expected = f"{name}({', '.join(parameters)})"
     found: Function | None = getattr(module, name, None)
     if found is None:
         raise UserError(f"{shown(path)} has no {name}; expected {expected}")
     if not callable(found):
         raise UserError(f"{shown(path)}: {name} is not a function; expected {expected}")
+    if parameters is not None:
+        _require_signature(found, name, path, parameters, params)
+    return found
+
+
+def _require_signature(
+    found: Function,
+    name: str,
+    path: Path,
+    parameters: tuple[str, ...],
+    params: Mapping[str, object] = NONE,
+    why: str = "",
+) -> None:
     try:
         signature = inspect.signature(found)
     except ValueError:  # some builtins tell nothing about themselves
-        return found
+        return
     try:
-        signature.bind(*PARAMETERS[role])
+        signature.bind(*parameters, **params)
     except TypeError as error:
-        raise UserError(f"{shown(path)} has {name}{signature}, which fails ({error}); expected {expected}") from None
-    return found
+        given = [*parameters, *(f"{key}={value!r}" for key, value in params.items())]
+        raise UserError(
+            f"{shown(path)} has {name}{signature}, which fails ({error}); expected {name}({', '.join(given)}){why}"
+        ) from None

@@ -31,6 +31,21 @@ EXPECTED = f"expected one of {', '.join(PLACES)}, or the folder that holds it"
 Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
+def open_split(mode: str, path: str) -> Split:
+    """What a model trains on, or is evaluated on, of the CIFAR-10 at `path`.
+
+    Raises:
+        ValueError: `mode` is unknown, or there is no whole CIFAR-10 at `path`.
+    """
+    if mode not in ("training", "evaluation"):
+        raise ValueError(f"dataset mode {mode!r}: expected 'training' or 'evaluation'")
+    training = mode == "training"
+    if not path:
+        option = "--training_data" if training else "--validation_data"
+        raise ValueError(f"{option} is missing; {EXPECTED}")
+    return read_split(Path(path), TRAINING if training else EVALUATION)
+
+
 def read_split(path: Path, batches: Sequence[str]) -> Split:
     """Images (N x 3 x 32 x 32) and labels of the named batches, in that order.
 

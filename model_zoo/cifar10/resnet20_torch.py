@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from .archive import EVALUATION, EXPECTED, TRAINING, read_split
+from . import recipe
+from .archive import open_split
+from .recipe import LEARNING_RATE, PADDING, learning_rate
 
-LEARNING_RATE = 0.001
-PADDING = 4
-MEAN = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1)  # of the real training pixels, by channel
-DEVIATION = torch.tensor([63.0, 62.1, 66.7]).view(3, 1, 1)
+MEAN = torch.tensor(recipe.MEAN).view(3, 1, 1)
+DEVIATION = torch.tensor(recipe.DEVIATION).view(3, 1, 1)
 
 
 class Block(nn.Module):
@@ -94,14 +93,6 @@ def callbacks() -> list[object]:
     return [LearningRateScheduler(schedule)]
 
 
-def learning_rate(epoch: int) -> float:
-    """Of one worker."""
-    for after, factor in ((80, 0.01), (60, 0.1), (40, 0.2), (35, 0.5)):
-        if epoch > after:
-            return LEARNING_RATE * factor
-    return LEARNING_RATE
-
-
 class Cifar10(Dataset[tuple[Tensor, int]]):
     """Normalised 3x32x32 images and labels 0..9.
 
@@ -135,11 +126,5 @@ def dataset(mode: str, path: str) -> Cifar10:
     Raises:
         ValueError: `mode` is unknown, or there is no whole CIFAR-10 at `path`.
     """
-    if mode not in ("training", "evaluation"):
-        raise ValueError(f"dataset mode {mode!r}: expected 'training' or 'evaluation'")
-    training = mode == "training"
-    if not path:
-        option = "--training_data" if training else "--validation_data"
-        raise ValueError(f"{option} is missing; {EXPECTED}")
-    images, labels = read_split(Path(path), TRAINING if training else EVALUATION)
-    return Cifar10(torch.from_numpy(images), torch.from_numpy(labels), augment=training)
+    images, labels = open_split(mode, path)
+    return Cifar10(torch.from_numpy(images), torch.from_numpy(labels), augment=mode == "training")

@@ -1,22 +1,15 @@
-"""What the models of this folder share: the data, the loss and the metric.
-
-The 1,797 digits come with scikit-learn. The split is fixed, so that accuracies can be compared between runs.
-"""
+"""What the PyTorch models of this folder share: the data, the loss and the metric."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-HELD_OUT = 360
-SPLIT_SEED = 2024
-BRIGHTEST = 16.0  # pixels are 0..16
+from .data import read_split
 
 
 def dataset(mode: str, path: str) -> TensorDataset:
@@ -25,17 +18,8 @@ def dataset(mode: str, path: str) -> TensorDataset:
     Raises:
         ValueError: `mode` is unknown, or a path is given although the digits have none.
     """
-    if mode not in ("training", "evaluation"):
-        raise ValueError(f"dataset mode {mode!r}: expected 'training' or 'evaluation'")
-    if path:
-        raise ValueError(f"{path}: the digits come with scikit-learn; leave the path of the {mode} data out")
-    digits = load_digits()
-    training, evaluation = train_test_split(
-        range(len(digits.target)), test_size=HELD_OUT, stratify=digits.target, random_state=SPLIT_SEED
-    )
-    chosen = training if mode == "training" else evaluation
-    images = torch.tensor(digits.images[chosen], dtype=torch.float32).unsqueeze(1) / BRIGHTEST
-    return TensorDataset(images, torch.tensor(digits.target[chosen], dtype=torch.int64))
+    images, labels = read_split(mode, path)
+    return TensorDataset(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels))
 
 
 def loss(labels: Tensor, predictions: Tensor) -> Tensor:

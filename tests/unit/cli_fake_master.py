@@ -126,7 +126,7 @@ def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Even
         master.update(phase="failed", reason="worker 1: ValueError: bad sample", traceback="Traceback\nValueError: bad")
         return
     for step in range(1, 21):
-        master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples_per_second=1000.0)
+        master.update(step=step, epoch=(step - 1) // 10, loss=1 / step, samples=32 * step, samples_per_second=1000.0)
     tell("evaluation", step=20, epoch=1, samples=64, metrics={"accuracy": 0.5})
     if part == "forever":
         if not stopped.wait(DEADLINE):

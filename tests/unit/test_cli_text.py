@@ -28,6 +28,7 @@ def status_of(**fields: object) -> pb.JobStatus:
         "step": 1250,
         "total_steps": 5000,
         "loss": 0.12345,
+        "samples": 80000,
         "samples_per_second": 4321.0,
         "time_left": 90.0,
         "elapsed": 30.0,
@@ -61,6 +62,12 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
         assert part in shown
 
 
+def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
+    status = status_of(samples=0, loss=0.0, samples_per_second=0.0)
+    assert "loss -" in drawn(status)
+    assert "loss" not in text.progress_line(status)
+
+
 def test_the_panel_has_a_bar_on_a_line_of_its_own():
     lines = drawn(status_of()).splitlines()
     (bar,) = (number for number, line in enumerate(lines) if "━" in line)
@@ -68,7 +75,7 @@ def test_the_panel_has_a_bar_on_a_line_of_its_own():
 
 
 def test_what_is_not_known_yet_is_not_made_up():
-    shown = drawn(status_of(step=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
+    shown = drawn(status_of(step=0, samples=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
     assert "loss -" in shown
     assert "left ?" in shown
 

@@ -12,11 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.torch.collective import HEAD_BYTES, TorchCollective
+from elasticdl.elastic.horovod_collective import HEAD_BYTES
+from elasticdl.elastic.outline import put_tensors, take_tensors
+from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.reducer import GradientReducer
-from elasticdl.elastic.torch.transfer import put_tensors, take_tensors
 from elasticdl.elastic.world import Member, World
 
 
@@ -167,7 +168,7 @@ def test_gradients_of_mixed_dtypes():
 def test_nested_state_survives_the_journey():
     state = {"a": torch.ones(2), "b": [torch.zeros(1), {"c": 3}], "d": (1, None)}
     tensors = []
-    outline = take_tensors(state, tensors)
+    outline = take_tensors(state, torch.Tensor, tensors)
     assert len(tensors) == 2
     back = put_tensors(outline, tensors)
     assert torch.equal(back["a"], state["a"])

@@ -175,6 +175,17 @@ def test_scalars_reach_tensorboard(tmp_path):
     assert found["evaluation/accuracy"] == [(2, 0.5)]
 
 
+def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = TensorBoard(str(tmp_path))
+    step = e.StepReport(1, 0, 0.0, 0, 0.0, 0.05, 1, 0, False)
+    board.observe(e.ProgressReported(0, (step,), 0, 0))
+    board.close()
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["world_size"]
+
+
 def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     board = TensorBoard(str(tmp_path / "file" / "below"))

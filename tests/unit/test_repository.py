@@ -19,8 +19,8 @@ MOST_LINES = 400
 TRAIN_FLAGS = """
 --help --config
 --job_name --num_workers --slots --port
---model_zoo --model_def --loss --optimizer --dataset --eval_metrics_fn --callbacks
---training_data --validation_data --num_epochs --max_step --seed --shuffle --no_shuffle --data_workers
+--model_zoo --model_def --model_params --loss --optimizer --dataset --feed --custom_data_reader --eval_metrics_fn --callbacks
+--training_data --validation_data --data_reader_params --num_epochs --max_step --seed --shuffle --no_shuffle --data_workers
 --global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
 --evaluation_steps
 --checkpoint_dir --checkpoint_steps --keep_checkpoint_max --resume --no_resume

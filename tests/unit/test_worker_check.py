@@ -47,7 +47,7 @@ def function(name, body):
     ("extra", "expected"),
     [
         (function("custom_model", "return {}['width']"), "custom_model() raised KeyError: 'width'"),
-        (function("custom_model", "return 3"), "custom_model() returned int; expected a torch.nn.Module (PyTorch models only"),
+        (function("custom_model", "return 3"), "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
         (function("optimizer", "return 3"), "optimizer(parameters) returned int; expected a torch.optim.Optimizer"),
         (function("callbacks", "return 3"), "callbacks() raised TypeError: 'int' object is not iterable"),
         (function("eval_metrics_fn", "return [1]"), "eval_metrics_fn() returned list; expected a dict of functions"),

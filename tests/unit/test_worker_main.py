@@ -2,6 +2,7 @@
 
 import signal
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from worker_kit import BreakingCollective, Script, write_zoo
@@ -11,8 +12,8 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.proto import elasticdl_pb2 as pb
-from elasticdl.worker import main
-from elasticdl.worker.torch_trainer import batch_policy
+from elasticdl.worker import main, torch_trainer
+from elasticdl.worker.batches import batch_policy
 
 
 class Master(Script):
@@ -40,7 +41,8 @@ def work(tmp_path, monkeypatch):
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
         context = ElasticContext(master, BreakingCollective(), batch_policy(spec), spec.seed)
-        monkeypatch.setattr(main, "connect", lambda *_, **__: context)
+        monkeypatch.setattr(main, "Link", lambda _: SimpleNamespace(session=master, open=list, close=list))
+        monkeypatch.setattr(torch_trainer, "connect", lambda *_, **__: context)
         return main.main()
 
     yield run
@@ -101,7 +103,7 @@ def test_a_mistake_is_told_without_a_traceback(work):
     master = Master()
     assert work(master, "\ndef custom_model():\n    return 3\n") == 1
     assert failure(master).cause == pb.Failed.USER
-    assert "expected a torch.nn.Module" in failure(master).message
+    assert "returned int; expected a torch.nn.Module or a keras.Model" in failure(master).message
     assert failure(master).traceback == ""
 
 

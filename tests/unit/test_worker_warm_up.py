@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.torch_trainer import largest_micro_batch
+from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.warm_up import warm_up
 
 

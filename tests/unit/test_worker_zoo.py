@@ -70,7 +70,7 @@ def test_modules_in_folders_import_their_neighbours(tmp_path, spec):
 def test_a_missing_function(spec, name):
     expected = {
         "loss": "loss(labels, predictions)",
-        "optimizer": "optimizer(parameters)",
+        "optimizer": "optimizer(parameters) with PyTorch, optimizer() with Keras",
         "dataset": "dataset(mode, path)",
         "custom_model": "custom_model()",
     }[name]

@@ -13,8 +13,10 @@ from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.world import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
-from elasticdl.worker.torch_trainer import TorchLearner, batch_policy
+from elasticdl.worker.frameworks import build_model
+from elasticdl.worker.torch_trainer import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 
@@ -152,7 +154,8 @@ class Job:
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
     script = script or Script()
     context = ElasticContext(script, BreakingCollective(failures), batch_policy(spec), spec.seed)
-    learner = TorchLearner(load_module(spec), spec, context)
+    module = load_module(spec)
+    learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
     script.step = lambda: learner.state.step
     writer = CheckpointWriter(learner.store, script) if learner.store else None
     return Job(spec, script, context, learner, Trainer(spec, context, learner, list(callbacks), writer))

@@ -8,24 +8,14 @@ everything: with one small tensor after the other, most of Horovod's time is neg
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.vote import LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
 
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
 ALIGNMENT = 16
-LEAVING, SAMPLES, LOSS, VOTE_SIZE = 0, 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """What all members together said with their gradients."""
-
-    leaving: bool  # somebody was told that the world should be left
-    samples: int  # of the global batch
-    loss: float  # mean over the global batch
 
 
 def _flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -101,11 +91,11 @@ class GradientReducer:
         self._collective.sum_(self._flats, "elasticdl.step")
         for buffer, view in zip(self._buffers, self._statistics, strict=True):
             buffer.copy_(view)
-        votes, samples, loss = self._vote.tolist()
+        vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
                 view.mul_(scale)
-        return Vote(leaving=votes > 0, samples=round(samples), loss=loss / samples if samples else float("nan"))
+        return vote
 
     def _gather(self) -> None:
         """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""

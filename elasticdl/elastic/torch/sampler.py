@@ -11,28 +11,22 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic import sampler
+from elasticdl.elastic.progress import SampleOrder, StepPlan
+from elasticdl.elastic.sampler import Host as JobHost
 from elasticdl.elastic.torch.device import to_device
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.rng import seed_step
-from elasticdl.elastic.world import World
 
 
-class Host(Protocol):
+class Host(JobHost, Protocol):
     """What a sampler asks of the job it belongs to."""
-
-    @property
-    def world(self) -> World: ...
 
     @property
     def device(self) -> torch.device: ...
 
-    def advance(self, *, waiting: bool) -> None: ...
 
-    def record_samples(self, plan: StepPlan) -> None: ...
-
-
-class StepBatch:
+class StepBatch(sampler.StepBatch):
     """This worker's share of one global batch: iterate over its micro-batches.
 
     For each, call `backward` with the mean loss over the micro-batch: it is weighed so that the gradients of all
@@ -40,34 +34,20 @@ class StepBatch:
     """
 
     def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host, reducer: GradientReducer) -> None:
-        self.plan = plan
-        self._samples = samples
-        self._host = host
+        super().__init__(plan, (to_device(sample, host.device) for sample in samples), host)
         self._reducer = reducer
-        self._current = 0
-
-    @property
-    def share(self) -> float:
-        """The part of the global batch that is this worker's."""
-        return sum(len(indices) for indices in self.plan.micro_batches) / self.plan.batch
-
-    def __iter__(self) -> Iterator[Any]:
-        for indices in self.plan.micro_batches:
-            self._host.advance(waiting=False)
-            self._current = len(indices)
-            yield to_device(next(self._samples), self._host.device)
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
-        self._reducer.add_loss(loss, self._current)
-        return loss * (self._current / self.plan.batch)
+        self._reducer.add_loss(loss, self.micro_batch_size)
+        return loss * (self.micro_batch_size / self.plan.batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradient of the present micro-batch from its mean loss."""
         self.weigh(loss).backward()  # type: ignore[no-untyped-call]
 
 
-class ElasticSampler(Sampler[list[int]]):
+class ElasticSampler(sampler.EpochPosition, Sampler[list[int]]):
     """A batch sampler for ``torch.utils.data.DataLoader``: each batch of indices is one micro-batch of this worker.
 
     Iterate over `steps`, not over the loader: workers have unequal numbers of micro-batches, and each has to take part
@@ -76,23 +56,17 @@ class ElasticSampler(Sampler[list[int]]):
     fetched ahead do not count.
     """
 
+    current: StepBatch | None
+
     def __init__(self, order: SampleOrder, host: Host) -> None:
-        self.order = order
-        self.progress = Progress()
-        self.current: StepBatch | None = None  # the step that is being made
-        self._host = host
+        super().__init__(order, host)
+        self._job = host
         self._reducer: GradientReducer | None = None
         self._ahead: Iterator[StepPlan] | None = None
 
     def attach(self, reducer: GradientReducer) -> None:
         """Say where gradients are accumulated; done by the training state."""
         self._reducer = reducer
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Epochs from the present one up to ``count``, the first perhaps partly done."""
-        while self.progress.epoch < count:
-            yield self.progress.epoch
-            self.progress = self.progress.next_epoch()
 
     def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:
         """One `StepBatch` per step from where training stands to the end of the epoch, on what ``loader`` loads.
@@ -106,19 +80,19 @@ class ElasticSampler(Sampler[list[int]]):
             raise RuntimeError("give the sampler or its loader to TorchState(...) before iterating over it")
         if isinstance(loader, DataLoader):
             _require_usable(loader, self)
-        world = self._host.world
         # Torch's loader may run ahead of the steps; cutting the whole epoch first would be part of every pause.
-        plans, ahead = tee(self.order.steps(self.progress, world.rank, world.size))
+        plans, ahead = tee(self.plans())
         self._ahead = ahead
+        rank = self._job.world.rank
         # Torch's loader draws the seed of its processes from the global generator.
-        seed_step(self.order.seed, self.progress.step + 1, world.rank)
+        seed_step(self.order.seed, self.progress.step + 1, rank)
         samples = iter(loader)
         try:
             for plan in plans:
-                seed_step(self.order.seed, plan.step, world.rank)
+                seed_step(self.order.seed, plan.step, rank)
                 self._reducer.begin()
-                self._host.record_samples(plan)
-                self.current = StepBatch(plan, samples, self._host, self._reducer)
+                self._job.record_samples(plan)
+                self.current = StepBatch(plan, samples, self._job, self._reducer)
                 yield self.current
             self.current = None
         finally:
@@ -131,8 +105,8 @@ class ElasticSampler(Sampler[list[int]]):
         return (indices.tolist() for plan in self._ahead for indices in plan.micro_batches)
 
 
-def _require_usable(loader: DataLoader[Any], sampler: ElasticSampler) -> None:
-    if loader.batch_sampler is not sampler:
+def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:
+    if loader.batch_sampler is not own:
         raise UserError(
             "sampler.steps(loader): the loader draws from another sampler; make it DataLoader(dataset, batch_sampler=sampler)"
         )

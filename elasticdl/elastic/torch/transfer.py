@@ -7,40 +7,11 @@ from typing import Any
 
 import torch
 
+from elasticdl.elastic.outline import put_tensors, take_tensors
 from elasticdl.elastic.torch.collective import TorchCollective
 
 # Smaller tensors travel together in one buffer; larger ones by themselves, without being copied first.
 BULK_ELEMENTS = 1 << 16
-
-
-class _Slot:
-    """Stands for a tensor that is sent outside the pickle."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A copy of the nested value with slots for tensors; the tensors are appended to the list."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return _Slot(len(tensors) - 1)
-    if isinstance(value, dict):
-        return {key: take_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(take_tensors(item, tensors) for item in value)
-    return value
-
-
-def put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `take_tensors`."""
-    if isinstance(value, _Slot):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: put_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(put_tensors(item, tensors) for item in value)
-    return value
 
 
 def broadcast_state(state: Any, collective: TorchCollective, device: torch.device) -> Any:
@@ -53,12 +24,12 @@ def broadcast_state(state: Any, collective: TorchCollective, device: torch.devic
         return state
     if collective.world.rank == 0:
         tensors: list[torch.Tensor] = []
-        outline = take_tensors(state, tensors)
+        outline = take_tensors(state, torch.Tensor, tensors)
         shapes = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
         buffer = io.BytesIO()
         torch.save((outline, shapes), buffer)
         collective.broadcast_bytes(buffer.getvalue(), "elasticdl.outline")
-        _broadcast_tensors([tensor.contiguous() for tensor in tensors], collective)
+        _broadcast_tensors([tensor.detach().contiguous() for tensor in tensors], collective)
         return state
     received = collective.broadcast_bytes(b"", "elasticdl.outline")
     # Comes from another member of the same job, over the job's own connections.

@@ -10,18 +10,16 @@ So ``zero_grad()`` clears what has not been handed to ``step()`` yet, as always 
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from numbers import Real
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.ga.steps import checked_steps
+from elasticdl.ga.steps import check_samples, checked_steps
 from elasticdl.ga.torch.accumulation import Accumulation
 
 STATE_KEY = "accumulation"
@@ -225,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @_runs_eagerly
     def _take(self, samples: float | None, scale: Tensor | None, *, last: bool) -> bool:
-        _check_samples(samples)
+        check_samples(samples)
         taken = self._accumulation.take(self._params(), samples, scale)
         if taken:
             self._check_rates()
@@ -259,12 +257,3 @@ def _checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             "after the other: use it unwrapped, and loop over the micro-batches inside the closure"
         )
     return optimizer
-
-
-def _check_samples(samples: Any) -> None:
-    if samples is None:
-        return
-    if isinstance(samples, bool) or not isinstance(samples, Real):
-        raise ArgumentError(f"samples must be the size of the micro-batch, a number, not a {type(samples).__name__}")
-    if not 0 < float(samples) < math.inf:
-        raise ArgumentError(f"samples must be above 0, the size of the micro-batch, not {samples}")

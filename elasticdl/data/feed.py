@@ -1,0 +1,169 @@
+"""A module's ``feed(dataset, mode, metadata)``, applied to just the records of one micro-batch.
+
+``feed`` maps a ``tf.data.Dataset`` of records to one of ``(features, labels)``. It is applied to each micro-batch by
+itself, so what the plan of the job says of the order stays exact. That is traced once, as one TensorFlow function from
+a batch of records to a batch of samples: building a ``tf.data`` pipeline for each costs twenty times as much and more.
+
+* ``map``, ``prefetch``, ``cache``, ``num_parallel_calls``: as usual.
+* ``shuffle``: changes the order within the micro-batch, and nothing else.
+* ``batch``: undone; the size of a micro-batch is the job's business.
+* ``filter``, ``repeat``, ``take``, ``skip``, ``batch(..., drop_remainder=True)``: refused, as each record has to give
+  one sample.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from elasticdl.common.errors import UserError
+from elasticdl.data.records import Records
+
+PROBED = 3  # records that feed is tried with
+SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"
+EMPTY = "Dataset was empty."  # as TensorFlow says it
+
+Feed = Callable[..., Any]
+
+
+class FeedDataset:
+    """Samples by index: the records of files, as ``feed`` makes them features and labels."""
+
+    def __init__(self, records: Records, feed: Feed, mode: str) -> None:
+        """Try and trace ``feed``.
+
+        Raises:
+            UserError: it does not give one pair (features, labels) for each record.
+            Exception: whatever the user's code raises.
+        """
+        self._records, self._feed, self._mode = records, feed, mode
+        self._where = f"{feed.__name__}(dataset, {mode!r}{', metadata' * _takes_metadata(feed)})"
+        with tf.device("CPU:0"):
+            self._convert = self._trace()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeedDataset, (self._records, self._feed, self._mode)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        inputs, labels = self.__getitems__([index])
+        row: tuple[Any, Any] = tf.nest.map_structure(lambda column: column[0], (inputs, labels))
+        return row
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Any, Any]:
+        """Features and labels of the records of these indices, as arrays, in this order if ``feed`` keeps it.
+
+        Raises:
+            UserError: a record can't be read or converted.
+        """
+        with tf.device("CPU:0"):
+            try:
+                samples = self._convert(*self._tensors(indices))
+            except tf.errors.OpError as error:
+                raise UserError(f"{self._where}{self._explain(error, indices)}") from error
+            given = int(tf.nest.flatten(samples)[0].shape[0])
+            if given != len(indices):
+                shown = "more" if given > len(indices) else given
+                raise UserError(f"{self._where} gave {shown} samples for {len(indices)} records; {SAMPLES}")
+            inputs, labels = tf.nest.map_structure(lambda tensor: tensor.numpy(), samples)
+            return inputs, labels
+
+    def _tensors(self, indices: Sequence[int]) -> list[Any]:
+        return [tf.convert_to_tensor(column) for column in tf.nest.flatten(self._records.read(indices))]
+
+    def _trace(self) -> Callable[..., Any]:
+        probe = self._records.read([index % len(self._records) for index in range(PROBED)])
+        batched = self._makes_batches(probe)
+        specs = [
+            tf.TensorSpec([None, *column.shape[1:]], column.dtype)
+            for column in map(tf.convert_to_tensor, tf.nest.flatten(probe))
+        ]
+
+        def convert(*columns: Any) -> Any:
+            size = tf.shape(columns[0], tf.int64)[0]
+            samples = self._apply(tf.nest.pack_sequence_as(probe, columns))
+            if batched:
+                samples = samples.unbatch()
+            return samples.take(size + 1).batch(size + 1).get_single_element()
+
+        return tf.function(convert, autograph=False).get_concrete_function(*specs)  # type: ignore[no-any-return]
+
+    def _apply(self, batch: Any) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensor_slices(batch)
+        rest = (self._records.metadata,) if _takes_metadata(self._feed) else ()
+        return self._feed(dataset, self._mode, *rest)
+
+    def _makes_batches(self, probe: Any) -> bool:
+        """Run ``feed`` as it is on some records, and see what it gives."""
+        samples = self._apply(probe)
+        if not isinstance(samples, tf.data.Dataset):
+            raise UserError(f"{self._where} returned {type(samples).__name__}; expected a tf.data.Dataset")
+        spec = samples.element_spec
+        if not isinstance(spec, tuple) or len(spec) != 2:
+            raise UserError(f"{self._where} gives {_shown(spec)}; expected pairs (features, labels)")
+        for leaf in tf.nest.flatten(spec):
+            if not isinstance(leaf, tf.TensorSpec):
+                raise UserError(
+                    f"{self._where} gives a {type(leaf).__name__.removesuffix('Spec')}; expected dense tensors"
+                )
+        try:
+            elements = [tf.nest.flatten(element) for element in samples.take(PROBED + 1)]
+        except tf.errors.OpError as error:
+            raise UserError(f"{self._where}: {_first_line(error)}") from error
+        batched = _are_batches(tf.nest.flatten(spec), elements)
+        if not batched and len(elements) != PROBED:
+            shown = "more" if len(elements) > PROBED else len(elements)
+            raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
+        return batched
+
+    def _explain(self, error: tf.errors.OpError, indices: Sequence[int]) -> str:
+        """Which record it was, found by converting each alone."""
+        if _first_line(error).endswith(EMPTY):
+            return f" gave 0 samples for {len(indices)} records; {SAMPLES}"
+        for index in indices:
+            try:
+                self._convert(*self._tensors([index]))
+            except tf.errors.OpError as alone:
+                return f": {self._records.place(index)}: {_first_line(alone)}"
+        return f": {_first_line(error)}"
+
+
+def _takes_metadata(feed: Feed) -> bool:
+    """Raises:
+    UserError: it takes neither (dataset, mode, metadata) nor (dataset, mode).
+    """
+    signature = inspect.signature(feed)
+    for count in (3, 2):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count == 3
+    raise UserError(f"{feed.__name__}{signature}: expected {feed.__name__}(dataset, mode, metadata)")
+
+
+def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
+    """Each element has several rows, a number that no shape fixes, and together they are as many as the records."""
+    if not all(spec.shape.rank is None or (spec.shape.rank and spec.shape[0] is None) for spec in specs):
+        return False
+    if not all(leaf.shape.rank and leaf.shape[0] == element[0].shape[0] for element in elements for leaf in element):
+        return False
+    return sum(int(element[0].shape[0]) for element in elements) == PROBED
+
+
+def _shown(spec: Any) -> str:
+    return f"{len(spec)} values" if isinstance(spec, tuple) else f"a {type(spec).__name__}"
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    """What TensorFlow says went wrong, without where in its graph."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    said = [
+        line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "<stack", "File "))
+    ]
+    return f"{type(error).__name__}: {(said or lines or ['no reason given'])[0]}"

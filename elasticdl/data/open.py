@@ -1,0 +1,133 @@
+"""Opening files of records, each in the format that its name or its first bytes tell."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elasticdl.common.errors import UserError
+from elasticdl.data.numpy_file import NumpyFile
+from elasticdl.data.records import RecordFile, Records
+from elasticdl.data.storage import Storage, find_files
+from elasticdl.data.text import CsvOptions, open_csv, open_text
+from elasticdl.data.tfrecord import open_tfrecord
+
+Kind = Literal["TFRecord", "CSV", "Text", "Parquet", "NumPy"]
+
+THREADS = 8  # that open files at once; it matters where they are far away
+SUFFIXES: Mapping[str, Kind] = {
+    ".tfrecord": "TFRecord",
+    ".tfrecords": "TFRecord",
+    ".tfrec": "TFRecord",
+    ".csv": "CSV",
+    ".tsv": "CSV",
+    ".txt": "Text",
+    ".parquet": "Parquet",
+    ".npz": "NumPy",
+    ".npy": "NumPy",
+}
+BEGINNINGS: Mapping[bytes, Kind] = {b"PAR1": "Parquet", b"\x93NUM": "NumPy"}
+_RECORDIO = struct.pack("<I", 0x01020304)
+
+
+class ReaderParams(BaseModel):
+    """What ``--data_reader_params`` may say of files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    reader_type: Kind | None = None
+    columns: list[str] | None = Field(None, min_length=1)
+    sep: str | None = Field(None, min_length=1, max_length=1)
+    header: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    storage: Storage
+    params: ReaderParams
+    cache: Any  # of Parquet row groups, made when the first such file is met
+
+    def open(self, name: str) -> RecordFile | None:
+        kind = self.params.reader_type or self._kind(name)
+        if kind in ("TFRecord", "CSV", "Text", None) and not self.storage.size(name):
+            return None
+        match kind:
+            case "TFRecord":
+                return open_tfrecord(name, self.storage)
+            case "CSV":
+                return open_csv(name, self.storage, self._csv_options(name))
+            case "Text":
+                return open_text(name, self.storage)
+            case "NumPy":
+                return NumpyFile(name, self.storage, self.params.columns)
+            case "Parquet":
+                return self._open_parquet(name)
+        raise UserError(
+            f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
+        )
+
+    def _csv_options(self, name: str) -> CsvOptions:
+        columns = self.params.columns
+        sep = self.params.sep or ("\t" if name.endswith(".tsv") else ",")
+        return CsvOptions(sep, self.params.header, tuple(columns) if columns else None)
+
+    def _open_parquet(self, name: str) -> RecordFile:
+        try:
+            from elasticdl.data.parquet import GroupCache, ParquetFile
+        except ModuleNotFoundError as error:
+            raise UserError(f"{name}: {error.name} is not installed: pip install 'elasticdl[parquet]'") from error
+        if not self.cache:
+            self.cache.append(GroupCache())
+        return ParquetFile(name, self.storage, self.cache[0], self.params.columns)
+
+    def _kind(self, name: str) -> Kind | None:
+        last = name.rpartition("/")[2].lower()
+        for suffix, kind in SUFFIXES.items():  # part-00001.tfrecord, but also train.tfrecord-00001-of-00010
+            if last.endswith(suffix) or f"{suffix}-" in last:
+                return kind
+        if self.storage.size(name) < 12:
+            return None
+        beginning = self.storage.read(name, [(0, 12)])[0]
+        if beginning.startswith(_RECORDIO):
+            raise UserError(
+                f"{name}: a RecordIO file; expected a TFRecord: write its records with tf.io.TFRecordWriter"
+            )
+        is_tfrecord = beginning[4:8] == bytes(4)  # the upper half of the length of the first record
+        return BEGINNINGS.get(beginning[:4], "TFRecord" if is_tfrecord else None)
+
+
+def open_records(where: str, params: Mapping[str, object]) -> Records:
+    """The records of all files that a path names (see `find_files`).
+
+    Raises:
+        ArgumentError: it names no files.
+        UserError: a parameter is unknown or wrong, or a file is damaged or of another kind.
+    """
+    files = find_files(where)
+    opener = _Opener(Storage(), _checked(params), [])
+    with ThreadPoolExecutor(THREADS) as pool:
+        opened = [file for file in pool.map(opener.open, files) if file is not None]
+    for file in opened[1:]:
+        if type(file) is not type(opened[0]):
+            raise UserError(f"{file.name}: of another format than {opened[0].name}; expected one format in {where}")
+    if not any(len(file) for file in opened):
+        raise UserError(f"{where}: {len(files)} files, and not one record in them; expected at least one")
+    return Records(opened)
+
+
+def _checked(params: Mapping[str, object]) -> ReaderParams:
+    try:
+        return ReaderParams.model_validate(dict(params))
+    except ValidationError as error:
+        finding = error.errors()[0]
+        name = ".".join(map(str, finding["loc"]))
+        if finding["type"] == "extra_forbidden":
+            raise UserError(
+                f"--data_reader_params: unknown {name}; expected {', '.join(ReaderParams.model_fields)}"
+            ) from None
+        raise UserError(f"--data_reader_params: {name}={finding['input']!r}: {finding['msg']}") from None

@@ -1,0 +1,158 @@
+"""Parquet files, read by row group.
+
+A row can't be read without the group of rows that it was packed with. Groups that were read stay in memory, the latest
+up to a bound; data that fits below it is read once, larger data that is shuffled over many groups again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from elasticdl.common.errors import UserError
+from elasticdl.data.records import Batch, Metadata
+from elasticdl.data.storage import Storage
+
+log = logging.getLogger(__name__)
+
+MOST_CACHED = 1 << 30  # bytes, per data set and process
+
+Columns = dict[str, NDArray[Any]]
+
+
+class GroupCache:
+    """Row groups by file and number, the latest used, up to a number of bytes; for any number of threads."""
+
+    def __init__(self, most: int = MOST_CACHED) -> None:
+        self._most = most
+        self._groups: OrderedDict[tuple[str, int], Columns] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def __reduce__(self) -> tuple[type[GroupCache], tuple[int]]:
+        return GroupCache, (self._most,)
+
+    def get(self, key: tuple[str, int]) -> Columns | None:
+        with self._lock:
+            if key in self._groups:
+                self._groups.move_to_end(key)
+            return self._groups.get(key)
+
+    def put(self, key: tuple[str, int], group: Columns) -> None:
+        with self._lock:
+            if key in self._groups:  # two threads have read it at once
+                return
+            self._groups[key] = group
+            self._bytes += _size(group)
+            while self._bytes > self._most and len(self._groups) > 1:
+                self._bytes -= _size(self._groups.popitem(last=False)[1])
+                self._warn()
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "Parquet data of more than %d MiB is read by row group again and again; it is faster as TFRecord, or "
+                "with fewer columns in --data_reader_params",
+                self._most >> 20,
+            )
+
+
+class ParquetFile:
+    """Records are dicts of the values of a row, by column."""
+
+    def __init__(self, name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> None:
+        """Raises:
+        UserError: it is no whole Parquet file, or lacks a column.
+        """
+        self.name = name
+        self._storage, self._cache, self._columns = storage, cache, columns
+        try:
+            with storage.open(name) as file:
+                footer = pq.read_metadata(file)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
+            ) from error
+        there = list(footer.schema.to_arrow_schema().names)
+        if missing := [column for column in columns or () if column not in there]:
+            raise UserError(f"{name}: no column {missing[0]!r}; its columns are {', '.join(there)}")
+        self.metadata = Metadata(list(columns or there))
+        self._ends = np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, rows: Sequence[int]) -> Batch:
+        asked = np.asarray(rows)
+        place = np.searchsorted(self._ends, asked, side="right")
+        groups = {number: self._group(number) for number in np.unique(place).tolist()}
+        batch = {}
+        for column in self.metadata.column_names or ():
+            first = next(iter(groups.values()))[column]
+            values = np.empty((len(asked), *first.shape[1:]), first.dtype)
+            for number, group in groups.items():
+                here = place == number
+                start = self._ends[number] - len(group[column])
+                values[here] = group[column][asked[here] - start]
+            batch[column] = values
+        return batch
+
+    def _group(self, number: int) -> Columns:
+        key = (self.name, number)
+        group = self._cache.get(key)
+        if group is None:
+            try:
+                with self._storage.open(self.name) as file, pq.ParquetFile(file) as opened:
+                    table = opened.read_row_group(number, columns=self.metadata.column_names, use_threads=False)
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(f"{self.name}: row group {number} can't be read: {error}") from error
+            group = {column: _array(table[column], f"{self.name}: column {column}") for column in table.column_names}
+            self._cache.put(key, group)
+        return group
+
+
+def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
+    """One row a value. Missing numbers are NaN, missing texts are empty."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if any(is_text(kind) for is_text in texts):
+        texts_array = np.empty(len(column), object)
+        texts_array[:] = [value or b"" for value in column.cast(pa.large_binary()).to_pylist()]
+        return texts_array
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _vectors(column, where)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise UserError(f"{where} is of type {kind}; expected numbers, texts, or lists of numbers")
+    if column.null_count and not pa.types.is_floating(kind):
+        raise UserError(f"{where} has {column.null_count} missing values, which {kind} can't hold; expected none")
+    return np.asarray(column.to_numpy())
+
+
+def _vectors(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
+    whole = column.combine_chunks()
+    sizes = (
+        np.asarray(whole.value_lengths())
+        if not pa.types.is_fixed_size_list(column.type)
+        else np.array([column.type.list_size])
+    )
+    if column.null_count or len(np.unique(sizes)) > 1:
+        raise UserError(f"{where} has lists of different length, or missing ones; expected the same length in all rows")
+    return _array(pa.chunked_array([whole.flatten()]), where).reshape(len(column), -1)
+
+
+def _size(group: Columns) -> int:
+    """Roughly; texts are guessed at."""
+    return sum(column.nbytes + (64 * column.size if column.dtype == object else 0) for column in group.values())

@@ -1,0 +1,118 @@
+"""Many files as one sequence of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.common.errors import UserError
+
+Batch = Any  # records as columns: an array, or a dict or tuple of arrays, with one row a record
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of all records; ``column_names`` is None where records have no columns."""
+
+    column_names: list[str] | None = None
+
+
+NO_COLUMNS = Metadata()
+
+
+class RecordFile(Protocol):
+    """A file, or something like it, whose records can be read by number."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Sequence[int]) -> Batch:
+        """The records of these numbers, in this order.
+
+        Raises:
+            UserError: one can't be read.
+        """
+
+
+class Records:
+    """The records of all files, in the order of the files; empty files are skipped."""
+
+    def __init__(self, files: Sequence[RecordFile]) -> None:
+        """Raises:
+        UserError: there is no file, or their columns differ.
+        """
+        if not files:
+            raise UserError("there are no record files; expected at least one")
+        for file in files[1:]:
+            _require_equal_columns(files[0], file)
+        self.metadata = files[0].metadata
+        self._files = [file for file in files if len(file)]
+        self._ends = np.cumsum([len(file) for file in self._files], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._files else 0
+
+    def read(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Batch:
+        """The records of these indices, in this order.
+
+        Raises:
+            IndexError: an index is not below the number of records.
+            UserError: a record can't be read.
+        """
+        asked = np.asarray(indices, np.int64)
+        if not len(asked) or asked.min() < 0 or asked.max() >= len(self):
+            raise IndexError(f"records {asked.tolist()[:3]}..., but there are {len(self)}")
+        place = np.searchsorted(self._ends, asked, side="right")
+        order = np.argsort(place, kind="stable")
+        numbers, starts = np.unique(place[order], return_index=True)
+        parts = []
+        for number, chosen in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            file = self._files[number]
+            parts.append(file.read((asked[chosen] - (self._ends[number] - len(file))).tolist()))
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            return _take(_join(parts), np.argsort(order, kind="stable"))
+        except (ValueError, KeyError) as error:
+            names = ", ".join(self._files[number].name for number in numbers.tolist()[:4])
+            raise UserError(f"{names}: their records are of different shape or columns ({error})") from error
+
+    def place(self, index: int) -> str:
+        """Where a record is, for messages."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        file = self._files[number]
+        return f"record {index - (int(self._ends[number]) - len(file)):,} of {file.name}"
+
+
+def _require_equal_columns(first: RecordFile, other: RecordFile) -> None:
+    ours, theirs = first.metadata.column_names, other.metadata.column_names
+    if ours != theirs:
+        raise UserError(f"{other.name}: columns {theirs}, but {first.name} has {ours}; expected the same in all files")
+
+
+def _join(parts: list[Batch]) -> Batch:
+    match parts[0]:
+        case dict() as first:
+            return {key: _join([part[key] for part in parts]) for key in first}
+        case tuple():
+            return tuple(_join(list(column)) for column in zip(*parts, strict=True))
+    return np.concatenate(parts)
+
+
+def _take(batch: Batch, rows: NDArray[np.intp]) -> Batch:
+    match batch:
+        case dict():
+            return {key: column[rows] for key, column in batch.items()}
+        case tuple():
+            return tuple(column[rows] for column in batch)
+    return batch[rows]

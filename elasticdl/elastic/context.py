@@ -1,0 +1,236 @@
+"""One process's part in a job: composes session, collective and batch policy, and runs the loop.
+
+What differs between frameworks (device, data loader, training state) is added by the twins
+(`elasticdl.elastic.torch.context`, `elasticdl.elastic.keras.context`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, Generic, TypeVar
+
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.collective import Endpoint
+from elasticdl.elastic.horovod_collective import HorovodCollective
+from elasticdl.elastic.link import Link, prepare_horovod
+from elasticdl.elastic.loop import ElasticLoop, Hooks
+from elasticdl.elastic.notices import notify
+from elasticdl.elastic.pause import Pause, PauseClock
+from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.record import SampleRecord
+from elasticdl.elastic.reports import StepReport
+from elasticdl.elastic.session import Alone, Membership
+from elasticdl.elastic.state import TrainingState
+from elasticdl.elastic.vote import Vote
+from elasticdl.elastic.world import World
+from elasticdl.proto import elasticdl_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+CollectiveT = TypeVar("CollectiveT", bound=HorovodCollective)
+
+
+class JobContext(Generic[CollectiveT]):
+    """What a training script holds of its job, whatever the framework. Make it with `open_context`, and `close` it."""
+
+    def __init__(self, membership: Membership, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
+        self.membership = membership
+        self.collective = collective
+        self.policy = policy
+        self.seed = seed
+        self.total_epochs = 0
+        self.total_steps = 0
+        self.record: SampleRecord | None = None
+        self._pause = PauseClock()
+        self._loop = ElasticLoop(membership, collective, self._pause)
+        self._last_size = 0
+        self._grew = False
+        self._last_step_at = time.monotonic()
+        self._closers = contextlib.ExitStack()
+
+    # -- facts --
+
+    @property
+    def world(self) -> World:
+        return self.collective.world
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    @property
+    def leaving(self) -> bool:
+        return self.membership.leaving
+
+    def order(self, data: Sized | int, *, shuffle: bool = True) -> SampleOrder:
+        """``data``: the data set, or the number of its samples.
+
+        Raises:
+            UserError: there are none.
+        """
+        samples = data if isinstance(data, int) else len(data)
+        if samples < 1:
+            raise UserError(f"the data set has {samples} samples; expected at least one")
+        return SampleOrder(samples, self.policy, self.seed, shuffle)
+
+    # -- training --
+
+    def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+        """Train through as many worlds as it takes; see `ElasticLoop.run`. A SIGTERM means: finish the step, leave."""
+
+        given = hooks or Hooks()
+
+        def enter(world: World) -> None:
+            self._grew = world.size > self._last_size
+            self._last_size = world.size
+            if world.is_first and world.rank == 0:
+                self._warn_of_double_correction(state)
+            given.on_world(world)
+
+        with self._drain_on_sigterm():
+            return self._loop.run(train, state, Hooks(given.before_sync, enter))
+
+    def advance(self, *, waiting: bool) -> None:
+        self.membership.advance(waiting=waiting)
+
+    def record_samples(self, plan: StepPlan) -> None:
+        if self.record is not None:
+            self.record.begin(self.world, plan)
+
+    def resume_clock(self) -> None:
+        """Training goes on after something that is no step (an evaluation): its time is in no step and no pause."""
+        self._pause.resume(time.monotonic())
+        self._last_step_at = time.monotonic()
+
+    def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None:
+        now = time.monotonic()
+        seconds, self._last_step_at = now - self._last_step_at, now
+        self.membership.reached(progress.step)
+        if self.record is not None:
+            self.record.commit(self.world, progress)
+        pause = self._pause.step_done(now, world_version=self.world.version, grew=self._grew)
+        if pause is not None:
+            self._say_pause(pause)
+        self.membership.report_step(
+            StepReport(
+                step=progress.step,
+                epoch=progress.epoch,
+                loss=vote.loss,
+                samples=vote.samples,
+                learning_rate=learning_rate,
+                seconds=seconds,
+                world_version=self.world.version,
+                total_samples=progress.samples,
+                ends_epoch=ends_epoch,
+                total_steps=self.total_steps,
+                total_epochs=self.total_epochs,
+            )
+        )
+
+    def warn(self, message: str) -> None:
+        """Into this worker's log and the job's journal."""
+        log.warning("%s", message)
+        notify(self.membership, "warning", message=message)
+
+    def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
+        """Tell the master that this worker's training is complete."""
+        self.membership.say(pb.WorkerMessage(finished=pb.Finished(step=step, epochs=epochs, metrics=metrics)))
+
+    def fail(self, message: str, traceback: str) -> None:
+        """Tell the master that the user's code has raised."""
+        failed = pb.Failed(cause=pb.Failed.USER, message=message, traceback=traceback)
+        self.membership.say(pb.WorkerMessage(failed=failed))
+
+    def on_close(self, close: Callable[[], Any]) -> None:
+        self._closers.callback(close)
+
+    def close(self) -> None:
+        """Leave the job: the session and the store are closed. Further calls do nothing."""
+        self._closers.close()
+
+    # -- details --
+
+    def _warn_of_double_correction(self, state: TrainingState) -> None:
+        if state.rate is None:
+            return
+        warning = state.rate.double_correction(state.progress.epoch, self.collective.pretend_size(self.size + 1))
+        if warning:
+            self.warn(warning)
+
+    def _say_pause(self, pause: Pause) -> None:
+        log.info(
+            "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
+            *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),
+            *(1e3 * pause.init, 1e3 * pause.sync, 1e3 * pause.first_step),
+        )
+        message = pb.Pause(
+            world_version=pause.world_version,
+            kind=pause.kind,
+            notice=pause.notice,
+            drain=pause.drain,
+            rendezvous=pause.rendezvous,
+            init=pause.init,
+            sync=pause.sync,
+            first_step=pause.first_step,
+            total=pause.total,
+            steps_torn=pause.steps_torn,
+        )
+        self.membership.say(pb.WorkerMessage(pause=message))
+
+    @contextlib.contextmanager
+    def _drain_on_sigterm(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, lambda *_: self.membership.drain("told to leave (SIGTERM)"))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+ContextT = TypeVar("ContextT", bound=JobContext[Any])
+
+
+def open_context(
+    make_context: Callable[[Membership, CollectiveT], ContextT],
+    make_collective: Callable[[Endpoint | None], CollectiveT],
+    environ: Mapping[str, str],
+    link: Link | None,
+) -> ContextT:
+    """The context of this process: under the master that the environment names, or alone.
+
+    ``link``: the open link to that master, if there is one already; the context closes it. ``make_collective`` is given
+    no endpoint when this process runs alone.
+
+    Raises:
+        UserError: the environment is unusable, or Horovod is missing.
+    """
+    environment = WorkerEnvironment.from_env(environ)
+    if environment is None:
+        return make_context(Alone(), make_collective(None))
+    prepare_horovod(environ)
+    opened = link is not None
+    link = link or Link(environment)
+    collective = make_collective(link.endpoint)
+    context = make_context(link.session, collective)
+    link.attach(collective.break_world)
+    if not opened:
+        link.open()
+    context.on_close(link.close)
+    context.record = link.open_record()
+    if context.record is not None:
+        context.on_close(context.record.close)
+    return context

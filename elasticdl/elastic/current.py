@@ -1,0 +1,94 @@
+"""The job of this process in the numbers that a script asks for: ``elasticdl.elastic.steps`` and its like.
+
+For a global batch of G samples, at most M in one micro-batch and N GPUs:
+
+    steps        micro-batches accumulated per optimizer step      ceil(G / (M * N))
+    batch_size   samples of a micro-batch on one GPU               ceil(G / (steps * N)), never above M
+
+Where G can't be divided evenly these are those of the GPU with the largest share; others run micro-batches that are smaller
+by one sample, or one fewer of them, so that the sum is always G.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.context import JobContext
+from elasticdl.elastic.session import Alone
+
+NAMES = ("steps", "batch_size", "global_batch_size", "gpus", "master")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a step is divided at present."""
+
+    steps: int
+    batch_size: int
+    global_batch_size: int
+    gpus: int
+    master: bool  # whether this process is the one that writes what is to be written once
+
+    @classmethod
+    def of(cls, policy: BatchPolicy, gpus: int, rank: int) -> Numbers:
+        batch = policy.batch_size(gpus)
+        largest = plan_step(batch, gpus, policy.max_micro_batch)[0]
+        return cls(len(largest), largest[0], batch, gpus, rank == 0)
+
+
+def check_gpus(gpus: Any) -> None:
+    """Raises:
+    ArgumentError: it is neither None nor a number of GPUs.
+    """
+    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
+        raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
+
+
+class CurrentJob:
+    """The one job of this process: under a master its workers count, alone the GPUs."""
+
+    def __init__(self) -> None:
+        self._context: JobContext[Any] | None = None
+        self._gpus = 1
+
+    def enter(self, context: JobContext[Any], gpus: int) -> None:
+        """``gpus``: that a script which runs alone computes on."""
+        self._context = context
+        self._gpus = gpus
+
+    def require_none(self) -> None:
+        """Raises:
+        UserError: this process has its job already, be it of another framework.
+        """
+        if self._context is not None:
+            raise UserError("elastic.init() was called before; a process takes part in one job")
+
+    def use_one_gpu(self) -> int:
+        """Alone, this process computes on one GPU from now on; returns how many it might have used."""
+        gpus, self._gpus = self._gpus, 1
+        return gpus
+
+    @property
+    def under_master(self) -> bool:
+        """Whether there may be other workers."""
+        return self._context is not None and not isinstance(self._context.membership, Alone)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Raises:
+        UserError: `init` has not been called.
+        """
+        if self._context is None:
+            raise UserError(
+                "call elasticdl.elastic.torch.init(global_batch_size, max_gpu_batch_size), or that of elastic.keras, first"
+            )
+        context = self._context
+        gpus = context.size if self.under_master else self._gpus
+        return Numbers.of(context.policy, gpus, context.rank)
+
+
+# Horovod, too, knows one world per process: `elasticdl.elastic.steps` can only mean that one.
+job = CurrentJob()

@@ -1,0 +1,116 @@
+"""What Horovod 0.28 does not do right with TensorFlow 2 and Keras 3, although it needs little.
+
+In Keras 3 variables wrap those of TensorFlow, ``optimizer.variables`` is a list and no function, and an optimizer has
+slots only when it is built, which on newcomers is later than the first synchronisation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from elasticdl.common.errors import UserError
+
+
+def refuse_optimizer(module: Any) -> None:
+    """``module``: ``horovod._keras``. Its ``DistributedOptimizer`` hooks functions that Keras 3 never calls, so that each
+    worker would quietly train a model of its own."""
+    real_create = module.create_distributed_optimizer
+
+    @functools.wraps(real_create)
+    def create_distributed_optimizer(keras: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_keras_3(optimizer):
+            raise UserError(
+                "hvd.DistributedOptimizer of Horovod 0.28 does not average the gradients of Keras 3: use "
+                "hvd.DistributedGradientTape, or elasticdl.elastic.keras, or Keras 2 (tf_keras, TF_USE_LEGACY_KERAS=1)"
+            )
+        return real_create(keras, optimizer, *args, **kwargs)
+
+    module.create_distributed_optimizer = create_distributed_optimizer
+
+
+def mend_gradient_tape(module: Any) -> None:
+    """``module``: ``horovod.tensorflow``. ``DistributedGradientTape`` copies this class."""
+    tape_class = module._DistributedGradientTape
+    real_gradient = tape_class.gradient
+
+    @functools.wraps(real_gradient)
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return real_gradient(tape, target, _of_tensorflow(sources), *args, **kwargs)
+
+    tape_class.gradient = gradient
+
+
+def mend_keras_state(module: Any) -> None:
+    """``module``: ``horovod.tensorflow.elastic``. States on older Keras are left as they are."""
+    state_class = module.TensorFlowKerasState
+    real_broadcast, real_save, real_load = module._broadcast_model, state_class._save_model, state_class._load_model
+
+    def broadcast_model(model: Any, optimizer: Any, backend: Any) -> None:
+        if not _is_keras_3(optimizer):
+            real_broadcast(model, optimizer, backend)
+            return
+        module.broadcast_variables(_variables(model, optimizer), root_rank=0)
+
+    def save_model(state: Any) -> None:
+        if not _is_keras_3(state.optimizer):
+            real_save(state)
+            return
+        variables = _variables(state.model, state.optimizer)
+        state._saved_model_state = [module.tf.identity(variable) for variable in variables]
+
+    def load_model(state: Any) -> None:
+        if not _is_keras_3(state.optimizer):
+            real_load(state)
+            return
+        for variable, saved in zip(_variables(state.model, state.optimizer), state._saved_model_state, strict=True):
+            variable.assign(saved)
+
+    module._broadcast_model = broadcast_model
+    state_class._save_model, state_class._load_model = save_model, load_model
+
+
+def mend_tensorflow_state(module: Any) -> None:
+    """``module``: ``horovod.tensorflow.elastic``. Without a session the state's variables are sent when it is made, where a
+    newcomer waits for ever for those who train, and never by ``sync``."""
+    state_class = module.TensorFlowState
+    real_init, real_sync = state_class.__init__, state_class.sync
+
+    @functools.wraps(real_init)
+    def init(state: Any, variables: Any = None, session: Any = None, **values: Any) -> None:
+        if not module._executing_eagerly():
+            real_init(state, variables, session, **values)
+            return
+        state.variables, state.session = _of_tensorflow(variables or module._global_variables()), None
+        state._eval_fn, state._assign_fn = state._to_numpy, state._assign_var
+        state._save_model()
+        module.ObjectState.__init__(state, bcast_object=module.broadcast_object, get_rank=module.rank, **values)
+
+    def sync(state: Any) -> None:
+        if state.session is None:
+            module.broadcast_variables(state.variables, root_rank=0)
+        real_sync(state)
+
+    state_class.__init__, state_class.sync = init, sync
+
+
+def _is_keras_3(optimizer: Any) -> bool:
+    return not callable(optimizer.variables)
+
+
+def _variables(model: Any, optimizer: Any) -> list[Any]:
+    """TensorFlow's variables of both, the seeds of random layers left out: workers need not draw the same."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return [*_of_tensorflow(model.weights), *_of_tensorflow(optimizer.variables)]
+
+
+def _of_tensorflow(variables: Iterable[Any]) -> list[Any]:
+    return [_unwrapped(variable) for variable in variables]
+
+
+def _unwrapped(variable: Any) -> Any:
+    """What a variable of Keras wraps: its ``value``, which with TensorFlow's own is a function and with tensors missing."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value

@@ -1,0 +1,153 @@
+"""What is put in place of functions of Horovod, when the module that holds them has been imported.
+
+Each patch asks first whether this process takes part in the job as a script of Horovod's; if it does not, since it uses
+`elasticdl.elastic` or is a child of a worker, Horovod's own function is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from elasticdl.elastic.horovod_scripts.mends import (
+    mend_gradient_tape,
+    mend_keras_state,
+    mend_tensorflow_state,
+    refuse_optimizer,
+)
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
+from elasticdl.elastic.horovod_scripts.training import train_through_worlds
+
+
+@dataclass(frozen=True, slots=True)
+class Basics:
+    """The unpatched functions of one ``HorovodBasics`` (one per framework), and the arguments of an ``init``."""
+
+    basics: Any
+    real_init: Callable[..., None]
+    real_shutdown: Callable[..., None]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), compare=False)
+
+    def init(self) -> None:
+        args, kwargs = self.arguments
+        self.real_init(self.basics, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        self.real_shutdown(self.basics)
+
+    def is_initialized(self) -> bool:
+        return bool(self.basics.is_initialized())
+
+
+class Patches:
+    """All patches of one process, around one worker."""
+
+    def __init__(self) -> None:
+        self._worker = ScriptWorker(os.environ)
+        self._by_module = {
+            "horovod.common.basics": self._patch_basics,
+            "horovod.common.elastic": self._patch_elastic,
+            "horovod._keras": refuse_optimizer,
+            "horovod.tensorflow": mend_gradient_tape,
+            "horovod.tensorflow.elastic": self._patch_tensorflow,
+        }
+
+    def apply(self, module: ModuleType) -> None:
+        self._by_module[module.__name__](module)
+
+    def _patch_basics(self, module: Any) -> None:
+        worker, cls = self._worker, module.HorovodBasics
+        real_init, real_shutdown = cls.init, cls.shutdown
+
+        @functools.wraps(real_init)
+        def init(basics: Any, *args: Any, **kwargs: Any) -> None:
+            if worker.claim():
+                worker.init(Basics(basics, real_init, real_shutdown, (args, kwargs)))
+            else:
+                real_init(basics, *args, **kwargs)
+
+        @functools.wraps(real_shutdown)
+        def shutdown(basics: Any) -> None:
+            if worker.holds(Basics(basics, real_init, real_shutdown)):
+                worker.shutdown()
+            else:
+                real_shutdown(basics)
+
+        cls.init, cls.shutdown = init, shutdown
+
+    def _patch_elastic(self, module: Any) -> None:
+        worker, state_class = self._worker, module.State
+        real_commit, real_check = state_class.commit, state_class.check_host_updates
+        real_run_fn, manager = module.run_fn, module.notification_manager
+
+        def check(state: Any) -> None:
+            # At every check, not once when it is heard of: what comes in while a world is being entered is not lost. And
+            # by the number of the world, not a time in whole seconds, within which a second change would be lost.
+            if worker.leaving:
+                manager.handle_hosts_updated(worker.world.version, module.HostUpdateResult.added)
+            real_check(state)
+
+        @functools.wraps(real_commit)
+        def commit(state: Any) -> None:
+            if not worker.takes_part:
+                real_commit(state)
+                return
+            state.save()
+            worker.committed()
+            check(state)
+
+        @functools.wraps(real_check)
+        def check_host_updates(state: Any) -> None:
+            if not worker.takes_part:
+                real_check(state)
+                return
+            try:
+                check(state)
+            except module.HostsUpdatedInterrupt:
+                state.save()
+                worker.committed()
+                raise
+
+        def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+            theirs = real_run_fn(func, reset)
+
+            @functools.wraps(func)
+            def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+                if not worker.takes_part:
+                    return theirs(state, *args, **kwargs)
+                manager.register_listener(state)
+                try:
+                    with worker.drained_by_sigterm():
+                        train = functools.partial(func, state, *args, **kwargs)
+                        result = train_through_worlds(worker, train, state, reset, module.HostsUpdatedInterrupt)
+                finally:
+                    manager.remove_listener(state)
+                worker.finish()
+                return result
+
+            return wrapper
+
+        state_class.commit, state_class.check_host_updates = commit, check_host_updates
+        module.run_fn = run_fn
+
+    def _patch_tensorflow(self, module: Any) -> None:
+        """Its ``run`` swallows errors before `run_fn` sees them."""
+        worker, real_run = self._worker, module.run
+        mend_keras_state(module)
+        mend_tensorflow_state(module)
+
+        @functools.wraps(real_run)
+        def run(func: Callable[..., Any]) -> Callable[..., Any]:
+            theirs, ours = real_run(func), module.run_fn(func, module._reset)
+
+            @functools.wraps(func)
+            def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+                return (ours if worker.takes_part else theirs)(state, *args, **kwargs)
+
+            return wrapper
+
+        module.run = run

@@ -1,0 +1,256 @@
+"""This process's part in the job, behind the functions of Horovod that a script calls.
+
+``hvd.init()`` enters the next world and ``hvd.shutdown()`` leaves the present one; commits are the steps that the master
+hears of, by which the most advanced survivor becomes rank 0, from whom Horovod's ``sync`` takes the state.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping
+from types import FrameType, TracebackType
+
+from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.elastic.collective import HorovodModule, HorovodWorld
+from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
+from elasticdl.elastic.link import Link, prepare_horovod
+from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
+from elasticdl.elastic.reports import StepReport
+from elasticdl.elastic.session import Standing
+from elasticdl.elastic.world import ALONE, World
+from elasticdl.proto import elasticdl_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+EXIT_USER_ERROR = 2
+# Far below any sensible progress_timeout.
+TICK_SECONDS = 1.0
+
+
+class ScriptWorker:
+    """A worker from the script's first ``hvd.init()`` on; until then nobody has connected."""
+
+    def __init__(
+        self, environ: MutableMapping[str, str], make_link: Callable[[WorkerEnvironment], Link] = Link
+    ) -> None:
+        self._environ = environ
+        self._make_link = make_link
+        self._pid = 0  # of the process that is connected: a fork of it is no worker
+        self._link: Link | None = None
+        self._connection: HorovodWorld | None = None
+        self._hvd: HorovodModule | None = None
+        self._broken = ""  # how the present world broke, or that the last one did
+        self._fruitless = 0  # worlds that broke, one after the other, without a commit
+        self._has_state = False
+        self._last_commit = 0.0
+        self.world: World = ALONE
+        self.step = 0
+
+    # -- whose process this is --
+
+    @property
+    def takes_part(self) -> bool:
+        return self._pid == os.getpid()
+
+    def claim(self) -> bool:
+        """Connect, unless this process or a parent is connected already; returns `takes_part`."""
+        if self._environ.get(MASTER) != self._environ.get(CONNECTED):
+            self._connect()
+        return self.takes_part
+
+    def _connect(self) -> None:
+        try:
+            environment = WorkerEnvironment.from_env(self._environ)
+            if environment is None:
+                return  # the script has taken the variable away
+            prepare_horovod(self._environ)
+        except UserError as error:
+            print(f"elasticdl: {error}", file=sys.stderr)
+            raise SystemExit(EXIT_USER_ERROR) from error
+        self._link = self._make_link(environment)
+        self._link.attach(self._on_broken)
+        self._link.open()
+        self._pid = os.getpid()
+        atexit.register(self._link.close)  # before Horovod's own, so that it runs after
+        sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
+        threading.Thread(target=self._tick, name="elasticdl-progress", daemon=True).start()
+
+    # -- worlds --
+
+    def init(self, hvd: HorovodModule) -> None:
+        """Enter the next world; a world that breaks while it forms is followed by another try.
+
+        Raises:
+            SystemExit: this worker is to leave for good, or there has been no master for too long.
+            JobFailedError: world after world broke without a commit.
+        """
+        if hvd.is_initialized():
+            hvd.init()  # as Horovod has it: nothing
+            return
+        if self._hvd is not None:
+            raise RuntimeError(
+                "Horovod is initialized for another framework; under elasticdl a process uses one of them"
+            )
+        while True:
+            world = self._join()
+            self._hvd = hvd
+            self._connection = HorovodWorld(hvd, self._open_link.endpoint)
+            self.world = world
+            try:
+                self._connection.start(world)
+            except WorldBroken as failure:
+                self.failed(failure)
+                self.shutdown()
+            else:
+                log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
+                return
+
+    def holds(self, hvd: HorovodModule) -> bool:
+        """Whether it is by this one that the present world was entered."""
+        return self.takes_part and self._hvd is not None and self._hvd == hvd
+
+    def shutdown(self) -> None:
+        """Leave the present world."""
+        if self._connection:
+            self._connection.stop()
+        self._connection = self._hvd = None
+
+    def failed(self, error: BaseException) -> None:
+        """A collective failed: make it fail for everybody, now.
+
+        Raises:
+            JobFailedError: that has happened too often without a commit in between.
+        """
+        if self._connection:
+            self._connection.break_world()
+        self._broken = " ".join(str(error).split()) or type(error).__name__
+        log.warning("world %d is broken: %s", self.world.version, self._broken)
+        self._fruitless += 1
+        if self._fruitless >= MAX_FRUITLESS_WORLDS:
+            raise JobFailedError(f"{self._fruitless} worlds in a row broke before a commit; the last: {self._broken}")
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the present world is to be left at the next commit."""
+        return self._open_link.session.leaving
+
+    # -- state --
+
+    def synced(self) -> None:
+        """The state is now that of rank 0."""
+        self.step = self.world.members[0].step
+        self._has_state = True
+        self._last_commit = time.monotonic()
+        self._open_link.session.reached(self.step)
+
+    def committed(self) -> None:
+        self._fruitless = 0
+        self.step += 1
+        now = time.monotonic()
+        seconds, self._last_commit = now - self._last_commit, now
+        session = self._open_link.session
+        session.reached(self.step)
+        # Of the script's samples, epochs and losses nothing is known.
+        session.report_step(
+            StepReport(
+                step=self.step,
+                epoch=0,
+                loss=0.0,
+                samples=0,
+                learning_rate=0.0,
+                seconds=seconds,
+                world_version=self.world.version,
+                total_samples=0,
+                ends_epoch=False,
+                total_steps=0,
+                total_epochs=0,
+            )
+        )
+
+    # -- the end --
+
+    def finish(self) -> None:
+        """Training is complete; the script may have more to do."""
+        self._open_link.session.say(pb.WorkerMessage(finished=pb.Finished(step=self.step)))
+
+    def _on_uncaught(
+        self,
+        next_hook: Callable[[type[BaseException], BaseException, TracebackType | None], None],
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        """The script raised: tell the master, which ends the job with this traceback; unless the world is to blame."""
+        if self.takes_part and isinstance(error, Exception):
+            cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
+            text = "".join(traceback.format_exception(kind, error, trace))
+            summary = str(error).strip().partition("\n")[0]
+            failed = pb.Failed(cause=cause, message=f"{kind.__name__}: {summary}", traceback=text)
+            self._open_link.session.say(pb.WorkerMessage(failed=failed))
+        next_hook(kind, error, trace)
+
+    @contextlib.contextmanager
+    def drained_by_sigterm(self) -> Iterator[None]:
+        """Within, a SIGTERM means: leave at the next commit. A handler of the script's own stays."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield
+            return
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self.takes_part:
+            self._open_link.session.drain("told to leave (SIGTERM)")
+        else:  # a fork, such as a process that loads data
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    # -- details --
+
+    @property
+    def _open_link(self) -> Link:
+        assert self._link is not None, "nobody has connected"
+        return self._link
+
+    def _join(self) -> World:
+        broken, self._broken = self._broken, ""
+        standing = Standing(
+            self.step, self._has_state, broken=bool(broken), reason=broken or ("committed" if self.step else "ready")
+        )
+        try:
+            return self._open_link.session.join(standing)
+        except Stopped as stopped:
+            print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)
+            raise SystemExit(0) from stopped
+        except UnreachableError as error:
+            print(f"elasticdl: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+
+    def _on_broken(self) -> None:
+        self._broken = self._broken or "a member is gone"
+        if connection := self._connection:
+            connection.break_world()
+
+    def _tick(self) -> None:
+        """Nothing tells from outside whether a script moves on between its commits, which may be an hour apart. So it
+        counts as moving, unless its world is broken: then the others wait for it."""
+        link = self._open_link
+        while True:
+            time.sleep(TICK_SECONDS)
+            if not self._broken:
+                link.session.advance(waiting=False)

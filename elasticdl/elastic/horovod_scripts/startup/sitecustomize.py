@@ -1,0 +1,108 @@
+"""Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported.
+
+Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
+``sitecustomize`` there is on the path is run as it would have been.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+
+TYPE_CHECKING = False  # as in typing, which takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+# As in elasticdl.common.environment; importing that would cost every process.
+MASTER = "ELASTICDL_MASTER"
+CONNECTED = "ELASTICDL_CONNECTED"
+PATCHED = frozenset(
+    {
+        "horovod._keras",
+        "horovod.common.basics",
+        "horovod.common.elastic",
+        "horovod.tensorflow",
+        "horovod.tensorflow.elastic",
+    }
+)
+
+
+class PatchingFinder:
+    """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run."""
+
+    def __init__(self) -> None:
+        self._patches: Any = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in PATCHED:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]  # it need not be a subclass
+                return spec
+        return None
+
+    def patch(self, module: ModuleType) -> None:
+        if self._patches is None:
+            try:
+                from elasticdl.elastic.horovod_scripts.patches import Patches
+            except ImportError as error:
+                raise ImportError(
+                    f"{sys.executable} imports Horovod under `elasticdl run` and can't import elasticdl ({error}): "
+                    "install it there, too"
+                ) from error
+            self._patches = Patches()
+        self._patches.apply(module)
+
+
+class PatchingLoader:
+    """Runs a module by its own loader, has it patched, and leaves no trace of itself."""
+
+    def __init__(self, loader: Any, finder: PatchingFinder) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._finder.patch(module)
+
+
+def run_next(path: Sequence[str]) -> None:
+    """Run the ``sitecustomize`` that this one hides, if there is one."""
+    others = [entry for entry in path if os.path.abspath(entry) != FOLDER]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def main() -> None:
+    # A child of a worker is no worker: it may use Horovod for purposes of its own.
+    if os.environ.get(MASTER) != os.environ.get(CONNECTED):
+        sys.meta_path.insert(0, PatchingFinder())
+    run_next(sys.path)
+
+
+if __name__ == "sitecustomize":
+    main()

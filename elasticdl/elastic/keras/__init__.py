@@ -1,0 +1,75 @@
+"""Elastic training for your own Keras loop.
+
+    import elasticdl.elastic.keras as elastic
+
+    elastic.init(global_batch_size=256, max_gpu_batch_size=64)
+    loader = elastic.DataLoader(dataset)
+    state = elastic.KerasState(model=model, optimizer=optimizer, loss=loss, loader=loader)
+
+    @elastic.run
+    def train(state):
+        for epoch in state.loader.epochs(10):
+            for batch in state.loader:                  # one global batch
+                state.make_step(batch)                  # this worker's micro-batches, then the mean gradient of all
+                state.commit()
+
+    train(state)
+
+Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes on while workers come and go; started by
+``python train.py`` it runs alone. A process takes part in one job, so the functions here speak of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from elasticdl.elastic.keras import models
+from elasticdl.elastic.keras.job import own
+from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
+from elasticdl.elastic.keras.state import KerasState as _State
+from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.learning_rate import LearningRate
+
+__all__ = ["DataLoader", "KerasState", "LearningRate", "context", "init", "models", "rank", "run", "size"]
+
+init, context, rank, size, run = own.init, own.context, own.rank, own.size, own.run
+
+
+def DataLoader(dataset: Dataset, *, shuffle: bool = True) -> ElasticDataLoader:
+    """An `ElasticDataLoader` with the batch sizes given to `init`.
+
+    ``dataset``: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
+    """
+    return context().loader(dataset, shuffle=shuffle)
+
+
+def KerasState(
+    *,
+    model: Any,
+    optimizer: Any,
+    loss: Callable[[Any, Any], Any],
+    loader: ElasticDataLoader,
+    learning_rate: LearningRate | None = None,
+    **values: Any,
+) -> _State:
+    """The training state of this process; see `elasticdl.elastic.keras.state.KerasState`.
+
+    Builds the model, if it is not built yet, and traces it on two samples, so that no other worker has to wait for that.
+    ``loss(labels, predictions)``: one of Keras's, or a function that returns the mean or one value per sample.
+
+    Raises:
+        UserError: model or optimizer are none of Keras's, or the learning rate's rules don't fit the batch sizes.
+    """
+    count = min(2, len(loader.dataset))
+    inputs, labels = load(loader.dataset, np.arange(count))
+    if callable(model) and not getattr(model, "built", True):
+        model(inputs)
+    train_step = TrainStep(model, loss, optimizer)
+    train_step.warm_up(inputs, labels)
+    state = context().state(train_step, loader, values)
+    if learning_rate is not None:
+        state.follow(learning_rate)
+    return state

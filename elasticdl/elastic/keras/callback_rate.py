@@ -1,0 +1,83 @@
+"""The learning rate as Keras's own callbacks have it: by a schedule, or set in any hook."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elasticdl.elastic.state import TrainingState
+
+KEPT = ("before", "factor", "current")
+
+
+class KerasRate:
+    """A schedule of the epoch that may be asked anew at any time, as elastic training asks when the world changes.
+
+    Keras asks a schedule once an epoch, and may hand it the rate so far. Here that is the rate with which the epoch
+    began, however often it is asked. What a callback makes of the rate besides is a factor on the schedule's.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._own = float(optimizer.learning_rate)
+        self._schedule: Callable[..., float] | None = None
+        self._takes_rate = False
+        self.before = self.current = self._own
+        self.factor = 1.0
+        self._begun = False  # before the first epoch it is asked on trial only
+
+    def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
+        """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
+        self._schedule = schedule
+        self._takes_rate = may_take_rate and _takes_two(schedule)
+
+    @property
+    def has_schedule(self) -> bool:
+        return self._schedule is not None
+
+    def __call__(self, epoch: int) -> float:
+        rate = self._scheduled(epoch) * self.factor
+        if self._begun:
+            self.current = rate
+        return rate
+
+    def begin_epoch(self) -> None:
+        self._begun = True
+        self.before = self.current
+        if self.has_schedule:
+            self.factor = 1.0  # it starts from what callbacks have left, or does not care
+
+    @contextlib.contextmanager
+    def watched(self, state: TrainingState) -> Iterator[None]:
+        """What callbacks within set the optimizer's rate to stays in force, also if it goes by rules."""
+        if state.rate is None:
+            yield
+            return
+        before = state.learning_rate
+        yield
+        after = state.learning_rate
+        if after != before and before:
+            self.factor *= after / before
+            state.rate.ask_again()
+
+    def kept(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load(self, kept: dict[str, float]) -> None:
+        self._begun = True
+        for name in KEPT:
+            setattr(self, name, kept[name])
+
+    def _scheduled(self, epoch: int) -> float:
+        if self._schedule is None:
+            return self._own
+        return float(self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch))
+
+
+def _takes_two(schedule: Callable[..., float]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0, 0.0)
+    except (TypeError, ValueError):  # a ValueError: some builtins tell nothing about themselves
+        return False
+    return True

@@ -1,0 +1,242 @@
+"""Keras's own callbacks in a training whose workers come and go.
+
+Every worker runs them, with the same logs; those that write something for the whole job run on rank 0 only. What a
+callback keeps as plain data (the best value so far, epochs without improvement) belongs to the job: a newcomer receives
+that of rank 0, and a checkpoint holds it. So a hook need not be repeated where a newcomer joins or a training is resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.horovod_collective import HorovodCollective
+from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.state import TrainingState
+from elasticdl.elastic.world import World
+
+ON_RANK_0 = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)
+)
+GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
+FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
+
+Attributes = dict[str, Any]
+
+
+class Ledger(Protocol):
+    """What the state's values hold of the present epoch under the name ``ledger``."""
+
+    epoch_steps: int
+
+
+class KerasCallbacks:
+    """Calls Keras's callbacks, and keeps them alike on all members."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        params: Mapping[str, Any],
+        model: keras.Model,
+        state: TrainingState,
+        rate: KerasRate,
+    ) -> None:
+        """``params``: as of `keras.callbacks.Callback.set_params`. The state's values hold the ledger.
+
+        Raises:
+            UserError: there is one whose work is done otherwise here.
+        """
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
+        self._callbacks = list(callbacks)
+        self._params = dict(params)
+        self._model = model
+        self._state = state
+        self._rate = rate
+        self._ledger: Ledger = state.values["ledger"]
+        self._active: list[keras.callbacks.Callback] = []  # those that run here
+        self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
+        self._first = [_plain(callback) for callback in callbacks]  # what they kept at that time
+        self._begun_epoch = self._ended_epoch = -1
+        self._begun_step = 0
+        self._ended = False
+        self._logs: dict[str, float] = {}
+        model.stop_training = False
+
+    # -- what the members do together --
+
+    def enter(self, world: World) -> None:
+        """Begin those that run here; before the members are brought to one state, which undoes what a newcomer's do."""
+        here = [
+            n for n, callback in enumerate(self._callbacks) if world.rank == 0 or not isinstance(callback, ON_RANK_0)
+        ]
+        self._active = [self._callbacks[number] for number in here]
+        for number in here:
+            if number not in self._begun:
+                self._begun.add(number)
+                self._begin(number, resumes=not world.is_first)
+
+    def settle(self, collective: HorovodCollective, *, entering: bool) -> bool:
+        """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        world = collective.world
+        if not self._callbacks or world.size == 1:
+            return bool(self._model.stop_training)
+        whole = entering and world.needs_sync
+        wanted = self._callbacks if whole else [each for each in self._callbacks if isinstance(each, ON_RANK_0)]
+        mine = {"stop": bool(self._model.stop_training), "kept": self.pack(wanted)} if world.rank == 0 else {}
+        received = _decode(collective.broadcast_bytes(_encode(mine), "elasticdl.callbacks"))
+        me, root = world.members[world.rank], world.members[0]
+        if whole and (not me.has_state or me.step != root.step):
+            self.unpack(received["kept"])
+        elif not whole and world.rank != 0:
+            self._load(received["kept"]["callbacks"])
+        self._model.stop_training = received["stop"]
+        return bool(received["stop"])
+
+    def pack(self, callbacks: Iterable[keras.callbacks.Callback] | None = None) -> Attributes:
+        """What a newcomer or a resumed training needs; by reference."""
+        wanted = self._callbacks if callbacks is None else callbacks
+        return {
+            "callbacks": {str(n): self._kept(n) for n, each in enumerate(self._callbacks) if each in wanted},
+            "begun_epoch": self._begun_epoch,
+            "ended_epoch": self._ended_epoch,
+            "begun_step": self._begun_step,
+            "ended": self._ended,
+            "rate": self._rate.kept(),
+        }
+
+    def unpack(self, packed: Attributes) -> None:
+        self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
+        self._begun_step, self._ended = packed["begun_step"], packed["ended"]
+        self._rate.load(packed["rate"])
+        self._load(packed["callbacks"])
+
+    # -- what the trainer tells --
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        if self._begun_epoch < epoch:
+            self._begun_epoch = epoch
+            self._rate.begin_epoch()
+            # A schedule is asked by the training state: when the world changes as well.
+            self._tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
+
+    def before_step(self) -> None:
+        step = self._state.step + 1
+        if self._begun_step < step:  # else it was torn, and is made again
+            self._begun_step = step
+            self._tell("on_train_batch_begin", self._ledger.epoch_steps, {})
+
+    def after_step(self, logs: Mapping[str, float]) -> None:
+        """The step is in the ledger, but not committed yet. ``logs``: over the epoch so far."""
+        self._tell("on_train_batch_end", self._ledger.epoch_steps - 1, dict(logs))
+
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[dict[str, float]]:
+        """Around an evaluation, which puts its metrics into what is given; whether or not it comes to its end."""
+        logs: dict[str, float] = {}
+        self._tell("on_test_begin", {})
+        try:
+            yield logs
+        finally:
+            self._tell("on_test_end", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        if self._ended_epoch < epoch:
+            self._ended_epoch = epoch
+            self._logs = dict(logs)
+            self._tell("on_epoch_end", epoch, self._logs)
+
+    def end(self) -> None:
+        """Training is over; what they make of the model now is what is exported."""
+        if not self._ended:
+            self._ended = True
+            self._tell("on_train_end", self._logs)
+
+    # -- details --
+
+    def _tell(self, hook: str, *arguments: Any, but: type | tuple[type, ...] = ()) -> None:
+        with self._rate.watched(self._state):
+            for callback in self._active:
+                if not isinstance(callback, but):
+                    getattr(callback, hook)(*arguments)
+
+    def _begin(self, number: int, *, resumes: bool) -> None:
+        callback = self._callbacks[number]
+        if resumes and isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True  # another worker has begun the file
+        kept = self._kept(number)
+        callback.set_model(self._model)
+        callback.set_params(self._params)
+        _choose_direction(callback)
+        with self._rate.watched(self._state):
+            callback.on_train_begin({})
+        self._first[number] = _plain(callback)
+        vars(callback).update(kept)
+
+    def _kept(self, number: int) -> Attributes:
+        """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""
+        first = self._first[number]
+        present = _plain(self._callbacks[number], copy=False)
+        return {name: value for name, value in present.items() if not _same(value, first.get(name, _ABSENT))}
+
+    def _load(self, kept: Mapping[str, Attributes]) -> None:
+        for number, changed in kept.items():
+            if int(number) < len(self._callbacks):  # else the module had more of them when it was packed
+                callback = self._callbacks[int(number)]
+                present = _plain(callback, copy=False)
+                # What is no plain data now (an open file) stays.
+                first = {name: value for name, value in self._first[int(number)].items() if name in present}
+                vars(callback).update({**plain_data.copied(first), **changed})
+
+
+def _choose_direction(callback: keras.callbacks.Callback) -> None:
+    """Whether the least or the greatest value of what is monitored is the best.
+
+    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
+    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2.
+    """
+    if getattr(callback, "monitor_op", callback) is not None:
+        return
+    try:
+        callback._set_monitor_op()
+    except ValueError:
+        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
+        callback._set_monitor_op()
+
+
+_ABSENT = object()
+
+
+def _plain(callback: keras.callbacks.Callback, *, copy: bool = True) -> Attributes:
+    found = {
+        name: value for name, value in vars(callback).items() if name not in FOREIGN and plain_data.is_plain(value)
+    }
+    return plain_data.copied(found) if copy else found
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
+
+
+def _encode(data: Any) -> bytes:
+    file = io.BytesIO()
+    plain_data.write(data, file)
+    return file.getvalue()
+
+
+def _decode(data: bytes) -> Any:
+    return plain_data.read(io.BytesIO(data))

@@ -1,0 +1,57 @@
+"""One process's part in a job that trains with Keras on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from typing import Any
+
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.collective import Endpoint
+from elasticdl.elastic.context import JobContext, open_context
+from elasticdl.elastic.keras.backend import require_backend
+from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
+from elasticdl.elastic.keras.device import can_reduce_on_gpu, prepare_devices
+from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader
+from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.link import Link
+from elasticdl.elastic.sampler import EpochPosition
+
+
+class ElasticContext(JobContext[KerasCollective]):
+    """What a training script holds of its job. Make it with `connect`, and `close` it."""
+
+    def sampler(self, data: Sized | int, *, shuffle: bool = True) -> EpochPosition:
+        """``data``: the data set, or the number of its samples."""
+        return EpochPosition(self.order(data, shuffle=shuffle), self)
+
+    def loader(self, dataset: Dataset, *, shuffle: bool = True) -> ElasticDataLoader:
+        return ElasticDataLoader(dataset, self.sampler(dataset, shuffle=shuffle), self)
+
+    def state(self, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any]) -> KerasState:
+        return KerasState(self, train_step, loader, values)
+
+
+def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None) -> ElasticContext:
+    """The context of this process: under the master that the environment names, or alone.
+
+    ``link``: the open link to that master, if there is one already; the context closes it.
+
+    Raises:
+        UserError: the environment is unusable, Keras does not compute on TensorFlow, or Horovod is missing.
+    """
+    require_backend()
+    prepare_devices()
+    return open_context(
+        lambda membership, collective: ElasticContext(membership, collective, policy, seed),
+        _make_collective,
+        environ,
+        link,
+    )
+
+
+def _make_collective(endpoint: Endpoint | None) -> KerasCollective:
+    if endpoint is None:
+        return KerasCollective(None, None, reduce_on_gpu=False)
+    hvd = import_horovod()
+    return KerasCollective(hvd, endpoint, reduce_on_gpu=can_reduce_on_gpu(hvd))

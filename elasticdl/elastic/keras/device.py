@@ -1,0 +1,26 @@
+"""The one place where TensorFlow is told about the devices of a worker."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import tensorflow as tf
+
+from elasticdl.common.environment import SHARED_GPU
+
+
+def prepare_devices() -> None:
+    """Take GPU memory as it is needed, not all of it at once; TensorFlow uses the GPU that the launcher made visible."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if not tf.config.experimental.get_memory_growth(gpu):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def count_gpus() -> int:
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def can_reduce_on_gpu(hvd: ModuleType) -> bool:
+    """Whether Horovod may be handed tensors on a GPU: it was built with NCCL, and no GPU has two workers."""
+    return bool(tf.config.list_physical_devices("GPU")) and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ

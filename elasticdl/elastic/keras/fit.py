@@ -1,0 +1,155 @@
+"""``fit`` through as many worlds as it takes; `elasticdl.elastic.keras.models.Model` is what a script sees of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from elasticdl.elastic.batch_plan import split
+from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.keras.callbacks import KerasCallbacks
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.fit_step import EpochLedger, FitStep
+from elasticdl.elastic.keras.loader import Dataset, fetch, load
+from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.loop import Hooks
+from elasticdl.elastic.progress import Progress, remaining_steps
+from elasticdl.elastic.sampler import StepBatch
+from elasticdl.elastic.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """What ``fit`` is told besides data and callbacks."""
+
+    epochs: int
+    initial_epoch: int
+    verbose: int
+    shuffle: bool
+    validation_freq: int
+
+
+class Fit:
+    """One call of ``fit``. `train` is entered anew in each world, and takes up from the state alone."""
+
+    def __init__(
+        self,
+        context: ElasticContext,
+        model: keras.Model,
+        data: tuple[Dataset, Dataset | None],
+        callbacks: Sequence[keras.callbacks.Callback],
+        options: FitOptions,
+    ) -> None:
+        """``data``: to train on, and to validate on. ``callbacks``: with the history among them."""
+        training, self._validation = data
+        self._context = context
+        self._model = model
+        self._epochs = options.epochs
+        self._validation_freq = options.validation_freq
+        inputs, labels = load(training, np.arange(min(2, len(training))))
+        self._step = FitStep(model, inputs, labels)
+        self._step.warm_up(inputs, labels)
+        self._loader = context.loader(training, shuffle=options.shuffle)
+        self._loader.sampler.progress = Progress(epoch=options.initial_epoch)
+        self._ledger = EpochLedger()
+        self.state = context.state(self._step, self._loader, {"ledger": self._ledger})
+        rate = KerasRate(model.optimizer)
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.LearningRateScheduler):
+                rate.follow(callback.schedule, may_take_rate=True)
+        if rate.has_schedule:
+            self.state.follow(LearningRate(rate))
+        steps = remaining_steps(len(training), 0, context.policy, context.size)
+        params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
+        self._callbacks = KerasCallbacks(callbacks, params, model, self.state, rate)
+        self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in callbacks)
+        self._stopping = False
+        self.hooks = Hooks(self._callbacks.enter, self._on_world)
+        context.total_epochs = options.epochs
+
+    def _on_world(self, world: World) -> None:
+        order, progress = self._loader.sampler.order, self.state.progress
+        here = remaining_steps(order.samples, progress.position, order.policy, world.size)
+        later = remaining_steps(order.samples, 0, order.policy, world.size)
+        self._context.total_steps = progress.step + here + later * max(self._epochs - progress.epoch - 1, 0)
+        self._stopping = self._callbacks.settle(self._context.collective, entering=True)
+
+    def train(self) -> None:
+        """Train in the present world, to the end if it lasts.
+
+        Raises:
+            WorldChanged: the members leave this world together.
+            WorldBroken: the world broke.
+        """
+        for epoch in self._loader.epochs(self._epochs):
+            if self._loader.sampler.progress.position == 0:  # the state follows at its next commit
+                self._ledger.begin_epoch()
+            self._callbacks.on_epoch_begin(epoch)
+            if not self._stopping:
+                self._make_steps()
+            self._end_epoch(epoch)
+            if self._stopping:
+                break
+        self._callbacks.end()
+        # If rank 0 dies before its callbacks are done, the others must still be there.
+        self._context.advance(waiting=True)
+        self._context.collective.barrier("elasticdl.complete")
+
+    def _make_steps(self) -> None:
+        for batch in self._loader:
+            self._make_step(batch)
+            self.state.commit()
+            if self._stopping:
+                break
+
+    def _make_step(self, batch: StepBatch) -> None:
+        self._callbacks.before_step()
+        self.state.stopping = bool(self._model.stop_training)
+        loss = self.state.make_step(batch)
+        assert self.state.vote is not None  # cast in that step
+        self._stopping = self.state.vote.stopping
+        self._ledger.add(loss, batch.plan.batch, self._step.last_moves)
+        self._callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.loss})
+
+    def _end_epoch(self, epoch: int) -> None:
+        logs = self._logs()
+        if self._validation is not None and (epoch + 1) % self._validation_freq == 0:
+            with self._callbacks.testing() as found:
+                found.update(self._validate(self._validation))
+            logs.update({f"val_{name}": value for name, value in found.items()})
+        self._callbacks.on_epoch_end(epoch, logs)
+        self._stopping = self._callbacks.settle(self._context.collective, entering=False) or self._stopping
+        self._context.resume_clock()
+
+    def _logs(self) -> dict[str, Any]:
+        return self._step.logs(self._ledger.loss, self._ledger.moves)
+
+    def _validate(self, data: Dataset) -> dict[str, Any]:
+        """Over all members, each on a contiguous share, each sample once."""
+        collective, policy = self._context.collective, self._context.policy
+        ends = list(itertools.accumulate(split(len(data), collective.world.size), initial=0))
+        share = np.arange(ends[collective.world.rank], ends[collective.world.rank + 1])
+        size = policy.max_micro_batch or policy.batch_size(1)
+        batches = [share[start : start + size] for start in range(0, len(share), size)]
+        shapes = [(), *self._step.move_shapes]
+        sums = [np.zeros(shape) for shape in shapes]
+        with closing(fetch(data, batches)) as loaded:
+            for batch, (inputs, labels) in zip(batches, loaded, strict=True):
+                self._context.advance(waiting=False)
+                loss, *moves = self._step.test(inputs, labels)
+                sums = [total + move for total, move in zip(sums, (loss * len(batch), *moves), strict=True)]
+        self._context.advance(waiting=True)
+        flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
+        cuts = np.cumsum([total.size for total in sums])[:-1]
+        loss, *moves = (part.reshape(shape) for part, shape in zip(np.split(flat, cuts), shapes, strict=True))
+        return self._step.logs(float(loss) / len(data), moves)
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)

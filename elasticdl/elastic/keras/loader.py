@@ -1,0 +1,125 @@
+"""The elastic data loader: from the plan's indices to micro-batches of tensors, loaded ahead by a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.prefetch import Prefetch
+from elasticdl.elastic.keras.rng import seed_step
+from elasticdl.elastic.progress import StepPlan
+from elasticdl.elastic.sampler import EpochPosition, Host, StepBatch
+
+Indices = npt.NDArray[np.int64]
+
+AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
+
+
+class Dataset(Protocol):
+    """Samples by index, each a pair (inputs, labels) of arrays, numbers, strings, or dicts and tuples of those.
+
+    A data set may also have ``__getitems__(indices)``, which returns a list of samples, as PyTorch's do, or the whole
+    batch as a tuple (inputs, labels).
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class ElasticDataLoader:
+    """Yields one `StepBatch` per step from where training stands to the end of the epoch.
+
+    A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
+    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded anew for each step, in the
+    thread.
+    """
+
+    def __init__(self, dataset: Dataset, sampler: EpochPosition, host: Host) -> None:
+        self.dataset = dataset
+        self.sampler = sampler
+        self._host = host
+        self._items: Prefetch[Any] | None = None
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        return self.sampler.epochs(count)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        before = self._items
+        if before is not None:
+            before.close()
+        items = Prefetch(self._load(self.sampler.plans(), self._host.world.rank, before), AHEAD)
+        self._items = items
+        with closing(items):
+            for plan in items:
+                if not isinstance(plan, StepPlan):  # a micro-batch that the loop over the batch did not take
+                    continue
+                self._host.record_samples(plan)
+                self.sampler.current = StepBatch(plan, items, self._host)
+                yield self.sampler.current
+        self.sampler.current = None
+
+    def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
+        """Each plan, and after it its micro-batches; runs in the thread."""
+        if before is not None:
+            before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
+        for plan in plans:
+            yield plan
+            seed_step(self.sampler.order.seed, plan.step, rank)
+            for indices in plan.micro_batches:
+                yield load(self.dataset, indices)
+
+
+def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Generator[Any, None, None]:
+    """Batches of tensors for given batches of indices, loaded ahead. Close it if it is not run to its end."""
+    with closing(Prefetch((load(dataset, indices) for indices in batches), AHEAD)) as items:
+        yield from items
+
+
+def load(dataset: Dataset, indices: Indices) -> tuple[Any, Any]:
+    """One batch as tensors, (inputs, labels).
+
+    Floating-point numbers are in Keras's own format (``keras.config.floatx()``), as in ``fit``.
+
+    Raises:
+        UserError: the samples are no pairs, or differ in shape.
+        Exception: whatever the data set raises.
+    """
+    get_many = getattr(dataset, "__getitems__", None)
+    got = get_many(indices.tolist()) if get_many else [dataset[int(index)] for index in indices]
+    batch = _stack(got, indices) if isinstance(got, list) else got
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        raise UserError(
+            f"a sample of {type(dataset).__name__} is {_shown(batch)}; expected a pair (inputs, labels) as a tuple"
+        )
+    inputs, labels = keras.tree.map_structure(_to_tensor, batch)
+    return inputs, labels
+
+
+def _stack(samples: list[Any], indices: Indices) -> Any:
+    try:
+        return keras.tree.map_structure(lambda *leaves: np.stack(leaves), *samples)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"samples {indices[0]} to {indices[-1]} can't be put into one batch ({error}); all must have the same shape"
+        ) from error
+
+
+def _to_tensor(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.Tensor):
+        return value
+    array = np.asarray(value)
+    floatx = keras.config.floatx() if array.dtype.kind == "f" else None
+    return tf.convert_to_tensor(array, dtype=floatx)
+
+
+def _shown(batch: Any) -> str:
+    return f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"

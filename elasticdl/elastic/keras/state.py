@@ -1,0 +1,162 @@
+"""The training state of a Keras model.
+
+Nothing of model or optimizer changes before the reduction of the whole step has succeeded, batch norm's statistics
+included: a commit copies nothing but progress and the user's own values, and a torn step has nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic import state
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.learning_rate import OptimizerRate
+from elasticdl.elastic.keras.loader import ElasticDataLoader
+from elasticdl.elastic.keras.step import Part, Sums, TrainStep
+from elasticdl.elastic.keras.transfer import broadcast_state
+from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.order import step_seed
+from elasticdl.elastic.sampler import StepBatch
+from elasticdl.elastic.vote import LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+
+
+class Engine(state.Engine, Protocol):
+    """What a state asks of the job it belongs to."""
+
+    @property
+    def collective(self) -> KerasCollective: ...
+
+
+class KerasState(state.TrainingState):
+    """See `elasticdl.elastic.state.TrainingState`."""
+
+    rate: OptimizerRate | None
+
+    def __init__(
+        self, engine: Engine, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any]
+    ) -> None:
+        super().__init__(engine, loader.sampler, values)
+        self.model = train_step.model
+        self.optimizer = train_step.optimizer
+        self.train_step = train_step
+        self.loader = loader
+        self._job = engine
+        self._sums: Sums | None = None
+        self._samples = 0
+        self._save()
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step, unless the rules (`follow`) or the optimizer's own schedule change it."""
+        return float(self.optimizer.learning_rate)
+
+    # -- a step --
+
+    def make_step(self, batch: StepBatch) -> float:
+        """All of this worker's micro-batches, the reduction and the update; the mean loss over the global batch.
+
+        Raises:
+            WorldBroken: the step is torn; model and optimizer are untouched.
+        """
+        self._sums, self._samples = None, 0
+        for inputs, labels in batch:
+            self.accumulate(inputs, labels)
+        return self.update()
+
+    def accumulate(self, inputs: Any, labels: Any) -> None:
+        """Add the gradients of the present micro-batch to those of the step; once for each."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
+        rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
+        order = self.loader.sampler.order
+        part = Part(
+            weight=size / batch.plan.batch,
+            lead=rank == number == 0,
+            seed=step_seed(order.seed, batch.plan.step, rank),
+            count=number,
+        )
+        sums = self.train_step.micro(inputs, labels, part)
+        self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
+        self._samples += size
+
+    def update(self) -> float:
+        """Sum over all workers, and update the model by the mean gradient over the global batch; returns the mean loss.
+
+        Raises:
+            WorldBroken: the step is torn; model and optimizer are untouched.
+        """
+        self._job.advance(waiting=True)
+        sums, self.vote = self._reduce()
+        self._job.advance(waiting=False)
+        self._check_samples(self.vote, "call state.accumulate(inputs, labels) exactly once for each micro-batch")
+        self._before_update()
+        self.train_step.apply(sums)
+        self._step_made()
+        return self.loss
+
+    def _reduce(self) -> tuple[Sums, Vote]:
+        step, collective = self.train_step, self._job.collective
+        sums = step.zeros() if self._sums is None else self._sums
+        ballot = [0.0] * VOTE_SIZE
+        ballot[LEAVING] = float(self._job.leaving)
+        ballot[SAMPLES] = float(self._samples)
+        ballot[STOPPING] = float(self.stopping and collective.world.rank == 0)
+        self._sums, self._samples = None, 0
+        if collective.world.size > 1:
+            flat = collective.sum(step.pack(sums, ballot), "elasticdl.step")
+            sums, ballot = step.unpack(flat), step.layout.read_vote(flat)
+        ballot[LOSS] = float(sums[-1]) * ballot[SAMPLES]
+        return sums, Vote.of(ballot)
+
+    # -- the parts of a state --
+
+    def _make_rate(self, rules: LearningRate) -> OptimizerRate:
+        return OptimizerRate(self.optimizer, rules, fixed_batch=self._job.policy.fixed)
+
+    def _set_rate(self, step: int, epoch: int) -> None:
+        assert self.rate is not None
+        self.rate.set(step, epoch, self._job.world)
+
+    def _dump_own(self) -> dict[str, Any]:
+        """Copies, as NumPy arrays in the order of ``model.variables`` and ``optimizer.variables``."""
+        return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        """Raises:
+        UserError: the state is of another model or optimizer; nothing was loaded.
+        """
+        for name, variables in self._variables().items():
+            _require_same(name, variables, state[name])
+        for name, variables in self._variables().items():
+            for variable, value in zip(variables, state[name], strict=True):
+                variable.assign(value)
+
+    def _restore_own(self) -> None:
+        self._sums, self._samples = None, 0
+
+    def _broadcast(self) -> dict[str, Any]:
+        own = {name: [tf.convert_to_tensor(v.value) for v in given] for name, given in self._variables().items()}
+        received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
+        return received
+
+    def _variables(self) -> dict[str, list[Any]]:
+        return {"model": list(self.model.variables), "optimizer": list(self.optimizer.variables)}
+
+
+def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    if len(variables) != len(values):
+        raise UserError(
+            f"the state is of another {name}: it has {len(values)} variables, and this one has {len(variables)}"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        if tuple(variable.shape) != tuple(value.shape):
+            raise UserError(
+                f"the state is of another {name}: {variable.path} has shape {tuple(variable.shape)}, and there it has "
+                f"{tuple(value.shape)}"
+            )

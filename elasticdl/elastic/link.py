@@ -1,0 +1,66 @@
+"""A worker's line to its master: session and store, open before anything is known of the framework.
+
+What comes between a worker's start and its first world (the framework, the user's module, the model) takes long and may
+fail; the master hears of it through the session. A context takes the link over when there is a collective.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from elasticdl.common.environment import CONNECTED, WorkerEnvironment
+from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collective import Endpoint
+from elasticdl.elastic.kv_store import KvServer
+from elasticdl.elastic.record import SampleRecord
+from elasticdl.elastic.session import Session
+
+
+def prepare_horovod(environ: Mapping[str, str]) -> None:
+    """Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
+
+    Raises:
+        UserError: the environment holds variables that an elastic Horovod can't bear.
+    """
+    refuse_variables(environ)
+    os.environ["HOROVOD_ELASTIC"] = "1"
+
+
+class Link:
+    """Session and key-value store of one worker. `open` it, `attach` a collective before the first world, `close` it."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self.session = Session(environment)
+        self._environment = environment
+        self._server = KvServer(self.session.store)
+        self._on_broken: Callable[[], None] = lambda: None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        master_port = int(self._environment.master.rpartition(":")[2])
+        return Endpoint(self._server.port, master_port, self._environment.interface)
+
+    def open(self) -> None:
+        os.environ[CONNECTED] = self._environment.master
+        self._server.open()
+        self.session.open(on_broken=lambda: self._on_broken())
+
+    def attach(self, on_broken: Callable[[], None]) -> None:
+        """``on_broken`` is called from the stream's thread when a member of the present world is gone."""
+        self._on_broken = on_broken
+
+    def open_record(self) -> SampleRecord | None:
+        """The record of this worker's samples, if the job is to keep one.
+
+        Raises:
+            UserError: it can't be written.
+        """
+        folder = JobSpec.from_json(Path(self._environment.job_spec).read_text()).sample_record
+        return SampleRecord(Path(folder), self._environment.worker_id) if folder else None
+
+    def close(self) -> None:
+        self.session.close()
+        self._server.close()

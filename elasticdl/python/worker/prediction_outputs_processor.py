@@ -1,0 +1,14 @@
+"""The base of ``PredictionOutputsProcessor`` classes, so that modules that have one load; there is no prediction job."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class BasePredictionOutputsProcessor(ABC):
+    """What to do with the outputs of a model."""
+
+    @abstractmethod
+    def process(self, predictions: Any, worker_id: int) -> None:
+        """Called with each batch of outputs."""

@@ -1,0 +1,21 @@
+"""The sizes of batches that the options mean."""
+
+from __future__ import annotations
+
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.batch_plan import BatchPolicy
+
+DEFAULT_MINIBATCH = 64
+
+
+def batch_policy(spec: JobSpec) -> BatchPolicy:
+    """The one policy that the options mean."""
+    worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
+    return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
+
+
+def largest_micro_batch(spec: JobSpec, samples: int) -> int:
+    """The most samples that a worker will run through the model at once."""
+    policy = batch_policy(spec)
+    share = -(-policy.batch_size(1) // spec.num_workers.minimum) if policy.fixed else policy.batch_size(1)
+    return min(share, policy.max_micro_batch or share, samples)

@@ -1,0 +1,155 @@
+"""Which framework a model-zoo module is written for: found from the model that it makes, importing no other."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.link import Link
+from elasticdl.elastic.order import step_seed
+from elasticdl.worker.learner import Context, Learner
+from elasticdl.worker.user_code import shown
+from elasticdl.worker.zoo import Function, ModelModule
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What of a framework can be known without importing it."""
+
+    title: str
+    packages: frozenset[str]
+    twin: str  # the module below `elasticdl.worker`
+    suffix: str  # of its checkpoints
+
+
+TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_trainer", ".pt")
+KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_trainer", ".npz")
+
+
+DEFAULTS = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # it may share its GPU
+}
+
+
+class Twin(Protocol):
+    """What the modules ``torch_trainer`` and ``keras_trainer`` hold."""
+
+    def connect(
+        self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None
+    ) -> Context:
+        """This worker's part in the job.
+
+        Raises:
+            UserError: Horovod is missing.
+        """
+
+    def make_learner(self, module: ModelModule, spec: JobSpec, context: Context, model: Any) -> Learner[Any]:
+        """Make optimizer, data and state for the model and run a warm-up pass; long, and belongs before joining.
+
+        Raises:
+            UserError: the module does not keep the contract.
+            Exception: whatever the user's code raises.
+        """
+
+    def check(self, module: ModelModule, spec: JobSpec, model: Any) -> None:
+        """Whether a worker could train this model.
+
+        Raises:
+            UserError: it could not; one line says why.
+        """
+
+
+def twin(framework: Framework) -> Twin:
+    """Imports the framework."""
+    return cast(Twin, importlib.import_module(f"elasticdl.worker.{framework.twin}"))
+
+
+def set_defaults(environ: MutableMapping[str, str]) -> None:
+    """What frameworks read from the environment when they are imported, unless the user has set it."""
+    for name, value in DEFAULTS.items():
+        environ.setdefault(name, value)
+
+
+def build_model(module: ModelModule, seed: int) -> Any:
+    """The module's model; every worker builds the same.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    _seed(step_seed(seed, 0, 0))
+    return module.make_model()
+
+
+def framework_of(model: Any, module: ModelModule) -> Framework:
+    """Raises:
+    UserError: the model is of no framework that can be trained.
+    """
+    # A Keras model over PyTorch is a torch.nn.Module as well.
+    if _is_a(model, "keras", "Model"):
+        return KERAS
+    if _is_a(model, "torch.nn", "Module"):
+        return TORCH
+    call = f"{shown(module.path)}: {module.custom_model.__name__}()"
+    if any(parent.__module__.startswith("tf_keras") for parent in type(model).__mro__):
+        raise UserError(f"{call} returned a model of Keras 2; expected one of Keras 3: unset TF_USE_LEGACY_KERAS")
+    raise UserError(f"{call} returned {type(model).__name__}; expected a torch.nn.Module or a keras.Model")
+
+
+def refuse_mixture(module: ModelModule, framework: Framework) -> None:
+    """``framework``: of the model.
+
+    Raises:
+        UserError: the module's loss or optimizer names the other framework, and not this one.
+    """
+    other = KERAS if framework is TORCH else TORCH
+    for function in (module.loss, module.optimizer):
+        used = _packages_used(function)
+        if used & other.packages and not used & framework.packages:
+            raise UserError(
+                f"{shown(module.path)}: {module.custom_model.__name__}() returned a {framework.title} model, and "
+                f"{function.__name__} is written for {other.title}; expected one framework in one module"
+            )
+
+
+def _packages_used(function: Function) -> set[str]:
+    """The top-level packages from which come the globals that a function names."""
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    values = [known[name] for name in (code.co_names if code else ()) if name in known]
+    names = [
+        value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")) for value in values
+    ]
+    return {name.partition(".")[0] for name in names}
+
+
+def kind(value: object) -> str:
+    """A value's type in a message: with the framework that it comes from."""
+    package = type(value).__module__.partition(".")[0]
+    return f"{package}'s {type(value).__name__}" if package in ("torch", "keras") else type(value).__name__
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    """As isinstance, with a type that can't be the value's as long as its module has not been imported."""
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and isinstance(value, found)
+
+
+def _seed(value: int) -> None:
+    """The global generators of all that the user's module has imported. Keras draws its seeds from Python's."""
+    random.seed(value)
+    np.random.seed(value)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(value)
+    if tensorflow := sys.modules.get("tensorflow"):
+        tensorflow.random.set_seed(value)

@@ -1,0 +1,51 @@
+"""Loops of one's own on Keras, as real processes with real Horovod."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from running_job import REPOSITORY, run_cli, start
+
+pytest.importorskip("tensorflow")
+SCRIPT = Path(__file__).parent / "scripts" / "library_keras.py"
+
+
+def test_the_example_runs_on_two_workers(tmp_path):
+    script = str(REPOSITORY / "examples" / "train_digits_keras.py")
+    with start(tmp_path, "run", "--num_workers", "2", "--", "python", script) as job:
+        assert job.finish() == 0, job.describe()
+        status = json.loads(job.job.status.read_text())
+        worlds = job.entries("world_formed")
+    assert status["phase"] == "succeeded"
+    assert int(status["step"]) == 160
+    assert status["loss"] < 0.1
+    assert [len(world["members"]) for world in worlds] == [2]
+
+
+def test_growth_from_one_worker_and_a_kill_trace_nothing_again(tmp_path):
+    end = tmp_path / "end"
+    with start(
+        tmp_path, "run", "--num_workers", "1", "--slots", "2", "--", "python", str(SCRIPT), str(end), str(tmp_path)
+    ) as job:
+        alone = job.wait_for_world(size=1)
+        assert run_cli(tmp_path, "scale", "job", "2").returncode == 0
+        both = job.wait_for_world(size=2, after=alone["world"])
+        job.wait_for("steps of two", lambda: [p for p in job.entries("pause") if p["world"] >= both["world"]])
+        assert run_cli(tmp_path, "scale", "job", "1-2").returncode == 0
+        job.signal(both["members"][1], signal.SIGKILL)
+        left = job.wait_for_world(size=1, after=both["world"])
+        again = job.wait_for_world(size=2, after=left["world"])
+        job.wait_for("steps of two", lambda: [p for p in job.entries("pause") if p["world"] >= again["world"]])
+        end.touch()
+        assert job.finish() == 0, job.describe()
+        pauses = job.entries("pause")
+        reports = [json.loads(path.read_text()) for path in tmp_path.glob("[0-9]*.json")]
+    assert len(reports) == 2
+    assert [pause["kind"] for pause in pauses] == ["grow", "failure", "grow"]
+    one, other = reports
+    assert one["step"] == other["step"] == len(one["losses"])
+    assert one["losses"] == other["losses"]
+    assert one["weights"] == other["weights"]
+    each_once = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1}
+    assert one["traces"] == other["traces"] == each_once

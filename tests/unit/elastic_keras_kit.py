@@ -1,0 +1,139 @@
+"""What the tests of the Keras twin share: workers in the threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.order import epoch_order
+from elasticdl.elastic.session import Alone
+from elasticdl.elastic.world import Member, World
+
+
+def loss(labels, predictions):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, predictions)
+
+
+def make_model(middle=lambda: ()):
+    """With the same weights each time; ``middle()``: layers between the dense ones."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16), *middle(), keras.layers.ReLU(), keras.layers.Dense(3)]
+    )
+
+
+class Samples:
+    def __init__(self, samples=50):
+        generator = np.random.default_rng(1)
+        self.inputs = generator.normal(size=(samples, 8)).astype("float32")
+        self.labels = generator.integers(0, 3, samples)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.labels[index]
+
+
+class Board:
+    """Where the threads leave what is to be summed; ``fail`` breaks the next collective."""
+
+    def __init__(self, size):
+        self.size = size
+        self.slots = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.fail = False
+        self.names = []
+
+    def exchange(self, rank, value, name):
+        if self.fail:
+            raise WorldBroken("a collective failed")
+        self.names.append(name)
+        self.slots[rank] = value
+        self.barrier.wait()
+        slots = list(self.slots)
+        self.barrier.wait()
+        return slots
+
+
+class SumOfThreads(KerasCollective):
+    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
+
+    def __init__(self, rank, board):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.enter(rank, board)
+
+    def enter(self, rank, board):
+        self.board = board
+        self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
+
+    def sum(self, tensor, name):
+        return tf.add_n(self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor), name))
+
+    def broadcast(self, tensors, name):
+        return self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)[0]
+
+
+class Trainee:
+    """One worker's context, model and state on a board."""
+
+    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None):
+        self.collective = SumOfThreads(rank, board)
+        self.context = ElasticContext(Alone(), self.collective, policy, seed=0)
+        self.model = model or make_model()
+        self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+        self.loader = self.context.loader(data or Samples())
+        self.train_step = TrainStep(self.model, loss, self.optimizer)
+        self.state = self.context.state(self.train_step, self.loader, {})
+        self.losses = []
+
+    def weights(self):
+        return [variable.numpy() for variable in (*self.model.variables, *self.optimizer.variables)]
+
+    def train(self, epochs=1, steps=None):
+        for _ in self.loader.epochs(epochs):
+            for batch in self.loader:
+                self.losses.append(self.state.make_step(batch))
+                self.state.commit()
+                if steps is not None and len(self.losses) >= steps:
+                    return
+
+
+def run_all(members, do):
+    """``do(member)`` for all at once; the first error is raised."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(do, members, timeout=120))
+
+
+def train_together(workers, policy, epochs=2, layers=lambda: (), **kwargs):
+    board = Board(workers)
+    members = [Trainee(rank, board, policy, make_model(layers), **kwargs) for rank in range(workers)]
+    run_all(members, lambda member: member.train(epochs))
+    return members
+
+
+def plain_losses(batch, epochs=2, layers=lambda: ()):
+    """What Keras gives without any of this: one process, whole batches."""
+    model, data = make_model(layers), Samples()
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=loss_of_keras())
+    losses = []
+    for epoch in range(epochs):
+        order = epoch_order(len(data), 0, epoch)
+        for start in range(0, len(data), batch):
+            model.reset_metrics()
+            indices = order[start : start + batch]
+            losses.append(float(model.train_on_batch(data.inputs[indices], data.labels[indices])))
+    return losses
+
+
+def loss_of_keras():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,0 +1,240 @@
+"""Modules as they are written for ElasticDL load and get their data unchanged; what can't be used is one line."""
+
+import uuid
+
+import pytest
+import tensorflow as tf
+from data_kit import text, tfrecord
+
+import elasticdl
+from elasticdl.common.errors import UserError
+from elasticdl.common.params import parse_params
+from elasticdl.common.spec import JobSpec
+from elasticdl.worker.datasets import open_datasets
+from elasticdl.worker.zoo import load_module
+
+# In the manner of ElasticDL's zoo: an older dataset_fn, flat labels, imports of many a thing.
+MODULE = """
+import tensorflow as tf
+
+from elasticdl.python.common.constants import MaxComputeConfig, Mode
+from elasticdl.python.common.log_utils import default_logger as logger
+from elasticdl.python.data.odps_io import ODPSWriter, is_odps_configured
+from elasticdl.python.elasticdl.callbacks import LearningRateScheduler
+from elasticdl.python.worker.prediction_outputs_processor import BasePredictionOutputsProcessor
+
+
+def custom_model(units=3):
+    inputs = tf.keras.Input(shape=(2,), name="x")
+    return tf.keras.Model(inputs=inputs, outputs=tf.keras.layers.Dense(units)(inputs))
+
+
+def loss(labels, predictions):
+    labels = tf.reshape(labels, [-1])
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=predictions, labels=labels))
+
+
+def optimizer(lr=0.1):
+    return tf.keras.optimizers.SGD(lr)
+
+
+def eval_metrics_fn():
+    return {"accuracy": lambda labels, predictions: tf.equal(
+        tf.argmax(predictions, 1, output_type=tf.int32), tf.cast(tf.reshape(labels, [-1]), tf.int32))}
+
+
+def callbacks():
+    return [LearningRateScheduler(lambda model_version: 0.1 if model_version < 5 else 0.01)]
+
+
+class PredictionOutputsProcessor(BasePredictionOutputsProcessor):
+    def process(self, predictions, worker_id):
+        logger.info(predictions)
+"""
+
+DATASET_FN = """
+def dataset_fn(dataset, mode, _):
+    def _parse_data(record):
+        description = {"x": tf.io.FixedLenFeature([2], tf.float32)}
+        if mode != Mode.PREDICTION:
+            description["y"] = tf.io.FixedLenFeature([1], tf.int64)
+        r = tf.io.parse_single_example(record, description)
+        features = {"x": tf.math.divide(tf.cast(r["x"], tf.float32), 255.0)}
+        if mode == Mode.PREDICTION:
+            return features
+        else:
+            return features, tf.cast(r["y"], tf.int32)
+
+    dataset = dataset.map(_parse_data)
+
+    if mode == Mode.TRAINING:
+        dataset = dataset.shuffle(buffer_size=1024)
+    return dataset
+"""
+
+COLUMNS_FEED = """
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda record: (tf.strings.to_number(record[0:-1]), tf.strings.to_number(record[-1], tf.int32)))
+"""
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.chdir(tmp_path)
+
+    def load(*parts, **options):
+        name = f"edl_{uuid.uuid4().hex}"
+        (tmp_path / "zoo").mkdir(exist_ok=True)
+        (tmp_path / "zoo" / f"{name}.py").write_text("".join((MODULE, *parts)))
+        spec = JobSpec(model_zoo="zoo", model_def=f"{name}.custom_model", **options)
+        return load_module(spec), spec
+
+    return load
+
+
+def refusal(make, *parts, **options):
+    with pytest.raises(UserError) as caught:
+        open_datasets(*make(*parts, **options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def example(number):
+    features = {
+        "x": tf.train.Feature(float_list=tf.train.FloatList(value=[255 * number, 0])),
+        "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def test_a_module_over_tfrecords(make, tmp_path):
+    tfrecord(tmp_path / "train.tfrecord", map(example, range(20)))
+    tfrecord(tmp_path / "test.tfrecord", map(example, range(5)))
+    module, spec = make(
+        DATASET_FN, training_data="train.tfrecord", validation_data="test.tfrecord", model_params="units=4"
+    )
+    assert module.make_model().output_shape == (None, 4)
+    data = open_datasets(module, spec)
+    inputs, labels = data.training.__getitems__([3, 19, 7])
+    assert sorted(labels[:, 0].tolist()) == [3, 7, 19]
+    assert inputs["x"][:, 0].tolist() == labels[:, 0].tolist()
+    assert data.evaluation.__getitems__([4, 0])[1].tolist() == [[4], [0]]
+
+
+def test_the_scheduler_of_elasticdl_counts_steps(make):
+    module, _ = make(DATASET_FN)
+    model = module.make_model()
+    model.compile(module.optimizer(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    inputs, labels = tf.zeros([24, 2]), tf.zeros([24, 1], tf.int32)
+    model.fit(inputs, labels, batch_size=4, epochs=1, verbose=0, callbacks=module.callbacks())
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
+
+
+def test_modes():
+    assert elasticdl.Mode.TRAINING == "training"
+    assert f"{elasticdl.Mode.EVALUATION}" == "evaluation"
+
+
+def test_without_validation_data_there_is_no_evaluation(make, tmp_path):
+    tfrecord(tmp_path / "train.tfrecord", map(example, range(3)))
+    assert open_datasets(*make(DATASET_FN, training_data="train.tfrecord")).evaluation is None
+    assert "--training_data is missing" in refusal(make, DATASET_FN)
+    assert "nowhere: no such file or folder" in refusal(make, DATASET_FN, training_data="nowhere")
+    both = {"training_data": "train.tfrecord", "validation_data": "nowhere"}
+    assert "nowhere: no such file or folder" in refusal(make, DATASET_FN, **both)
+
+
+def test_what_feed_raises_is_one_line_with_its_place(make, tmp_path):
+    tfrecord(tmp_path / "train.tfrecord", map(example, range(3)))
+    line = refusal(
+        make, "\ndef feed(dataset, mode, metadata):\n    return dataset.nap()\n", training_data="train.tfrecord"
+    )
+    assert "feed over 'train.tfrecord' raised AttributeError" in line
+    assert line.startswith("zoo/edl_")
+
+
+def test_which_function_gives_the_data(make, tmp_path):
+    text(tmp_path / "x.csv", "a,b,y\n1,2,0\n3,4,1\n")
+    dataset = "\ndef dataset(mode, path):\n    return [(1, 2)]\n"
+    assert open_datasets(*make(COLUMNS_FEED, dataset, training_data="x.csv")).training == [(1, 2)]
+    named = make(COLUMNS_FEED.replace("def feed", "def rows"), dataset, training_data="x.csv", feed="rows")
+    assert open_datasets(*named).training[1][0].tolist() == [3, 4]
+    assert "has no function rows" in refusal(make, COLUMNS_FEED, feed="rows")
+
+
+READER = """
+from elasticdl.python.data.reader.data_reader import AbstractDataReader, Metadata, check_required_kwargs
+
+
+class Reader(AbstractDataReader):
+    def __init__(self, **kwargs):
+        AbstractDataReader.__init__(self, **kwargs)
+        check_required_kwargs(["rows"], kwargs)
+        self.rows = kwargs["rows"]
+
+    def read_records(self, task):
+        for number in range(task.start, task.end):
+            yield [str(number), task.shard_name, str(ord(task.shard.name) * 1000 + number)]
+
+    def create_shards(self):
+        return {"1": (0, self.rows), "2": (self.rows, self.rows)}
+
+    @property
+    def metadata(self):
+        return Metadata(column_names=["number", "shard", "label"])
+
+
+def custom_data_reader(data_origin, records_per_task=None, **kwargs):
+    return Reader(**kwargs)
+"""
+
+
+def test_a_reader_in_the_style_of_elasticdl(make):
+    module, spec = make(READER, COLUMNS_FEED, training_data="anything", data_reader_params="rows=10")
+    training = open_datasets(module, spec).training
+    inputs, labels = training.__getitems__([19, 0, 12, 11, 9, 0])
+    assert inputs.tolist() == [[19, 2], [0, 1], [12, 2], [11, 2], [9, 1], [0, 1]]
+    assert labels.tolist() == [50019, 49000, 50012, 50011, 49009, 49000]
+
+
+def test_a_reader_with_random_access(make):
+    reader = '\ndef custom_data_reader(data_origin, **kwargs):\n    return [["1", "2", "7"], ["3", "4", data_origin]]\n'
+    assert open_datasets(*make(reader, COLUMNS_FEED, training_data="8")).training[1][1] == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("range(task.start, task.end)", "range(10)"), "read_records gave more records for start=9, end=10"),
+        (("range(task.start, task.end)", "[]"), "read_records gave 0 records for start=9, end=10"),
+        (('return {"1"', 'return None and {"1"'), "create_shards() returned None; expected {name: (start, count)}"),
+        (("return Reader(**kwargs)", "return 3"), "returned int; expected __len__ and __getitem__(index), or create"),
+        (('["rows"]', '["rows", "table"]'), "these arguments are missing: table"),
+    ],
+)
+def test_readers_that_can_not_be_used(make, change, expected):
+    assert expected in refusal(
+        make, READER.replace(*change), COLUMNS_FEED, training_data="x", data_reader_params="rows=10"
+    )
+
+
+def test_params():
+    text = "a=1; b='x;y';c=[1, 2.5, None]; d={'k': True};"
+    assert parse_params("model_params", text) == {"a": 1, "b": "x;y", "c": [1, 2.5, None], "d": {"k": True}}
+    assert parse_params("model_params", " ") == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a=relu", "--model_params: a=relu is not a literal; put text in quotes, as in a='text'"),
+        ("a=1,b=", "--model_params 'a=1,b=' is not understood"),
+        ("print(1)", "--model_params: 'print(1)' is not understood; expected NAME=VALUE; NAME=VALUE"),
+        ("a=__import__('os')", "is not a literal"),
+    ],
+)
+def test_params_that_are_not_understood(given, expected):
+    with pytest.raises(UserError) as caught:
+        parse_params("model_params", given)
+    assert expected in str(caught.value)

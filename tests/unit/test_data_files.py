@@ -1,0 +1,326 @@
+"""Records by index over files of each format, and one line for each way in which a file can be wrong."""
+
+import gzip
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numpy as np
+import pytest
+from data_kit import text, tfrecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.data.open import open_records
+from elasticdl.data.storage import MOST_OPEN, find_files
+
+
+def read_all(where, params):
+    records = open_records(where, params)
+    return records.read(range(len(records)))
+
+
+def refusal(where, error=UserError, **params):
+    with pytest.raises(error) as caught:
+        read_all(str(where), params)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def names(files):
+    return [os.path.basename(file) for file in files]
+
+
+# Which files
+
+
+def test_a_path_is_a_file_a_folder_a_glob_or_several(tmp_path):
+    for name in ("b.csv", "a.csv", "sub/c.csv", "_SUCCESS", ".hidden.csv", "_temporary/d.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    assert names(find_files(str(tmp_path))) == ["a.csv", "b.csv", "c.csv"]
+    assert names(find_files(str(tmp_path / "*.csv"))) == ["a.csv", "b.csv"]
+    assert names(find_files(f"{tmp_path}/sub, {tmp_path}/a.csv")) == ["c.csv", "a.csv"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "*.csv", ""])
+def test_a_path_that_names_nothing(tmp_path, name):
+    where = str(tmp_path / name) if name != "" else ""
+    assert "expected files, folders, globs or URLs" in refusal(where, ArgumentError)
+
+
+def test_an_unknown_protocol():
+    assert refusal("nosuch://bucket/x").startswith("nosuch://bucket/x: can't be listed: Protocol not known")
+
+
+def test_urls():
+    with fsspec.open("memory://records/a.csv", "wb") as file:
+        file.write(b"x,y\n1,2\n3,4\n")
+    with fsspec.open("memory://records/b.csv", "wb") as file:
+        file.write(b"x,y\n5,6\n")
+    records = open_records("memory://records", {})
+    assert records.read([2, 0]).tolist() == [[b"5", b"6"], [b"1", b"2"]]
+
+
+# TFRecord
+
+
+def test_tfrecords_by_index_over_several_files(tmp_path):
+    tfrecord(tmp_path / "a.tfrecord", [b"zero", b"", b"two" * 1000])
+    tfrecord(tmp_path / "b.tfrecord", [])
+    tfrecord(tmp_path / "c.tfrecord-00000-of-00001", [b"three"])
+    records = open_records(str(tmp_path), {})
+    assert len(records) == 4
+    assert records.read([3, 0, 2, 1, 0]).tolist() == [b"three", b"zero", b"two" * 1000, b"", b"zero"]
+    assert records.place(3) == f"record 0 of {tmp_path}/c.tfrecord-00000-of-00001"
+
+
+def test_the_index_is_the_one_of_tensorflow(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    written = [os.urandom(size) for size in (0, 1, 70000, 12)]
+    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
+        for record in written:
+            writer.write(record)
+    assert open_records(str(tmp_path), {}).read(range(4)).tolist() == written
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20), data=st.data())
+@settings(max_examples=30)
+def test_any_cut_of_a_tfrecord_file_but_between_records_is_found(tmp_path_factory, sizes, data):
+    path = tfrecord(tmp_path_factory.mktemp("cut") / "x.tfrecord", [b"x" * size for size in sizes])
+    borders = np.cumsum([size + 16 for size in sizes]).tolist()
+    cut = data.draw(st.integers(1, borders[-1] - 1).filter(lambda end: end not in borders))
+    path.write_bytes(path.read_bytes()[:cut])
+    whole = sum(border < cut for border in borders)
+    begin = [0, *borders][whole]
+    line = refusal(path)
+    if cut >= 12:
+        assert f"cut short or damaged: the record at byte {begin:,} (number {whole:,})" in line
+        assert f"goes beyond the end of the file, {cut:,}; expected a whole TFRecord file" in line
+    else:
+        assert "not a TFRecord file" in line
+
+
+def test_files_that_are_no_tfrecords(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"something else, long enough")
+    assert refusal(tmp_path / "a.tfrecord").endswith(
+        "a.tfrecord: not a TFRecord file: its first 12 bytes are no length with its checksum"
+    )
+    (tmp_path / "b.tfrecord").write_bytes(gzip.compress(b"x" * 100))
+    assert "b.tfrecord: compressed" in refusal(tmp_path / "b.tfrecord")
+
+
+def test_files_without_a_suffix_are_told_by_their_beginning(tmp_path):
+    tfrecord(tmp_path / "part-0", [b"one"])
+    assert open_records(str(tmp_path), {}).read([0]).tolist() == [b"one"]
+    (tmp_path / "part-0").write_bytes(b"\x04\x03\x02\x01" + bytes(20))
+    assert "a RecordIO file; expected a TFRecord" in refusal(tmp_path)
+    (tmp_path / "part-0").write_bytes(b"what is this, then?")
+    assert "of no known format; expected .tfrecord," in refusal(tmp_path)
+
+
+# CSV and text
+
+
+def test_csv_by_index(tmp_path):
+    text(tmp_path / "a.csv", '\ufeffage,job,income\r\n1,"a, ""b""\nc",x\r\n\r\n2,,y\r\n')
+    text(tmp_path / "b.csv", "age,job,income\n3,ü,z")
+    text(tmp_path / "c.csv", "")
+    text(tmp_path / "d.csv", "age,job,income\n")
+    records = open_records(str(tmp_path), {})
+    assert records.metadata.column_names == ["age", "job", "income"]
+    assert records.read([2, 1, 0]).tolist() == [
+        [b"3", "ü".encode(), b"z"],
+        [b"2", b"", b"y"],
+        [b"1", b'a, "b"\nc', b"x"],
+    ]
+
+
+def test_columns_separator_and_header_can_be_said(tmp_path):
+    text(tmp_path / "a.csv", "1;2;3\n4;5;6\n")
+    records = open_records(str(tmp_path), {"sep": ";", "header": False})
+    assert (records.metadata.column_names, records.read([1]).tolist()) == (None, [[b"4", b"5", b"6"]])
+    named = open_records(str(tmp_path), {"sep": ";", "header": False, "columns": ["x", "y", "z"]})
+    assert (named.metadata.column_names, len(named)) == (["x", "y", "z"], 2)
+    chosen = open_records(str(tmp_path), {"sep": ";", "columns": ["3", "1"]})
+    assert (chosen.metadata.column_names, chosen.read([0]).tolist()) == (["3", "1"], [[b"6", b"4"]])
+    assert "no column 'age'; its columns are 1, 2, 3" in refusal(tmp_path, sep=";", columns=["age"])
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.text(st.sampled_from('a,"\n\r é'), max_size=4), min_size=2, max_size=2), min_size=1, max_size=8
+    )
+)
+@settings(max_examples=60)
+def test_csv_reads_what_the_csv_module_writes(tmp_path_factory, rows):
+    import csv
+
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows])
+    records = open_records(str(path), {})
+    read = [[field.decode() for field in row] for row in records.read(range(len(rows))).tolist()]
+    assert (len(records), read) == (len(rows), rows)
+
+
+def test_lines_across_chunks(tmp_path, monkeypatch):
+    from elasticdl.data.storage import Storage
+
+    content = 'x,y\n1,"a\nb"\n\n22,"c"",\n"\n333,d\n'
+    path = text(tmp_path / "x.csv", content)
+    whole = open_records(str(path), {}).read(range(3)).tolist()
+    chunks = Storage.chunks
+    for size in range(1, 9):
+        monkeypatch.setattr(Storage, "chunks", lambda self, name, size=size: chunks(self, name, size))
+        assert open_records(str(path), {}).read(range(3)).tolist() == whole
+
+
+def test_csv_files_that_are_wrong(tmp_path):
+    path = text(tmp_path / "x.csv", "a,b\n1,2\n3,")
+    assert open_records(str(path), {}).read([1]).tolist() == [[b"3", b""]]
+    text(path, "a,b\n1,2\n3")
+    assert "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short" in refusal(path)
+    text(path, 'a,b\n1,"2')
+    assert "ends within a quoted field" in refusal(path)
+    text(tmp_path / "y.csv", "a,c\n1,2\n")
+    text(path, "a,b\n1,2\n")
+    assert "y.csv: columns ['a', 'c'], but" in refusal(tmp_path)
+
+
+def test_text_by_line(tmp_path):
+    text(tmp_path / "x.txt", 'one\r\ntwo, "2\n\nthree')
+    assert open_records(str(tmp_path), {}).read([2, 1, 0]).tolist() == [b"three", b'two, "2', b"one"]
+    text(tmp_path / "x.csv", "1,2\n")
+    assert open_records(str(tmp_path / "x.csv"), {"reader_type": "Text"}).read([0]).tolist() == [b"1,2"]
+
+
+# NumPy
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_by_index(tmp_path, save):
+    for start, name in ((0, "a"), (10, "b")):
+        x = np.arange(start, start + 10, dtype=np.float32)
+        save(tmp_path / f"{name}.npz", x=np.stack([x, -x], 1), y=x.astype(np.int64), name=x.astype("U4"))
+    records = open_records(str(tmp_path), {})
+    assert records.metadata.column_names == ["x", "y", "name"]
+    batch = records.read([12, 3])
+    assert batch["x"].tolist() == [[12, -12], [3, -3]]
+    assert (batch["y"].tolist(), batch["name"].tolist()) == ([12, 3], ["12.0", "3.0"])
+    assert list(open_records(str(tmp_path), {"columns": ["y"]}).read([0])) == ["y"]
+
+
+def test_uncompressed_archives_are_mapped_and_not_read(tmp_path):
+    from elasticdl.data.numpy_file import NumpyFile
+    from elasticdl.data.storage import Storage
+
+    order = np.asfortranarray(np.arange(6).reshape(3, 2))
+    np.savez(tmp_path / "x.npz", c=np.arange(3), f=order)
+    file = NumpyFile(str(tmp_path / "x.npz"), Storage(), None)
+    assert all(isinstance(array, np.memmap) for array in file._arrays.values())
+    assert file.read([2, 0])["f"].tolist() == [[4, 5], [0, 1]]
+
+
+def test_npy_by_index(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(6).reshape(3, 2))
+    assert open_records(str(tmp_path), {}).read([2, 0]).tolist() == [[4, 5], [0, 1]]
+    np.save(tmp_path / "x.npy", np.array([(1, 2.5), (3, 4.5)], [("a", int), ("b", float)]))
+    assert open_records(str(tmp_path), {}).read([1])["b"].tolist() == [4.5]
+
+
+def test_numpy_files_that_are_wrong(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)), y=np.zeros(2))
+    assert "arrays x (3, 2), y (2,); expected arrays with equally many rows" in refusal(tmp_path)
+    np.savez(tmp_path / "x.npz", x=np.zeros(100))
+    assert "no array 'z'; its arrays are x" in refusal(tmp_path, columns=["z"])
+    whole = (tmp_path / "x.npz").read_bytes()
+    (tmp_path / "x.npz").write_bytes(whole[:-50])
+    assert "not a whole NumPy file" in refusal(tmp_path)
+    (tmp_path / "x.npz").unlink()
+    np.save(tmp_path / "x.npy", np.array([{}], object))
+    assert "or one of objects" in refusal(tmp_path)
+    np.save(tmp_path / "x.npy", np.zeros(1000))
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
+    assert "not a whole NumPy file" in refusal(tmp_path)
+
+
+# All of them
+
+
+def test_different_formats_do_not_mix(tmp_path):
+    text(tmp_path / "a.csv", "x\n1\n")
+    tfrecord(tmp_path / "b.tfrecord", [b"1"])
+    assert "b.tfrecord: of another format than" in refusal(tmp_path)
+
+
+def test_no_records_at_all(tmp_path):
+    text(tmp_path / "a.csv", "")
+    text(tmp_path / "b.csv", "x\n")
+    assert refusal(tmp_path).endswith("2 files, and not one record in them; expected at least one")
+
+
+def test_unknown_parameters(tmp_path):
+    assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(
+        text(tmp_path / "a.csv", "x\n1\n"), colums=["x"]
+    )
+    assert "--data_reader_params: sep=3" in refusal(tmp_path, sep=3)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_an_index_that_is_not_there(tmp_path, index):
+    with pytest.raises(IndexError):
+        open_records(str(text(tmp_path / "a.csv", "x\n1\n2\n")), {}).read([index])
+
+
+def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
+    path = tfrecord(tmp_path / "x.tfrecord", [b"one", b"two"])
+    records = open_records(str(path), {})
+    os.truncate(path, 20)
+    with pytest.raises(UserError, match=r"x.tfrecord: has no bytes 31 to 34 any more"):
+        records.read([1])
+    records = pickle.loads(pickle.dumps(records))
+    path.unlink()
+    with pytest.raises(UserError, match=r"x.tfrecord: can't be read: No such file"):
+        records.read([1])
+
+
+def test_thousands_of_files_need_few_handles(tmp_path):
+    for number in range(1500):
+        tfrecord(tmp_path / f"{number:04}.tfrecord", [b"%d" % number])
+    records = open_records(str(tmp_path), {})
+    before = len(os.listdir("/proc/self/fd"))
+    assert records.read(range(1500)).tolist() == [b"%d" % number for number in range(1500)]
+    assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN
+
+
+def _read(records, indices, pipe):
+    pipe.send(records.read(indices).tolist())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_read_the_same(tmp_path, method):
+    records = open_records(str(tfrecord(tmp_path / "x.tfrecord", [b"%d" % number for number in range(100)])), {})
+    expected = records.read(range(100)).tolist()
+    context = multiprocessing.get_context(method)
+    near, far = context.Pipe()
+    child = context.Process(target=_read, args=(records, range(100), far))
+    child.start()
+    here = [records.read([index]).tolist()[0] for index in range(100)]  # meanwhile
+    assert near.poll(60), "the other process answers"
+    assert near.recv() == here == expected
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_threads_read_the_same(tmp_path):
+    for number in range(MOST_OPEN + 20):
+        tfrecord(tmp_path / f"{number:04}.tfrecord", [b"%d" % number])
+    records = open_records(str(tmp_path), {})
+    orders = [np.random.default_rng(seed).permutation(len(records)) for seed in range(8)]
+    with ThreadPoolExecutor(len(orders)) as pool:
+        read = list(pool.map(records.read, orders))
+    assert [batch.tolist() for batch in read] == [[b"%d" % number for number in order] for order in orders]

@@ -1,0 +1,98 @@
+"""Parquet by index: types, missing values, bounded memory."""
+
+import logging
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from elasticdl.common.errors import UserError
+from elasticdl.data.open import open_records
+from elasticdl.data.parquet import GroupCache, ParquetFile
+from elasticdl.data.storage import Storage
+
+
+def refusal(where, **params):
+    with pytest.raises(UserError) as caught:
+        open_records(str(where), params).read([0])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def table(start, end):
+    numbers = range(start, end)
+    return pa.table(
+        {
+            "number": pa.array(numbers, pa.int32()),
+            "half": [number / 2 if number % 3 else None for number in numbers],
+            "name": [f"n{number}" if number % 2 else None for number in numbers],
+            "kind": pa.array([f"k{number % 2}" for number in numbers]).dictionary_encode(),
+            "pair": pa.array([[number, -number] for number in numbers], pa.list_(pa.float32())),
+            "fixed": pa.array([[number, 1] for number in numbers], pa.list_(pa.int64(), 2)),
+            "even": [number % 2 == 0 for number in numbers],
+        }
+    )
+
+
+def test_rows_by_index_over_files_and_row_groups(tmp_path):
+    pq.write_table(table(0, 25), tmp_path / "a.parquet", row_group_size=10)
+    pq.write_table(table(25, 30), tmp_path / "b.parquet")
+    pq.write_table(table(0, 0), tmp_path / "c.parquet")
+    records = pickle.loads(pickle.dumps(open_records(str(tmp_path), {})))
+    assert len(records) == 30
+    assert records.metadata.column_names == ["number", "half", "name", "kind", "pair", "fixed", "even"]
+    asked = [27, 3, 24, 0, 11, 3]
+    batch = records.read(asked)
+    assert (batch["number"].dtype, batch["number"].tolist()) == (np.int32, asked)
+    np.testing.assert_array_equal(batch["half"], [np.nan, np.nan, np.nan, np.nan, 5.5, np.nan])
+    assert batch["name"].tolist() == [b"n27", b"n3", b"", b"", b"n11", b"n3"]
+    assert batch["kind"].tolist() == [b"k1", b"k1", b"k0", b"k0", b"k1", b"k1"]
+    assert batch["pair"].tolist() == [[number, -number] for number in asked]
+    assert batch["fixed"].tolist() == [[number, 1] for number in asked]
+    assert batch["even"].tolist() == [False, False, True, True, False, False]
+    assert list(open_records(str(tmp_path), {"columns": ["half"]}).read([1])) == ["half"]
+
+
+def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog, monkeypatch):
+    pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "x.parquet", row_group_size=100)
+    cache = GroupCache(most=250 * 8)
+    file = ParquetFile(str(tmp_path / "x.parquet"), Storage(), cache, None)
+    with caplog.at_level(logging.WARNING):
+        everything = [int(file.read([row])["x"][0]) for row in np.random.default_rng(0).permutation(1000)]
+    assert sorted(everything) == list(range(1000))
+    assert sum(group["x"].nbytes for group in cache._groups.values()) <= 250 * 8
+    assert len(caplog.messages) == 1
+    assert "again and again" in caplog.messages[0]
+
+
+def test_a_group_that_is_in_memory_is_not_read_again(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"x": np.arange(10)}), tmp_path / "x.parquet")
+    file = ParquetFile(str(tmp_path / "x.parquet"), Storage(), GroupCache(), None)
+    file.read([0])
+    (tmp_path / "x.parquet").unlink()
+    assert file.read([9])["x"].tolist() == [9]
+
+
+def test_files_that_are_wrong(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(table(0, 10), path)
+    assert "no column 'age'; its columns are number, half" in refusal(path, columns=["age"])
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "x.parquet: not a whole Parquet file" in refusal(path)
+    path.write_bytes(b"")
+    assert "x.parquet: not a whole Parquet file" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1, None]), "column x has 1 missing values, which int64 can't hold"),
+        (pa.array([[1], [1, 2]]), "column x has lists of different length"),
+        (pa.array([0, 1], pa.timestamp("ms")), "column x is of type timestamp[ms]; expected numbers, texts"),
+    ],
+)
+def test_columns_that_can_not_be_used(tmp_path, column, expected):
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
+    assert expected in refusal(tmp_path)

@@ -1,0 +1,375 @@
+"""The Keras twin in a world of one, and with a stand-in for the sums of several workers."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, Samples, SumOfThreads, Trainee, make_model, plain_losses, run_all, train_together
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.keras.collective import KerasCollective, is_failure
+from elasticdl.elastic.keras.context import connect
+from elasticdl.elastic.keras.layout import Layout
+from elasticdl.elastic.keras.learning_rate import OptimizerRate
+from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.transfer import SMALL_BYTES, broadcast_state
+from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.world import ALONE, Member, World
+
+EACH_ONCE = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1}
+WHOLE = BatchPolicy(16, None, None)
+HALVES = BatchPolicy(16, None, 8)
+
+
+def alone(policy=HALVES, layers=lambda: (), **kwargs):
+    return Trainee(0, Board(1), policy, make_model(layers), **kwargs)
+
+
+def norm_layer():
+    return (keras.layers.BatchNormalization(momentum=0.5),)
+
+
+def assert_same(before, after):
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# -- the numbers --
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (2, None), (3, 4), (4, None)])
+def test_any_number_of_workers_gives_the_losses_of_plain_keras(workers, bound):
+    expected = plain_losses(16)
+    for member in train_together(workers, BatchPolicy(16, None, bound)):
+        np.testing.assert_allclose(member.losses, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_more_workers_than_samples_in_the_last_batch():
+    # 50 samples in batches of 16: the last has 2 samples for 4 workers, two of which have none
+    members = train_together(4, BatchPolicy(16, None, 16), layers=norm_layer)
+    assert members[3].state.step == 8
+    assert_same(members[0].weights(), members[3].weights())
+
+
+def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
+    member = alone(BatchPolicy(10, None, 4), norm_layer)
+    steps = iter(member.loader)
+    batch = next(steps)
+    dense, norm = member.model.layers[:2]
+    means = []
+    for indices in batch.plan.micro_batches:
+        means.append(len(indices) / 10 * np.array(dense(member.loader.dataset.inputs[indices])).mean(0))
+    assert [len(indices) for indices in batch.plan.micro_batches] == [4, 3, 3]
+    member.state.make_step(batch)
+    np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [None, 3])
+def test_a_regularizer_counts_once_per_global_batch(bound):
+    layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
+    members = train_together(2, BatchPolicy(16, None, bound), epochs=1, layers=layers)
+    np.testing.assert_allclose(members[0].losses, plain_losses(16, 1, layers), rtol=2e-5)
+
+
+class Count(keras.layers.Layer):
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return inputs
+
+
+def test_a_counter_moves_once_a_step_whatever_the_micro_batches():
+    members = train_together(2, BatchPolicy(16, None, 3), epochs=1, layers=lambda: (Count(),))
+    assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
+
+
+def test_a_scaled_loss_gives_the_same_weights():
+    plain, scaled = alone(), alone(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9)))
+    plain.train()
+    scaled.train()
+    assert plain.losses == pytest.approx(scaled.losses, rel=1e-6)
+    np.testing.assert_allclose(plain.model.get_weights()[0], scaled.model.get_weights()[0], rtol=1e-5, atol=1e-7)
+
+
+def test_float64_stays_float64():
+    model = keras.Sequential([keras.Input((8,), dtype="float64"), keras.layers.Dense(3, dtype="float64")])
+    member = Trainee(0, Board(1), HALVES, model)
+    assert member.train_step.layout.dtype == "float64"
+    member.train(steps=1)
+    assert member.state.loss > 0
+
+
+def test_subclassed_model_without_training_argument():
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Plain()
+    model(np.zeros((1, 8), "float32"))
+    Trainee(0, Board(1), HALVES, model).train(steps=1)
+
+
+# -- traces --
+
+
+def test_each_function_is_traced_once_whatever_the_worlds_and_micro_batches():
+    boards = [Board(1), Board(2), Board(3), Board(1)]
+    members = [Trainee(rank, boards[0], BatchPolicy(16, None, 4)) for rank in range(3)]
+    for member in members:
+        member.train_step.warm_up(*map(tf.constant, (Samples().inputs[:2], Samples().labels[:2])))
+    for board in boards:
+        present = members[: board.size]
+        for rank, member in enumerate(present):
+            member.collective.enter(rank, board)
+            member.state.load_state_dict(members[0].state.state_dict())
+            member.loader.sampler.progress = replace(member.state.progress, position=16)  # 34 left: 16, 16 and 2
+        run_all(present, lambda member: member.train(epochs=member.state.progress.epoch + 1))
+    assert members[0].state.step >= 12
+    assert [dict(member.train_step.traces) for member in members] == [EACH_ONCE] * 3
+
+
+def test_warm_up_changes_nothing():
+    member = alone(HALVES, lambda: (keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)))
+    before = member.weights()
+    member.train_step.warm_up(tf.zeros([3, 8]), tf.zeros([3], tf.int64))
+    assert dict(member.train_step.traces) == EACH_ONCE
+    assert_same(before, member.weights())
+
+
+# -- commit, restore, random draws --
+
+
+def test_a_torn_step_leaves_no_trace():
+    members = [Trainee(rank, board, HALVES, make_model(norm_layer)) for board in [Board(2)] for rank in range(2)]
+    run_all(members, lambda member: member.train(steps=2))
+    before, progress = members[0].weights(), members[0].state.progress
+    members[0].collective.board.fail = True
+    batch = next(steps := iter(members[0].loader))
+    with pytest.raises(WorldBroken):
+        members[0].state.make_step(batch)
+    assert_same(before, members[0].weights())
+    members[0].state.restore()
+    assert members[0].state.progress == progress
+    steps.close()
+    members[0].collective.enter(0, Board(1))
+    batch = next(steps := iter(members[0].loader))
+    assert batch.plan.step == 3
+    members[0].state.make_step(batch)  # what was torn is not counted
+    assert members[0].state.step == 3
+
+
+def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
+    member = alone(HALVES, lambda: (keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)))
+    inputs, labels = tf.ones([4, 8]), tf.zeros([4], tf.int64)
+    seeds = [v for v in member.model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    before = [seed.numpy() for seed in seeds]
+
+    def draw(**kwargs):
+        part = {"weight": 1.0, "lead": True, "seed": 1, "count": 0} | kwargs
+        return float(member.train_step.micro(inputs, labels, Part(**part))[-1])
+
+    assert len(seeds) == 2
+    assert draw() == draw()
+    assert len({draw(), draw(seed=2), draw(count=1)}) == 3
+    assert_same(before, [seed.numpy() for seed in seeds])
+
+
+def test_commit_raises_when_the_world_is_to_change():
+    member = alone()
+    member.context.membership.drain("test")
+    with pytest.raises(WorldChanged):
+        member.train()
+    assert member.state.step == 1
+
+
+def test_a_forgotten_micro_batch_is_an_error():
+    member = alone()
+    batch = next(steps := iter(member.loader))
+    inputs, labels = next(iter(batch))
+    member.state.accumulate(inputs, labels)
+    with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
+        member.state.update()
+    steps.close()
+
+
+def test_a_batch_whose_loop_was_left_says_so():
+    batch = next(iter(alone().loader))
+    with pytest.raises(RuntimeError, match="within the loop that gave it"):
+        list(batch)
+
+
+# -- sync, checkpoints --
+
+
+def test_a_newcomer_gets_model_optimizer_position_and_values():
+    board = Board(2)
+    root, newcomer = (Trainee(rank, board, HALVES, make_model(norm_layer)) for rank in range(2))
+    for variable in newcomer.model.trainable_variables:
+        variable.assign(variable + 1)
+    root.collective.enter(0, Board(1))
+    root.train(steps=3)
+    root.collective.enter(0, board)
+    root.state.values["best"] = {"step": 7}
+    world = World(2, (Member(0, "h", 3, True), Member(1, "h", 0, False)), 0)
+    run_all((root, newcomer), lambda each: each.state.sync(replace(world, rank=each.context.rank)))
+    assert newcomer.state.progress == root.state.progress
+    assert newcomer.state.best == {"step": 7}
+    assert newcomer.state.has_state
+    assert_same(root.weights(), newcomer.weights())
+
+
+def test_nothing_is_sent_when_all_stand_after_the_same_step():
+    member = alone()
+    world = World(2, (Member(0, "h", 3, True), Member(1, "h", 3, True)), 0)
+    member.state.sync(world)
+    assert member.collective.board.names == []
+
+
+def test_any_tensors_arrive():
+    large = np.arange(SMALL_BYTES, dtype=np.float32)
+    state = {
+        "a": tf.constant(large),
+        "b": [tf.constant(True), tf.constant([[1, 2]], tf.int64), tf.constant(2.5, tf.bfloat16)],
+        "c": (tf.constant([3], tf.uint8), tf.zeros([0]), "text"),
+    }
+    board = Board(2)
+    received = run_all([SumOfThreads(rank, board) for rank in range(2)], lambda c: broadcast_state(state, c))[1]
+    np.testing.assert_array_equal(received["a"], large)
+    assert [tensor.numpy().tolist() for tensor in received["b"]] == [True, [[1, 2]], 2.5]
+    assert [tensor.dtype for tensor in received["b"]] == [tensor.dtype for tensor in state["b"]]
+    assert received["c"][0].numpy().tolist() == [3]
+    assert received["c"][1].shape == (0,)
+    assert received["c"][2] == "text"
+
+
+def test_state_dict_is_plain_numpy_and_loads_elsewhere():
+    one, other = alone(), alone()
+    one.train(steps=2)
+    dumped = one.state.state_dict()
+    one_weights = one.weights()
+    assert {type(value) for name in ("model", "optimizer") for value in dumped[name]} == {np.ndarray}
+    other.state.load_state_dict(dumped)
+    assert_same(one_weights, other.weights())
+    one.train(steps=3)
+    assert_same(one_weights, other.weights())  # copies, not views
+    assert other.state.step == 2
+
+
+def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
+    member, other = alone(), alone(HALVES, lambda: (keras.layers.Dense(16),))
+    before = member.weights()
+    with pytest.raises(UserError, match="of another model: it has 6 variables, and this one has 4"):
+        member.state.load_state_dict(other.state.state_dict())
+    dumped = member.state.state_dict()
+    dumped["optimizer"][-1] = np.zeros(5)
+    with pytest.raises(UserError, match=r"of another optimizer: .*shape \(3,\), and there it has \(5,\)"):
+        member.state.load_state_dict(dumped)
+    assert_same(before, member.weights())
+
+
+def test_values_of_the_user_travel_with_the_state():
+    member = alone()
+    state = member.context.state(member.train_step, member.loader, {"best": 0.5})
+    state.best = 0.7
+    state.commit()
+    state.best = 0.9
+    state.restore()
+    assert state.best == 0.7
+    with pytest.raises(AttributeError, match="KerasState\\(worst="):
+        _ = state.worst
+
+
+# -- the learning rate --
+
+
+def test_the_rate_of_a_step_is_set_before_its_update():
+    member = alone(WHOLE, optimizer=keras.optimizers.SGD(0.1))
+    member.state.follow(LearningRate(lambda epoch: 0.0))
+    before = [v.numpy() for v in member.model.trainable_variables]
+    member.train(steps=1)
+    assert_same(before, [v.numpy() for v in member.model.trainable_variables])
+    assert member.state.learning_rate == 0.0
+
+
+def test_without_rules_a_rate_set_by_somebody_else_stays():
+    optimizer = keras.optimizers.SGD(0.1)
+    rate = OptimizerRate(optimizer, LearningRate(), fixed_batch=True)
+    optimizer.learning_rate = 0.05
+    rate.set(1, 0, ALONE)
+    assert float(optimizer.learning_rate) == pytest.approx(0.05)
+
+
+def test_a_schedule_of_the_optimizer_and_rules_exclude_each_other():
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    OptimizerRate(optimizer, LearningRate(), fixed_batch=False).set(1, 0, ALONE)
+    with pytest.raises(UserError, match="schedule of the optimizer's own"):
+        OptimizerRate(optimizer, LearningRate(scaling="linear"), fixed_batch=False)
+
+
+# -- what is refused --
+
+
+def test_what_is_no_model_or_not_built_is_one_line():
+    sgd = keras.optimizers.SGD()
+    with pytest.raises(UserError, match="the model is a str"):
+        TrainStep("model", None, sgd)
+    with pytest.raises(UserError, match="the optimizer is a str"):
+        TrainStep(make_model(), None, "sgd")
+    with pytest.raises(UserError, match="not built"):
+        TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, sgd)
+
+
+# -- the collective --
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (tf.errors.UnknownError(None, None, "Read error: Connection reset by peer [Op:HorovodAllreduce]"), True),
+        (tf.errors.AbortedError(None, None, "Horovod has been shut down [Op:HorovodBroadcast]"), True),
+        (tf.errors.FailedPreconditionError(None, None, "Horovod has not been initialized; use hvd.init()."), True),
+        (ValueError("Horovod has not been initialized; use hvd.init()."), True),
+        (
+            tf.errors.FailedPreconditionError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"),
+            False,
+        ),
+        (tf.errors.InvalidArgumentError(None, None, "bad shape [Op:HorovodAllreduce]"), False),
+        (tf.errors.UnknownError(None, None, "the user's own [Op:PyFunc]"), False),
+        (KeyError("Horovod"), False),
+    ],
+)
+def test_errors_are_told_apart_by_cause(error, failed):
+    assert is_failure(error) == failed
+    collective = KerasCollective(object(), None, reduce_on_gpu=False)
+    with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
+        raise error
+
+
+@pytest.mark.parametrize("sizes", [[()], [(16,), (3,), (2, 5)], [(0,), (17,)]])
+def test_tensors_survive_the_flat_buffer(sizes):
+    layout = Layout(tuple(sizes), ("float32",) * len(sizes), 4)
+    tensors = [tf.random.normal(size) for size in sizes]
+    flat = layout.pack(tensors, tf.constant([1.0, 2.0, 3.0, 4.0]))
+    assert layout.read_vote(flat) == [1.0, 2.0, 3.0, 4.0]
+    assert_same([t.numpy() for t in tensors], [t.numpy() for t in layout.unpack(flat)])
+
+
+def test_alone_needs_no_horovod(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    context = connect(BatchPolicy(8, None), seed=0, environ={})
+    assert (context.rank, context.size) == (0, 1)
+    collective = context.collective
+    assert collective.sum(np.ones(2), "x").numpy().tolist() == [1, 1]
+    assert collective.broadcast_bytes(b"x", "x") == b"x"

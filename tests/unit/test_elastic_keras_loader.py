@@ -1,0 +1,151 @@
+"""The Keras twin's loader: what it takes for a data set, and its thread."""
+
+import threading
+
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, Samples, SumOfThreads
+
+import tensorflow as tf  # isort: skip
+
+from elasticdl.common.errors import UserError
+from elasticdl.data import Arrays
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.loader import AHEAD, fetch, load
+from elasticdl.elastic.keras.prefetch import Prefetch
+from elasticdl.elastic.order import epoch_order
+from elasticdl.elastic.session import Alone
+
+TWO = np.array([3, 1])
+
+
+def make_loader(dataset):
+    return ElasticContext(Alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0).loader(dataset)
+
+
+def wait_for_end(thread):
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+class Pairs(Samples):
+    """As a list of samples at once, in PyTorch's way."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Samples(), Pairs(), Arrays(Samples().inputs, Samples().labels)])
+def test_any_kind_of_data_set_gives_the_same_batch(dataset):
+    inputs, labels = load(dataset, TWO)
+    np.testing.assert_array_equal(inputs, Samples().inputs[TWO])
+    np.testing.assert_array_equal(labels, Samples().labels[TWO])
+
+
+def test_nested_inputs_strings_and_floats_of_another_width():
+    class Nested:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return {"number": np.float64(index), "name": f"n{index}"}, (index, [0.5])
+
+    inputs, labels = load(Nested(), TWO)
+    assert inputs["number"].dtype == tf.float32
+    assert inputs["name"].numpy().tolist() == [b"n3", b"n1"]
+    assert labels[0].numpy().tolist() == [3, 1]
+
+
+class Broken(Samples):
+    def __init__(self, sample):
+        super().__init__()
+        self.sample = sample
+
+    def __getitem__(self, index):
+        return self.sample(index)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (lambda index: np.zeros(3), "a sample of Broken is a ndarray; expected a pair"),
+        (lambda index: (1, 2, 3), "a sample of Broken is a tuple of 3"),
+        (lambda index: (np.zeros(index), 0), "samples 3 to 1 can't be put into one batch"),
+    ],
+)
+def test_samples_that_can_not_be_used_are_one_line(sample, message):
+    with pytest.raises(UserError, match=message):
+        load(Broken(sample), TWO)
+
+
+def test_the_samples_of_an_epoch_in_the_plans_order():
+    data = Samples()
+    loader = make_loader(data)
+    seen = [np.asarray(inputs) for batch in loader for inputs, _ in batch if loader.sampler.current is batch]
+    assert [len(each) for each in seen] == [4] * 12 + [2]
+    np.testing.assert_array_equal(np.concatenate(seen), data.inputs[epoch_order(50, 0, 0)])
+
+
+def test_a_loop_may_leave_micro_batches_out():
+    loader = make_loader(Samples())
+    assert [batch.plan.step for batch in loader] == [1, 2, 3, 4]
+
+
+def test_random_draws_of_the_data_set_are_those_of_the_step():
+    loader = make_loader(Broken(lambda index: (np.random.normal(size=8), 0)))
+
+    def first_two():
+        batches = iter(loader)
+        found = [np.concatenate([inputs for inputs, _ in next(batches)]) for _ in range(2)]
+        batches.close()
+        return found
+
+    one, other = first_two(), first_two()
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one[0], one[1])
+
+
+def test_an_error_of_the_data_set_is_raised_in_the_loop():
+    def sample(index):
+        raise KeyError("no such file")
+
+    batches = iter(make_loader(Broken(sample)))
+    with pytest.raises(KeyError, match="no such file"):
+        list(next(batches))
+
+
+def test_the_thread_runs_so_far_ahead_and_ends_when_closed():
+    made, enough = [], threading.Event()
+
+    def source():
+        for number in range(100):
+            made.append(number)
+            if number == AHEAD:
+                enough.set()
+            yield number
+
+    ahead = Prefetch(source(), AHEAD)
+    assert enough.wait(30)
+    assert next(ahead) == 0
+    ahead.close()
+    wait_for_end(ahead.thread)
+    assert len(made) <= AHEAD + 2  # those waiting, the one that was taken, and the one in the thread's hands
+    assert list(ahead) == []
+
+
+def test_the_thread_ends_with_its_source():
+    ahead = Prefetch(iter([1, 2]), 5)
+    wait_for_end(ahead.thread)
+    assert list(ahead) == [1, 2]
+
+
+def test_an_abandoned_loop_leaves_no_thread():
+    before = set(threading.enumerate())
+    for _ in make_loader(Samples()):
+        break
+    batches = fetch(Samples(), [TWO, TWO, TWO, TWO, TWO])
+    next(batches)
+    batches.close()
+    for thread in set(threading.enumerate()) - before:
+        wait_for_end(thread)

@@ -1,0 +1,188 @@
+"""Run:AI's elasticity API: its numbers, what it refuses, and its examples."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elasticdl.elastic
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.current import CurrentJob, Numbers
+from elasticdl.elastic.session import Alone
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "runai.md"
+
+# Global batch, most samples on a GPU, GPUs; then what Run:AI's formula gave, and what ours gives.
+ROWS = [
+    ((256, 64, 3), (1, 85, 255), (2, 43)),
+    ((127, 64, 1), (1, 127, 127), (2, 64)),
+    ((128, 16, 3), (2, 21, 126), (3, 15)),
+    ((100, 32, 1), (3, 33, 99), (4, 25)),
+    ((256, 64, 5), (1, 51, 255), (1, 52)),
+    ((256, 64, 6), (1, 42, 252), (1, 43)),
+]
+
+
+@pytest.mark.parametrize(("given", "theirs", "ours"), ROWS)
+def test_where_run_ai_was_wrong(given, theirs, ours):
+    batch, most, gpus = given
+    steps = max(1, batch // (most * gpus))
+    size = batch // (steps * gpus)
+    assert (steps, size, steps * size * gpus) == theirs
+    assert size > most or theirs[2] != batch
+    numbers = Numbers.of(BatchPolicy(batch, None, most), gpus, rank=0)
+    assert (numbers.steps, numbers.batch_size) == ours
+    plan = plan_step(batch, gpus, most)
+    assert sum(map(sum, plan)) == batch
+    assert max(map(max, plan)) == numbers.batch_size <= most
+    assert max(map(len, plan)) == numbers.steps
+    shown = f"| {batch}, {most}, {gpus} | {steps} | {size} | {theirs[2]} | {ours[0]} | {ours[1]} | {batch} |"
+    assert shown in DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize(("gpus", "steps"), [(1, 4), (2, 2), (4, 1)])
+def test_where_run_ai_was_right(gpus, steps):
+    assert Numbers.of(BatchPolicy(256, None, 64), gpus, 0) == Numbers(steps, 64, 256, gpus, True)
+
+
+class Context:
+    """A worker whose world changes."""
+
+    def __init__(self, membership):
+        self.membership, self.policy = membership, BatchPolicy(256, None, 64)
+        self.size, self.rank = 1, 0
+
+
+def test_the_numbers_follow_the_world():
+    job, context = CurrentJob(), Context(membership=object())
+    job.enter(context, gpus=8)
+    assert job.numbers == Numbers(4, 64, 256, 1, True)
+    context.size, context.rank = 3, 2
+    assert job.numbers == Numbers(2, 43, 256, 3, False)
+
+
+def test_alone_the_numbers_follow_the_gpus():
+    job = CurrentJob()
+    job.enter(Context(Alone()), gpus=2)
+    assert (job.numbers.gpus, job.numbers.steps) == (2, 2)
+    assert job.use_one_gpu() == 2
+    assert (job.numbers.gpus, job.numbers.steps) == (1, 4)
+
+
+def test_before_init_there_are_no_numbers():
+    with pytest.raises(UserError, match="init"):
+        CurrentJob().numbers  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'step'"):
+        elasticdl.elastic.step  # noqa: B018
+
+
+def run(code, *arguments):
+    return subprocess.run(
+        [sys.executable, *(["-c", code] if code else []), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+KERAS_ERRORS = """
+import keras, numpy as np
+import elasticdl.elastic, elasticdl.elastic.keras as elastic
+from elasticdl.common.errors import UserError
+
+def told(words, call):
+    try:
+        call()
+    except UserError as error:
+        assert words in str(error) and "\\n" not in str(error), str(error)
+    else:
+        raise AssertionError(words)
+
+built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+told("init", lambda: elasticdl.elastic.steps)
+told("init", lambda: elastic.models.Model(built))
+told("gpus", lambda: elastic.init(8, 4, 0))
+elastic.init(8, 4)
+told("called before", lambda: elastic.init(8, 4))
+told("not built", lambda: elastic.models.Model(keras.Sequential([keras.layers.Dense(1)])))
+model = elastic.models.Model(built)
+x, y = np.ones((6, 2)), np.ones((6, 1))
+told("compile()", lambda: model.fit(x, y))
+told("without accumulation", lambda: model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse"))
+model.compile("sgd", "mse")
+told("class_weight", lambda: model.fit(x, y, class_weight={0: 1.0}))
+told("labels", lambda: model.fit(x))
+import tensorflow as tf
+told("by index", lambda: model.fit(tf.data.Dataset.from_tensor_slices((x, y))))
+class Pairs(keras.utils.PyDataset):
+    def __len__(self): return 2
+    def __getitem__(self, n): return x[4 * n : 4 * n + 4], y[4 * n : 4 * n + 4]
+history = model.fit(Pairs(), epochs=3, initial_epoch=1, verbose=0)
+assert history.epoch == [1, 2], history.epoch
+twin = keras.models.clone_model(built); twin.compile("sgd", "mse"); twin.set_weights(built.get_weights())
+ours = model.fit(x, y, epochs=2, verbose=0, shuffle=False).history["loss"]
+theirs = twin.fit(x, y, 8, 2, verbose=0, shuffle=False).history["loss"]
+np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+"""
+
+
+def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives():
+    done = run(KERAS_ERRORS)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_torch_steps_once_per_global_batch():
+    code = """
+import copy, torch
+import elasticdl.elastic, elasticdl.elastic.torch as elastic
+elastic.init(5, 2)
+assert (elasticdl.elastic.steps, elasticdl.elastic.batch_size) == (3, 2)
+inputs = torch.randn(12, 3, dtype=torch.float64); labels = inputs.sum(1, keepdim=True)
+model = torch.nn.Linear(3, 1).double(); twin = copy.deepcopy(model)
+optimizer = elastic.optim.Optimizer(torch.optim.SGD(model.parameters(), 0.1))
+state = elastic.TorchState(model=model, optimizer=optimizer,
+    loader=elastic.DataLoader(torch.utils.data.TensorDataset(inputs, labels), shuffle=False))
+@elastic.run
+def train(state):
+    for _ in state.loader.epochs(1):
+        for x, y in optimizer.micro_batches(state):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step(loss=loss)
+train(state)
+plain = torch.optim.SGD(twin.parameters(), 0.1)
+for start in (0, 5, 10):
+    plain.zero_grad()
+    torch.nn.functional.mse_loss(twin(inputs[start:start + 5]), labels[start:start + 5]).backward()
+    plain.step()
+assert state.step == 3
+torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=0)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+TINY = ("--epochs", "1")
+BATCHES = ("--global_batch_size", "4", "--max_gpu_batch_size", "2")
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("elastic/keras/vgg16.py", (*BATCHES, "--samples", "10")),
+        ("elastic/keras/mlp.py", ()),
+        ("elastic/torch/cnn.py", ()),
+        ("ga/keras/vgg16.py", ("--batch_size", "2", "--steps", "2", "--samples", "10")),
+        ("ga/keras/mlp.py", ()),
+    ],
+)
+def test_the_examples_run(example, arguments):
+    done = run("", str(ROOT / "examples" / example), *TINY, *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "loss" in done.stdout

@@ -1,0 +1,575 @@
+"""Scripts written for Horovod's elastic mode: how we get in, and what our functions do in the place of Horovod's."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.startup import STARTUP_FOLDER, python_path
+from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
+from elasticdl.elastic.horovod_scripts.mends import (
+    mend_gradient_tape,
+    mend_keras_state,
+    mend_tensorflow_state,
+    refuse_optimizer,
+)
+from elasticdl.elastic.horovod_scripts.patches import Patches
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
+from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
+from elasticdl.elastic.world import Member, World
+
+elastic_source = pytest.importorskip("horovod.common.elastic").__file__
+ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", "token", 0, "job.json").to_env()
+
+
+class TestStartup:
+    def run(self, tmp_path, code, **env):
+        """What a Python prints that is started with our folder on its path, unless ``env`` gives it another."""
+        path = python_path({"PYTHONPATH": str(tmp_path)})
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={**path, **env}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def test_its_folder_comes_first_and_nothing_else_changes(self):
+        assert python_path({}) == {"PYTHONPATH": str(STARTUP_FOLDER)}
+        assert python_path({"PYTHONPATH": ""}) == {"PYTHONPATH": str(STARTUP_FOLDER)}, "no entry for the current folder"
+        assert python_path({"PYTHONPATH": "/a:/b"}) == {"PYTHONPATH": f"{STARTUP_FOLDER}:/a:/b"}
+
+    def test_a_worker_waits_for_horovod_and_imports_nothing_until_then(self, tmp_path):
+        code = "import sys; print(type(sys.meta_path[0]).__name__, *sys.modules)"
+        finder, *modules = self.run(tmp_path, code, **ENVIRONMENT)
+        _, *ordinary = self.run(tmp_path, code, PYTHONPATH="")
+        assert finder == "PatchingFinder"
+        assert set(modules) - set(ordinary) <= {"sitecustomize", "__future__"}
+
+    @pytest.mark.parametrize("env", [{}, {**ENVIRONMENT, CONNECTED: ENVIRONMENT[MASTER]}], ids=["alone", "child"])
+    def test_other_processes_are_left_alone(self, tmp_path, env):
+        finder = self.run(tmp_path, "import sys; print(type(sys.meta_path[0]).__name__)", **env)
+        assert finder != ["PatchingFinder"]
+
+    def test_another_sitecustomize_runs_as_it_would_have(self, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text("import sys; sys.seen = __file__")
+        code = "import sys, sitecustomize; print(sys.seen, sitecustomize.__file__, type(sys.meta_path[0]).__name__)"
+        theirs = str(tmp_path / "sitecustomize.py")
+        assert self.run(tmp_path, code, **ENVIRONMENT) == [theirs, theirs, "PatchingFinder"]
+
+    def test_horovod_is_patched_as_it_is_imported_and_looks_as_ever(self, tmp_path):
+        folder = tmp_path / "horovod" / "common"
+        folder.mkdir(parents=True)
+        for package in (folder, folder.parent):
+            (package / "__init__.py").touch()
+        (folder / "basics.py").write_text(
+            "class HorovodBasics:\n    def init(self): pass\n    def shutdown(self): pass\n"
+        )
+        code = (
+            "import inspect, horovod.common.basics as basics\n"
+            "print(basics.HorovodBasics.init.__wrapped__.__name__, type(basics.__spec__.loader).__name__)\n"
+            "assert inspect.getsource(basics).startswith('class')"
+        )
+        root = str(Path(__file__).resolve().parents[2])
+        env = {**ENVIRONMENT, "PYTHONPATH": f"{STARTUP_FOLDER}:{tmp_path}:{root}"}
+        assert self.run(tmp_path, code, **env) == ["init", "SourceFileLoader"]
+
+
+@dataclass
+class FakeSession:
+    """Hands out worlds from a list; an exception in it is raised."""
+
+    worlds: list
+    asked: list = field(default_factory=list)
+    said: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+    leaving: bool = False
+
+    def join(self, standing):
+        self.asked.append(standing)
+        self.leaving = False
+        world = self.worlds.pop(0)
+        if isinstance(world, Exception):
+            raise world
+        return world
+
+    def say(self, message):
+        self.said.append(message.WhichOneof("body"))
+
+    def report_step(self, report):
+        self.steps.append(report.step)
+
+    def reached(self, step): ...
+
+    def advance(self, *, waiting): ...
+
+    def drain(self, reason):
+        self.leaving = True
+
+
+class FakeLink:
+    endpoint = SimpleNamespace(store_port=1, master_port=2, interface="lo")
+
+    def __init__(self, session):
+        self.session = session
+
+    def attach(self, on_broken):
+        self.on_broken = on_broken
+
+    def open(self): ...
+
+    def close(self): ...
+
+
+class FakeHorovod:
+    """One framework's; the next inits fail with these errors."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.initialized = False
+        self.inits = 0
+
+    def init(self):
+        self.inits += 1
+        if self.errors and (error := self.errors.pop(0)):
+            raise error
+        self.initialized = True
+
+    def shutdown(self):
+        self.initialized = False
+
+    def is_initialized(self):
+        return self.initialized
+
+
+def make_world(version, step=0, size=2):
+    return World(version, tuple(Member(i, "h", step, has_state=step > 0) for i in range(size)), 0)
+
+
+@pytest.fixture
+def make_worker(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for name in ("HOROVOD_ELASTIC", CONNECTED):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def make(*worlds, **env):
+        session = FakeSession(list(worlds))
+        worker = ScriptWorker({**ENVIRONMENT, **env}, lambda environment: FakeLink(session))
+        return worker, session
+
+    yield make
+    for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+        monkeypatch.delenv(name)
+
+
+class TestScriptWorker:
+    def test_init_enters_the_next_world_and_again_does_nothing(self, make_worker):
+        worker, session = make_worker(make_world(1))
+        hvd = FakeHorovod()
+        assert not worker.takes_part
+        assert worker.claim()
+        worker.init(hvd)
+        worker.init(hvd)
+        assert worker.world.version == 1
+        assert len(session.asked) == 1
+        assert not session.asked[0].has_state
+        assert worker.holds(hvd)
+
+    def test_a_world_that_breaks_while_it_forms_is_followed_by_the_next(self, make_worker):
+        worker, session = make_worker(make_world(1), make_world(2), make_world(3))
+        worker.claim()
+        worker.init(FakeHorovod(ValueError("no peer"), RuntimeError("no peer"), None))
+        assert worker.world.version == 3
+        assert [standing.broken for standing in session.asked] == [False, True, True]
+
+    def test_worlds_that_break_without_a_commit_have_an_end(self, make_worker):
+        worker, _ = make_worker(*map(make_world, range(1, 100)))
+        worker.claim()
+        hvd = FakeHorovod(*[ValueError("no peer")] * 99)
+        with pytest.raises(JobFailedError, match="no peer"):
+            worker.init(hvd)
+        assert hvd.inits == MAX_FRUITLESS_WORLDS
+
+    def test_one_that_is_to_leave_ends_with_status_0(self, make_worker):
+        worker, _ = make_worker(Stopped("scaled down", checkpoint=False))
+        worker.claim()
+        with pytest.raises(SystemExit) as end:
+            worker.init(FakeHorovod())
+        assert end.value.code == 0
+
+    def test_variables_that_horovod_cannot_bear_are_refused(self, make_worker, capsys):
+        worker, _ = make_worker(HOROVOD_CYCLE_TIME="5")
+        with pytest.raises(SystemExit) as end:
+            worker.claim()
+        assert end.value.code == 2
+        assert "HOROVOD_CYCLE_TIME" in capsys.readouterr().err
+
+    def test_who_is_connected_otherwise_or_the_child_of_a_worker_takes_no_part(self, make_worker):
+        worker, session = make_worker(make_world(1), **{CONNECTED: ENVIRONMENT[MASTER]})
+        assert not worker.claim()
+        assert session.asked == []
+
+    def test_it_stands_where_rank_0_stands_and_counts_on_from_there(self, make_worker):
+        worker, session = make_worker(make_world(4, step=7), make_world(5, step=8))
+        hvd = FakeHorovod()
+        worker.claim()
+        worker.init(hvd)
+        worker.synced()
+        worker.committed()
+        assert session.steps == [8]
+        worker.shutdown()
+        worker.init(hvd)
+        assert (session.asked[-1].step, session.asked[-1].has_state) == (8, True)
+
+    def test_sigterm_means_to_leave_at_the_next_commit_and_a_fork_dies_of_it_as_ever(self, make_worker):
+        worker, _ = make_worker(make_world(1))
+        worker.claim()
+        with worker.drained_by_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert worker.leaving
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def test_a_handler_of_the_scripts_own_stays(self, make_worker):
+        worker, _ = make_worker()
+
+        def handler(*_): ...
+
+        before = signal.signal(signal.SIGTERM, handler)
+        try:
+            with worker.drained_by_sigterm():
+                assert signal.getsignal(signal.SIGTERM) is handler
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    @pytest.mark.parametrize(("error", "cause"), [(KeyError("x"), "USER"), (None, "WORKER")])
+    def test_what_the_script_does_not_catch_is_told_to_the_master(self, make_worker, error, cause, monkeypatch, capsys):
+        worker, session = make_worker()
+        causes = []
+        session.say = lambda message: causes.append(message.failed.Cause.Name(message.failed.cause))
+        worker.claim()
+        error = error or ValueError("Horovod has not been initialized; use hvd.init().")
+        sys.excepthook(type(error), error, None)
+        assert causes == [cause]
+        assert type(error).__name__ in capsys.readouterr().err, "and shown as ever"
+
+
+@pytest.fixture
+def script(make_worker, monkeypatch):
+    """A script's view: Horovod's own ``State`` and ``run_fn``, patched, in a module of their own, and a worker."""
+
+    def make(*worlds):
+        spec = importlib.util.spec_from_file_location("horovod.common.elastic", elastic_source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        worker, session = make_worker(*worlds)
+        patches = Patches()
+        patches._worker = worker
+        patches.apply(module)
+        hvd = FakeHorovod()
+
+        def reset():
+            worker.shutdown()
+            worker.init(hvd)
+
+        class State(module.ObjectState):
+            """Rank 0's own: what is broadcast comes back as it is. ``weight`` is live, as a model's weights are."""
+
+            def __init__(self, **values):
+                self.weight = self.saved_weight = 0
+                self.failures = {}  # by method: errors that its next calls raise
+                super().__init__(lambda value: value, lambda: 0, **values)
+
+            def fail(self, method):
+                if self.failures.get(method):
+                    raise self.failures[method].pop(0)
+
+            def save(self):
+                self.saved_weight = self.weight
+                super().save()
+
+            def restore(self):
+                self.weight = self.saved_weight
+                super().restore()
+
+            def sync(self):
+                self.fail("sync")
+                super().sync()
+
+            def reset(self):
+                self.fail("reset")
+
+        worker.claim()
+        worker.init(hvd)
+        return SimpleNamespace(
+            module=module, session=session, worker=worker, run=lambda f: module.run_fn(f, reset), State=State
+        )
+
+    return make
+
+
+class TestTraining:
+    def test_a_failed_collective_goes_back_to_the_commit_and_on_in_the_next_world(self, script):
+        job = script(make_world(1), make_world(2, step=1))
+        state, seen = job.State(batch=0), []
+
+        @job.run
+        def train(state):
+            seen.append((job.worker.world.version, state.batch, state.weight))
+            state.batch, state.weight = state.batch + 1, state.weight + 10
+            if job.worker.world.version == 1:
+                state.commit()
+                state.batch, state.weight = 99, 99
+                raise job.module.HorovodInternalError("a peer is gone")
+            return "done"
+
+        assert train(state) == "done"
+        assert seen == [(1, 0, 0), (2, 1, 10)]
+        assert [standing.broken for standing in job.session.asked] == [False, True]
+        assert job.session.said == ["finished"]
+
+    def test_failures_while_a_failure_is_being_mended_do_not_end_it(self, script):
+        job = script(*(make_world(version) for version in range(1, 5)))
+        state = job.State(batch=0)
+        state.failures = {
+            "reset": [job.module.HorovodInternalError("in reset")],
+            "sync": [job.module.HorovodInternalError("at first"), job.module.HorovodInternalError("in sync")],
+        }
+        assert job.run(lambda state: job.worker.world.version)(state) == 4
+
+    def test_a_newcomer_that_has_not_committed_goes_back_to_what_it_received(self, script):
+        job = script(make_world(1), make_world(2))
+        state = job.State(batch=0)
+        real_sync, weights = state.sync, []
+
+        def sync():
+            if job.worker.world.version == 1:
+                state.weight = 5  # received from rank 0
+            real_sync()
+
+        state.sync = sync
+
+        @job.run
+        def train(state):
+            weights.append(state.weight)
+            state.weight = 6
+            if job.worker.world.version == 1:
+                raise job.module.HorovodInternalError("a peer is gone")
+
+        train(state)
+        assert weights == [5, 5]
+
+    @pytest.mark.parametrize("at", ["commit", "check_host_updates"])
+    def test_at_a_change_weights_and_counters_are_of_the_same_moment(self, script, at):
+        job = script(make_world(1), make_world(2))
+        state, seen = job.State(batch=0), []
+
+        @job.run
+        def train(state):
+            seen.append((state.batch, state.weight))
+            if job.worker.world.version == 1:
+                state.commit()
+                state.batch, state.weight = 3, 30
+                job.session.leaving = True
+                getattr(state, at)()
+                pytest.fail("the change was not noticed")
+
+        train(state)
+        assert seen == [(0, 0), (3, 30)]
+        assert [standing.broken for standing in job.session.asked] == [False, False]
+        assert job.session.steps == [1, 2]
+
+    def test_a_change_that_is_announced_while_a_world_is_entered_is_not_lost(self, script):
+        job = script(make_world(1), make_world(2), make_world(3))
+        state = job.State(batch=0)
+        state.register_reset_callbacks([lambda: setattr(job.session, "leaving", job.worker.world.version < 3)])
+        job.session.leaving = True
+
+        @job.run
+        def train(state):
+            state.commit()
+            return job.worker.world.version
+
+        assert train(state) == 3
+
+    def test_every_change_is_one_that_brings_newcomers_in(self, script):
+        job = script(make_world(1))
+        state = job.State(batch=0)
+        job.session.leaving = True
+        job.module.notification_manager.register_listener(state)
+        with pytest.raises(job.module.HostsUpdatedInterrupt) as change:
+            state.commit()
+        assert change.value.skip_sync is False
+
+    def test_an_error_of_the_scripts_own_passes(self, script):
+        job = script(make_world(1))
+
+        def train(state):
+            raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            job.run(train)(job.State(batch=0))
+        assert job.session.said == []
+
+    def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
+        job = script(make_world(1))
+        monkeypatch.setattr(job.worker, "_pid", 0)
+        monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
+        state = job.State(batch=0)
+        assert job.run(lambda state: state.commit() or "done")(state) == "done"
+        assert job.session.said == job.session.steps == []
+
+
+class OpError(Exception):
+    """As TensorFlow's."""
+
+
+OpError.__module__ = "tensorflow.python.framework.errors_impl"
+
+
+def chained():
+    error = RuntimeError("while fitting")
+    error.__cause__ = ValueError("Horovod has not been initialized; use hvd.init().")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (type("HorovodInternalError", (RuntimeError,), {"__module__": "horovod.common.exceptions"})("x"), True),
+        (ValueError("Horovod has not been initialized; use hvd.init()."), True),
+        (OpError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
+        (chained(), True),
+        (OpError("out of memory"), False),
+        (ValueError("shapes don't match"), False),
+        (RuntimeError("Horovod"), False),
+    ],
+)
+def test_a_failed_collective_is_known_by_its_cause(error, expected):
+    assert is_failed_collective(error) is expected
+
+
+class Variable:
+    """Of TensorFlow: ``value`` is a function."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def value(self):
+        return self.number
+
+    def assign(self, number):
+        self.number = number
+
+
+class KerasVariable:
+    def __init__(self, number):
+        self.value = Variable(number)
+
+
+def test_the_gradient_tape_takes_variables_of_keras_3_and_all_that_it_took():
+    taken = []
+    tape_class = type("_DistributedGradientTape", (), {"gradient": lambda tape, target, sources: taken.extend(sources)})
+    mend_gradient_tape(SimpleNamespace(_DistributedGradientTape=tape_class))
+    wrapped, own, tensor = KerasVariable(1), Variable(2), object()
+    tape_class().gradient("loss", [wrapped, own, tensor])
+    assert taken == [wrapped.value, own, tensor]
+
+
+def test_an_optimizer_that_would_not_average_is_refused():
+    module = SimpleNamespace(create_distributed_optimizer=lambda keras, optimizer: "distributed")
+    refuse_optimizer(module)
+    assert module.create_distributed_optimizer(None, SimpleNamespace(variables=list)) == "distributed"
+    with pytest.raises(UserError, match="DistributedGradientTape"):
+        module.create_distributed_optimizer(None, SimpleNamespace(variables=[]))
+
+
+class TestKerasState:
+    def make(self, optimizer):
+        class State:
+            def __init__(self):
+                self.model = SimpleNamespace(weights=[KerasVariable(1)], trainable_variables=["kernel"])
+                self.optimizer = optimizer
+
+            def _save_model(self):
+                self.saved_by = "horovod"
+
+            def _load_model(self): ...
+
+        sent = []
+        module = SimpleNamespace(
+            TensorFlowKerasState=State,
+            _broadcast_model=lambda *_: sent.append("horovod"),
+            broadcast_variables=lambda variables, root_rank: sent.append([v.number for v in variables]),
+            tf=SimpleNamespace(identity=lambda variable: variable.number),
+        )
+        mend_keras_state(module)
+        return module, State(), sent
+
+    def test_an_optimizer_of_keras_3_is_built_saved_restored_and_sent(self):
+        built = []
+        optimizer = SimpleNamespace(built=False, variables=[KerasVariable(2)], build=built.append)
+        module, state, sent = self.make(optimizer)
+        state._save_model()
+        assert built == [["kernel"]], "else a newcomer has other variables than the rest"
+        state.model.weights[0].value.assign(10)
+        optimizer.variables[0].value.assign(20)
+        module._broadcast_model(state.model, state.optimizer, None)
+        state._load_model()
+        module._broadcast_model(state.model, state.optimizer, None)
+        assert sent == [[10, 20], [1, 2]]
+
+    def test_an_older_one_is_left_to_horovod(self):
+        module, state, sent = self.make(SimpleNamespace(variables=list))
+        state._save_model()
+        module._broadcast_model(state.model, state.optimizer, None)
+        assert (state.saved_by, sent) == ("horovod", ["horovod"])
+
+
+def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_state_is_made():
+    sent = []
+
+    class ObjectState:
+        def __init__(self, bcast_object, get_rank, **values):
+            vars(self).update(values)
+
+    class TensorFlowState(ObjectState):
+        def __init__(self, *_, **__):
+            sent.append("when made")
+
+        def _save_model(self):
+            self.saved = [self._eval_fn(variable) for variable in self.variables]
+
+        def _to_numpy(self, variable):
+            return variable.number
+
+        def _assign_var(self): ...
+
+        def sync(self):
+            self._save_model()
+
+    module = SimpleNamespace(
+        TensorFlowState=TensorFlowState,
+        ObjectState=ObjectState,
+        broadcast_object=None,
+        rank=None,
+        _executing_eagerly=lambda: True,
+        broadcast_variables=lambda variables, root_rank: sent.append([v.number for v in variables]),
+    )
+    mend_tensorflow_state(module)
+    state = TensorFlowState([KerasVariable(1), Variable(2)], batch=3)
+    assert (sent, state.batch, state.saved) == ([], 3, [1, 2])
+    state.variables[1].assign(4)
+    state.sync()
+    assert (sent, state.saved) == ([[1, 4]], [1, 4])

@@ -1,0 +1,492 @@
+"""A Keras module in training: what is done when, whatever becomes of the world, with worlds that follow a script."""
+
+import uuid
+from pathlib import Path
+
+import elastic_keras_kit
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, SumOfThreads, run_all
+from worker_keras_kit import MODULE, BreakingCollective, make_job
+from worker_kit import Script, write_zoo
+
+import keras  # isort: skip
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
+from elasticdl.elastic.world import Member, World
+from elasticdl.worker.frameworks import build_model, framework_of, twin
+from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
+from elasticdl.worker.zoo import load_module
+
+
+@pytest.fixture
+def make_spec(tmp_path, monkeypatch):
+    """40 samples in batches of 10: four steps an epoch."""
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def make(extra="", module=MODULE, **options):
+        name = f"zoo_{uuid.uuid4().hex}"
+        zoo = write_zoo(tmp_path / "zoo", extra, module, name)
+        batch = {} if "minibatch_size" in options else {"global_batch_size": 10}
+        return JobSpec(**{"model_zoo": str(zoo), "model_def": name, "num_epochs": 3, **batch, **options})
+
+    return make
+
+
+def weights(job):
+    return np.concatenate([np.ravel(variable) for variable in job.learner.state.model.variables])
+
+
+def callbacks(*lines):
+    """A module's ``callbacks()`` that returns these expressions; ``journal`` is a list that they may fill."""
+    return JOURNAL + f"\ndef callbacks():\n    return [{', '.join(lines)}]\n"
+
+
+JOURNAL = """
+journal = []
+
+
+class Journal(keras.callbacks.Callback):
+    best = 0
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_") or name in ("on_batch_begin", "on_batch_end"):
+            return super().__getattribute__(name)
+        return lambda *arguments: journal.append((name, *(dict(a) if isinstance(a, dict) else a for a in arguments)))
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
+
+class Halve(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+"""
+
+
+def journal_of(job, hook):
+    journal = __import__(job.spec.model_def).journal
+    return [call[1:] for call in journal if call[0] == hook]
+
+
+# -- worlds --
+
+
+@pytest.mark.parametrize(
+    ("left", "failures"),
+    [
+        ({3, 4, 8, 12}, set()),
+        (set(), {("elasticdl.complete", 1)}),
+    ],
+)
+def test_leaving_and_breaking_worlds_changes_nothing(make_spec, left, failures):
+    calm = make_job(make_spec(max_worker_batch_size=4))
+    moved = make_job(make_spec(max_worker_batch_size=4), Script(leave_after=set(left)), failures)
+    for job in (calm, moved):
+        job.trainer.run()
+    assert moved.script.worlds == 1 + len(left) + len(failures)
+    assert moved.script.notices("evaluation") == calm.script.notices("evaluation")
+    assert [report.loss for report in moved.script.reports] == [report.loss for report in calm.script.reports]
+    np.testing.assert_array_equal(weights(moved), weights(calm))
+    assert set(moved.learner.state.train_step.traces.values()) == {1}
+
+
+def test_callbacks_are_told_what_fit_tells_them(make_spec):
+    job = make_job(make_spec(callbacks("Journal()"), num_epochs=2), Script(leave_after={2, 4, 8}))
+    job.trainer.run()
+    assert journal_of(job, "on_train_begin") == [({},)]
+    assert journal_of(job, "on_epoch_begin") == [(0, {}), (1, {})]
+    assert [batch for batch, _ in journal_of(job, "on_train_batch_begin")] == [0, 1, 2, 3] * 2
+    assert [batch for batch, _ in journal_of(job, "on_train_batch_end")] == [0, 1, 2, 3] * 2
+    losses = [report.loss for report in job.script.reports]
+    told = [logs["loss"] for _, logs in journal_of(job, "on_train_batch_end")]
+    assert told == pytest.approx(
+        [np.mean(losses[a:b]) for a, b in [(0, n) for n in (1, 2, 3, 4)] + [(4, n) for n in (5, 6, 7, 8)]]
+    )
+    (_, first), (_, second) = journal_of(job, "on_epoch_end")
+    assert first.keys() == {"loss", "val_loss", "val_error"}
+    assert journal_of(job, "on_test_end") == [
+        ({k[4:]: v for k, v in logs.items() if k != "loss"},) for logs in (first, second)
+    ]
+    assert journal_of(job, "on_train_end") == [(second,)]
+    params = journal_of(job, "on_train_begin") and job.learner.callbacks[-1]._callbacks[0].params
+    assert params == {"verbose": 0, "epochs": 2, "steps": 4}
+
+
+def test_a_step_that_is_made_again_is_begun_once(make_spec, monkeypatch):
+    job = make_job(make_spec(callbacks("Journal()"), num_epochs=1), Script(size=2, rank=0), {("elasticdl.step", 3)})
+    job.trainer.run()
+    assert job.script.worlds == 2
+    assert [batch for batch, _ in journal_of(job, "on_train_batch_begin")] == [0, 1, 2, 3]
+    assert [batch for batch, _ in journal_of(job, "on_train_batch_end")] == [0, 1, 2, 3]
+
+
+def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_path):
+    def written(rank):
+        folder = tmp_path / f"rank{rank}"
+        folder.mkdir()
+        lines = [
+            f"keras.callbacks.ModelCheckpoint({str(folder / 'best.keras')!r}, save_best_only=True)",
+            f"keras.callbacks.CSVLogger({str(folder / 'log.csv')!r})",
+            f"keras.callbacks.TensorBoard({str(folder / 'board')!r})",
+        ]
+        make_job(make_spec(callbacks(*lines, "Journal()"), num_epochs=2), Script(rank=rank, size=2)).trainer.run()
+        return {path.name for path in folder.iterdir()}
+
+    assert written(0) == {"best.keras", "log.csv", "board"}
+    assert written(1) == set()
+
+
+# -- the end, and the learning rate --
+
+
+def test_a_callback_ends_training_after_the_step_that_follows(make_spec):
+    job = make_job(make_spec(callbacks("StopAt(1)", "Journal()")))
+    job.trainer.run()
+    assert job.script.said[-1].finished.step == 3  # rank 0's wish travels with the next step
+    assert job.script.said[-1].finished.epochs == 0
+    assert [epoch for epoch, _ in journal_of(job, "on_epoch_end")] == [0]
+    assert [entry["step"] for entry in job.script.notices("evaluation")] == [3]
+
+
+def test_only_rank_0_decides_to_stop(make_spec):
+    job = make_job(make_spec(callbacks("StopAt(1)")), Script(rank=1, size=2))
+    job.trainer.run()
+    assert job.script.said[-1].finished.step == 12
+
+
+def test_early_stopping_exports_the_best_weights(make_spec, tmp_path):
+    stopping = "keras.callbacks.EarlyStopping('val_loss', min_delta=100.0, patience=1, restore_best_weights=True)"
+    job = make_job(make_spec(callbacks(stopping), num_epochs=50, output=str(tmp_path / "out")))
+    job.trainer.run()
+    assert job.script.said[-1].finished.epochs == 2  # the second was no better by so much
+    exported = keras.models.load_model(tmp_path / "out" / "model.keras")
+    best = make_job(make_spec(num_epochs=1))
+    best.trainer.run()
+    for ours, theirs in zip(exported.weights, best.learner.state.model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_best_accuracy_is_the_greatest_also_if_keras_does_not_know_the_metric(make_spec):
+    accuracy = "\ndef eval_metrics_fn():\n    return {'accuracy': lambda labels, outputs: next(rising)}\nrising = iter((0.2, 0.4, 0.3, 0.1, 0.0))\n"
+    stopping = callbacks("keras.callbacks.EarlyStopping('val_accuracy', patience=2)")
+    job = make_job(make_spec(stopping + accuracy, num_epochs=9))
+    job.trainer.run()
+    assert job.script.said[-1].finished.epochs == 4
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear"])
+def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, scaling):
+    spec = make_spec(callbacks("Halve()"), minibatch_size=10, learning_rate_scaling=scaling)
+    job = make_job(spec, Script(leave_after={6}))
+    job.trainer.run()
+    assert [report.learning_rate for report in job.script.reports] == pytest.approx(
+        [0.1] * 4 + [0.05] * 4 + [0.025] * 4
+    )
+
+
+def test_a_schedule_that_takes_the_rate_so_far_is_asked_once_an_epoch_in_effect(make_spec):
+    decay = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5 if epoch else rate)"
+    job = make_job(make_spec(callbacks(decay)), Script(leave_after={5, 6}))
+    job.trainer.run()
+    assert [report.learning_rate for report in job.script.reports] == pytest.approx(
+        [0.1] * 4 + [0.05] * 4 + [0.025] * 4
+    )
+
+
+AS_PRINTED = """
+import horovod.tensorflow as hvd
+{imports}
+
+
+def callbacks():
+    def _schedule(epoch):
+        LR = 0.001
+        if epoch > 80:
+            lr = LR * 0.01
+        elif epoch > 60:
+            lr = LR * 0.1
+        elif epoch > 40:
+            lr = LR * 0.2
+        elif epoch > 35:
+            lr = LR * 0.5
+        else:
+            lr = LR
+        return lr * hvd.size()
+
+    return [LearningRateScheduler(_schedule)]
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from keras.callbacks import LearningRateScheduler",
+        "from tensorflow.keras.callbacks import LearningRateScheduler",
+        "from elasticdl.callbacks import LearningRateScheduler",
+    ],
+)
+def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, imports):
+    job = make_job(make_spec(AS_PRINTED.format(imports=imports), minibatch_size=10, num_epochs=37))
+    horovod = KerasCollective(import_horovod(), None, reduce_on_gpu=False)
+    with horovod.pretend_size(3):
+        job.trainer.run()
+    rates = [report.learning_rate for report in job.script.reports]
+    assert rates == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)
+    assert job.script.notices("warning") == []
+    with horovod.pretend_size(2):
+        assert job.learner.state.rate.target(81, 2) == pytest.approx(0.00002)
+
+
+# -- members who differ --
+
+
+def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
+    stopping = callbacks("keras.callbacks.EarlyStopping('val_loss', patience=100, restore_best_weights=True)")
+    old = make_job(make_spec(stopping, num_epochs=2))
+    old.trainer.run()
+    new = make_job(make_spec(stopping, num_epochs=2), Script(size=2, rank=1))
+    mine, theirs = (job.learner.callbacks[-1] for job in (new, old))
+    members = (Member(0, "h", 8, True), Member(1, "h", 0, False))
+    sender = BreakingCollective()
+    sender.world, new.context.collective.world = World(2, members, 0), World(2, members, 1)
+    sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
+    theirs.settle(sender, entering=True)
+    new.learner.enter(new.context.world)
+    assert not new.learner.settle(entering=True)
+    ours, other = mine._callbacks[0], theirs._callbacks[0]
+    assert (ours.wait, ours.best, ours.best_epoch) == (other.wait, other.best, other.best_epoch)
+    for one, another in zip(ours.best_weights, other.best_weights, strict=True):
+        np.testing.assert_array_equal(one, another)
+    mine.on_epoch_end(1, {"val_loss": 0.0})  # has been: rank 0 has told them
+    assert ours.best == other.best
+
+
+# -- checkpoints --
+
+
+def test_resumes_with_the_same_numbers_and_patience(make_spec, tmp_path):
+    waiting = callbacks("keras.callbacks.EarlyStopping('val_loss', min_delta=100.0, patience=2)")
+    whole = make_job(make_spec(waiting, num_epochs=9))
+    whole.trainer.run()
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 9}
+    first = make_job(make_spec(waiting, **kept), Script(stop_after=6))
+    with pytest.raises(Stopped):
+        first.trainer.run()
+    second = make_job(make_spec(waiting, **kept))
+    second.trainer.run()
+    assert second.script.notices("resumed")[0]["step"] == 6
+    assert [r.loss for r in second.script.reports] == [r.loss for r in whole.script.reports[6:]]
+    assert second.script.said[-1].finished.epochs == whole.script.said[-1].finished.epochs == 3
+    np.testing.assert_array_equal(weights(second), weights(whole))
+
+
+def test_checkpoints_of_something_else_are_refused_in_a_line(make_spec, tmp_path):
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 1}
+    make_job(make_spec(**kept)).trainer.run()
+    adam = "\ndef optimizer():\n    return keras.optimizers.Adam()\n"
+    with pytest.raises(UserError, match=r"checkpoint-0000000004\.npz does not fit: .* another optimizer"):
+        make_job(make_spec(adam, **kept)).trainer.run()
+    wide = "\ndef custom_model():\n    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+    with pytest.raises(UserError, match="does not fit: the state is of another model"):
+        make_job(make_spec(wide, **kept)).trainer.run()
+    (tmp_path / "kept" / "checkpoint-0000000001.pt").write_bytes(b"")
+    with pytest.raises(
+        UserError,
+        match=r"holds checkpoints of PyTorch \(checkpoint-0000000001\.pt\), and this is a training with Keras",
+    ):
+        make_job(make_spec(**kept)).trainer.run()
+
+
+def test_a_damaged_checkpoint_is_set_aside(make_spec, tmp_path):
+    kept = {"checkpoint_dir": str(tmp_path / "kept")}
+    make_job(make_spec(num_epochs=2, **kept)).trainer.run()
+    newest = tmp_path / "kept" / "checkpoint-0000000008.npz"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    job = make_job(make_spec(num_epochs=2, **kept))
+    job.trainer.run()
+    assert job.script.notices("resumed")[0]["step"] == 4
+    assert newest.with_name(newest.name + ".unreadable").exists()
+
+
+# -- models --
+
+
+SUBCLASSED = """
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def custom_model(compiled=False):
+    model = Net()
+    if compiled:
+        model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    return model
+"""
+
+
+@pytest.mark.parametrize("params", ["", "compiled=True"])
+def test_a_subclassed_model_is_built_on_the_first_sample_compiled_or_not(make_spec, params, tmp_path):
+    job = make_job(make_spec(SUBCLASSED, model_params=params, num_epochs=1, output=str(tmp_path / "out")))
+    job.trainer.run()
+    assert job.script.said[-1].finished.step == 4
+    assert isinstance(job.learner.state.optimizer, keras.optimizers.SGD)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.keras", "saved_model"}
+
+
+def test_the_exported_model_says_what_the_trained_one_says(make_spec, tmp_path):
+    import tensorflow as tf
+
+    job = make_job(make_spec(num_epochs=1, output=str(tmp_path / "out")))
+    job.trainer.run()
+    inputs = np.random.default_rng(0).normal(size=(3, 2)).astype("float32")
+    expected = job.learner.state.model(inputs, training=False)
+    np.testing.assert_allclose(keras.models.load_model(tmp_path / "out" / "model.keras")(inputs), expected, rtol=1e-6)
+    served = tf.saved_model.load(str(tmp_path / "out" / "saved_model"))
+    np.testing.assert_allclose(served.serve(inputs), expected, rtol=1e-6)
+
+
+def test_every_worker_builds_the_same_model(make_spec):
+    spec = make_spec(SUBCLASSED)
+    one, other, another = (weights(make_job(spec.model_copy(update={"seed": seed}))) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, another)
+
+
+# -- modules that are wrong --
+
+
+TORCH_OPTIMIZER = (
+    "\nimport torch\ndef optimizer():\n    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (TORCH_OPTIMIZER, "custom_model() returned a Keras model, and optimizer is written for PyTorch; expected one framework"),
+        ("\nimport torch\ndef loss(labels, predictions):\n    return torch.mean(labels)\n", "and loss is written for PyTorch"),
+        ("\ndef custom_model():\n    import torch\n    return torch.nn.Linear(1, 1)\n", "returned a PyTorch model, and loss is written for Keras"),
+        ("\ndef optimizer(parameters):\n    return 3\n", "(missing a required argument: 'parameters'); expected optimizer() for a Keras model"),
+        ("\ndef optimizer():\n    return 3\n", "optimizer() returned int; expected a keras.optimizers.Optimizer"),
+        ("\ndef callbacks():\n    return [3]\n", "a list with int; expected objects made from elasticdl.callbacks.Callback or keras.callbacks.Callback"),
+        ("\ndef eval_metrics_fn():\n    return {'a': {'b': 3}}\n", "eval_metrics_fn() returned dict; expected a dict of functions"),
+        ("\ndef custom_model():\n    return 3\n", "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
+    ],
+)  # fmt: skip
+def test_one_line_for_what_is_wrong(make_spec, extra, expected):
+    spec = make_spec(extra)
+    module = load_module(spec)
+    model = build_model(module, 0)
+
+    def check():
+        twin(framework_of(model, module)).check(module, spec, model)
+
+    with pytest.raises(UserError) as caught:
+        check()
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# -- evaluation --
+
+
+class Two(elastic_keras_kit.Samples):
+    """Inputs by name, labels that are numbered."""
+
+    def __getitem__(self, index):
+        return {"a": self.inputs[index], "b": self.inputs[index][:1]}, index
+
+
+def two_outputs():
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((8,), name="a"), keras.Input((1,), name="b")
+    return keras.Model({"a": a, "b": b}, {"sum": keras.layers.Dense(1)(a), "same": keras.layers.Identity()(b)})
+
+
+def evaluator(rank, board, metrics, data):
+    return KerasEvaluator(
+        model=two_outputs(),
+        dataset=data,
+        loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
+        metrics=name_metrics(metrics),
+        batch_size=3,
+        collective=_Gathering(rank, board),
+        advance=lambda: None,
+    )
+
+
+class _Gathering(SumOfThreads):
+    def gather_rows(self, tensor, name):
+        return np.concatenate(self.board.exchange(self.world.rank, np.asarray(tensor), name))
+
+
+@pytest.mark.parametrize(("workers", "samples"), [(1, 7), (2, 7), (3, 2), (5, 17)])
+def test_each_sample_counts_once_on_any_number_of_members(workers, samples):
+    data, board = Two(samples), Board(workers)
+    metrics = {
+        "in_order": lambda labels, outputs: np.array_equal(labels, np.arange(samples)),
+        "same": {"first": lambda labels, outputs: outputs[:, 0], "mae": keras.metrics.MeanAbsoluteError},
+    }
+    members = [evaluator(rank, board, metrics, data) for rank in range(workers)]
+    results = run_all(members, lambda member: member.evaluate())
+    assert all(result == results[0] for result in results)
+    found = results[0].metrics
+    expected = members[0].model({"a": data.inputs, "b": data.inputs[:, :1]})
+    assert results[0].samples == samples
+    assert found["in_order"] == 1.0
+    assert found["loss"] == pytest.approx(
+        float(np.mean((np.array(expected["sum"])[:, 0] - np.arange(samples)) ** 2)), rel=1e-5
+    )
+    assert found["same_first"] == pytest.approx(float(data.inputs[:, 0].mean()), abs=1e-6)
+    assert found["same_mae"] == pytest.approx(float(np.abs(data.inputs[:, 0] - np.arange(samples)).mean()), rel=1e-5)
+
+
+def test_metrics_that_cannot_be_told_apart_or_are_no_numbers_are_refused():
+    def refused(metrics):
+        with pytest.raises(UserError) as caught:
+            evaluator(0, Board(1), metrics, Two(4)).evaluate()
+        return str(caught.value)
+
+    assert refused({"other": {"a": len}}) == "eval_metrics_fn(): there is no output 'other'; the model has sum, same"
+    assert refused({"odd": lambda labels, outputs: "x"}) == "eval_metrics_fn(): odd is no number but str"
+
+
+def test_a_keras_metric_starts_anew_with_each_evaluation():
+    member = evaluator(0, Board(1), {"same": {"mae": keras.metrics.MeanAbsoluteError}}, Two(9))
+    assert member.evaluate() == member.evaluate()
+
+
+def test_no_other_framework_is_imported_for_a_keras_module(make_spec, tmp_path):
+    import subprocess
+    import sys
+
+    spec = make_spec()
+    program = (
+        "import sys\nfrom elasticdl.common.spec import JobSpec\nfrom elasticdl.worker.check import check\n"
+        "check(JobSpec.from_json(sys.stdin.read()))\nassert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=spec.to_json(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

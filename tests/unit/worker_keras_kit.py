@@ -1,0 +1,117 @@
+"""What the tests of the worker's Keras side share: a small module, and a job whose worlds follow a script."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import tensorflow as tf
+from worker_kit import Script
+
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.worker.batches import batch_policy
+from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.frameworks import build_model
+from elasticdl.worker.keras_trainer import KerasLearner
+from elasticdl.worker.trainer import Trainer
+from elasticdl.worker.zoo import load_module
+
+MODULE = """
+import keras
+import numpy as np
+
+
+def custom_model():
+    return keras.Sequential([
+        keras.Input((2,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1),
+        keras.layers.Dense(1),
+    ])
+
+
+def loss(labels, predictions):
+    return keras.ops.mean(keras.losses.mean_squared_error(labels, predictions))
+
+
+def optimizer():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+class Samples:
+    def __init__(self, count, seed):
+        self.inputs = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index].sum(keepdims=True)
+
+
+def dataset(mode, path):
+    return Samples(40, 1) if mode == "training" else Samples(10, 2)
+
+
+def eval_metrics_fn():
+    return {"error": lambda labels, outputs: keras.ops.abs(labels - outputs)}
+"""
+
+
+def as_bytes(data):
+    file = io.BytesIO()
+    plain_data.write(data, file)
+    return file.getvalue()
+
+
+class BreakingCollective(KerasCollective):
+    """Fails when a sum with one of the given names is asked for the n-th time.
+
+    The other members, if any, contribute just what this one does; as rank 0, they send ``root_bytes``.
+    """
+
+    def __init__(self, failures=frozenset()):
+        super().__init__(None, None, reduce_on_gpu=False)
+        self.failures = failures
+        self.done: dict[str, int] = {}
+        self.root_bytes: bytes | None = None
+
+    def sum(self, tensor, name):
+        self.done[name] = self.done.get(name, 0) + 1
+        if (name, self.done[name]) in self.failures:
+            raise WorldBroken(f"{name} failed")
+        return tf.convert_to_tensor(tensor) * self.world.size
+
+    def broadcast(self, tensors, name):
+        return [tf.convert_to_tensor(tensor) for tensor in tensors]
+
+    def broadcast_bytes(self, data, name):
+        if self.world.rank == 0:
+            return data
+        return self.root_bytes or as_bytes({"stop": False, "kept": {"callbacks": {}}})
+
+    def gather_rows(self, tensor, name):
+        return tf.concat([tensor] * self.world.size, 0)
+
+
+@dataclass
+class Job:
+    """One worker of a job under a script."""
+
+    spec: JobSpec
+    script: Script
+    context: ElasticContext
+    learner: KerasLearner
+    trainer: Trainer
+
+
+def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset()) -> Job:
+    script = script or Script()
+    context = ElasticContext(script, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    module = load_module(spec)
+    learner = KerasLearner(module, spec, context, build_model(module, spec.seed))
+    script.step = lambda: learner.state.step
+    writer = CheckpointWriter(learner.store, script) if learner.store else None
+    return Job(spec, script, context, learner, Trainer(spec, context, learner, learner.callbacks, writer))
