@@ -50,6 +50,8 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
     require_backend()
     import_horovod()
+    if spec.data_workers:
+        raise UserError("--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out")
     with blame(f"{module.optimizer.__name__}()", module.folder):
         make_optimizer(module)
     with blame("callbacks()", module.folder):
