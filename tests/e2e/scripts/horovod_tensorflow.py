@@ -39,7 +39,7 @@ def train(state):
             print(f"commit {state.batch} size {hvd.size()} loss {float(loss):.6f}", flush=True)
             state.commit()
         if os.path.exists(os.environ["TEST_SLOW_WHILE"]):
-            time.sleep(0.15)
+            time.sleep(0.3)
 
 
 def on_reset():

@@ -36,7 +36,7 @@ def train(state):
                 print(f"commit {state.batches} size {hvd.size()} loss {loss.item():.6f}", flush=True)
                 state.commit()
             if os.path.exists(os.environ["TEST_SLOW_WHILE"]):
-                time.sleep(0.15)
+                time.sleep(0.3)
         state.epoch += 1
         sampler.set_epoch(state.epoch)
 

@@ -17,7 +17,7 @@ class Report(keras.callbacks.Callback):
         entry = {"batch": batch, "loss": logs["loss"], "accuracy": logs["accuracy"], "gpus": elasticdl.elastic.gpus}
         print("step", json.dumps({**entry, "steps": elasticdl.elastic.steps}), flush=True)
         if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.2)
+            time.sleep(0.4)
 
 
 elasticdl.elastic.keras.init(64, 16)
