@@ -60,7 +60,8 @@ def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, framew
         wait_for_commits(job, replaced)
         job.signal(terminated, signal.SIGTERM)
         again = job.wait_for_world(size=2, after=replaced["world"])
-        wait_for_commits(job, again)
+        whole = job.wait_for_world(size=3, after=again["world"])
+        wait_for_commits(job, whole)
         slow.unlink()
         assert job.finish() == 0, job.describe()
 
