@@ -8,6 +8,7 @@ import pytest
 from running_job import REPOSITORY, run_cli, start
 
 pytest.importorskip("tensorflow")
+GLOO_TIMEOUT_SECONDS = 30.0
 SCRIPT = Path(__file__).parent / "scripts" / "library_keras.py"
 
 
@@ -49,3 +50,20 @@ def test_growth_from_one_worker_and_a_kill_trace_nothing_again(tmp_path):
     assert one["weights"] == other["weights"]
     each_once = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1}
     assert one["traces"] == other["traces"] == each_once
+
+
+def test_a_frozen_worker_is_left_behind_though_the_other_waits_in_a_reduction(tmp_path):
+    end = tmp_path / "end"
+    options = ["--num_workers", "1-2", "--slots", "2", "--sample_record", str(tmp_path / "record")]
+    with start(tmp_path, "run", *options, "--", "python", str(SCRIPT), str(end), str(tmp_path)) as job:
+        both = job.wait_for_world(size=2)
+        job.wait_for_step(job.steps_recorded() + 2)
+        job.signal(both["members"][1], signal.SIGSTOP)
+        left = job.wait_for_world(size=1, after=both["world"])
+        job.wait_for("steps of one", lambda: [p for p in job.entries("pause") if p["world"] >= left["world"]])
+        end.touch()
+        assert job.finish() == 0, job.describe()
+        pause = next(pause for pause in job.entries("pause") if pause["kind"] == "failure")
+    assert left["members"] == both["members"][:1]
+    # The session's thread has heard of it and shut the sockets: nobody waited for Gloo's own timeout.
+    assert pause["notice"] < GLOO_TIMEOUT_SECONDS

@@ -99,6 +99,17 @@ def test_a_scaled_loss_gives_the_same_weights():
     np.testing.assert_allclose(plain.model.get_weights()[0], scaled.model.get_weights()[0], rtol=1e-5, atol=1e-7)
 
 
+def test_half_precision_is_summed_in_single_precision():
+    inputs, half = keras.Input((8,)), keras.layers.Dense(3, dtype="mixed_float16")
+    model = keras.Model(inputs, half(inputs))
+    assert model.output.dtype == "float16"
+    member = Trainee(0, Board(1), HALVES, model, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    member.train(epochs=3)
+    assert member.train_step.layout.dtype == "float32"
+    assert int(member.optimizer.iterations) == member.state.step == 12  # no step was skipped
+    assert 0 < member.losses[-1] < member.losses[0]
+
+
 def test_float64_stays_float64():
     model = keras.Sequential([keras.Input((8,), dtype="float64"), keras.layers.Dense(3, dtype="float64")])
     member = Trainee(0, Board(1), HALVES, model)
