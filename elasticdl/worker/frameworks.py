@@ -89,6 +89,9 @@ def build_model(module: ModelModule, seed: int) -> Any:
         Exception: whatever the user's code raises.
     """
     _seed(step_seed(seed, 0, 0))
+    if "keras" in sys.modules or ("tensorflow" in sys.modules and "torch" not in sys.modules):
+        # TensorFlow must hear of its devices before anything is built.
+        importlib.import_module("elasticdl.elastic.keras.device").prepare_devices()
     return module.make_model()
 
 

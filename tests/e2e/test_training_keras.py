@@ -62,7 +62,7 @@ def test_workers_that_come_and_go_do_not_show(curve, tmp_path):
     slow.touch()
     written.mkdir()
     arguments = [*TRAIN, "--num_workers", "2", "--output", str(out), "--tensorboard_log_dir", str(board)]
-    pace = {"TEST_MICRO_BATCH_SECONDS": "0.1", "TEST_SLOW_WHILE": str(slow), "TEST_CALLBACK_FOLDER": str(written)}
+    pace = {"TEST_MICRO_BATCH_SECONDS": "0.25", "TEST_SLOW_WHILE": str(slow), "TEST_CALLBACK_FOLDER": str(written)}
     with start(tmp_path, *arguments, "--max_step", "900", **pace) as job:
         job.wait_for_world(size=2)
         job.wait_for_step(8)

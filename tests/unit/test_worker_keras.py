@@ -40,6 +40,10 @@ def weights(job):
     return np.concatenate([np.ravel(variable) for variable in job.learner.state.model.variables])
 
 
+def rates(job):
+    return [report.learning_rate for report in job.script.reports]
+
+
 def callbacks(*lines):
     """A module's ``callbacks()`` that returns these expressions; ``journal`` is a list that they may fill."""
     return JOURNAL + f"\ndef callbacks():\n    return [{', '.join(lines)}]\n"
@@ -190,18 +194,17 @@ def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, scaling):
     spec = make_spec(callbacks("Halve()"), minibatch_size=10, learning_rate_scaling=scaling)
     job = make_job(spec, Script(leave_after={6}))
     job.trainer.run()
-    assert [report.learning_rate for report in job.script.reports] == pytest.approx(
-        [0.1] * 4 + [0.05] * 4 + [0.025] * 4
-    )
+    assert rates(job) == pytest.approx([0.1] * 4 + [0.05] * 4 + [0.025] * 4)
 
 
 def test_a_schedule_that_takes_the_rate_so_far_is_asked_once_an_epoch_in_effect(make_spec):
-    decay = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5 if epoch else rate)"
+    decay = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)"
     job = make_job(make_spec(callbacks(decay)), Script(leave_after={5, 6}))
     job.trainer.run()
-    assert [report.learning_rate for report in job.script.reports] == pytest.approx(
-        [0.1] * 4 + [0.05] * 4 + [0.025] * 4
-    )
+    assert rates(job) == pytest.approx([0.08] * 4 + [0.064] * 4 + [0.0512] * 4)
+    halved = make_job(make_spec(callbacks(decay, "Halve()")))  # at the end of each epoch
+    halved.trainer.run()
+    assert rates(halved) == pytest.approx([0.08] * 4 + [0.032] * 4 + [0.0128] * 4)
 
 
 AS_PRINTED = """
@@ -241,8 +244,7 @@ def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, imports
     horovod = KerasCollective(import_horovod(), None, reduce_on_gpu=False)
     with horovod.pretend_size(3):
         job.trainer.run()
-    rates = [report.learning_rate for report in job.script.reports]
-    assert rates == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)
+    assert rates(job) == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)
     assert job.script.notices("warning") == []
     with horovod.pretend_size(2):
         assert job.learner.state.rate.target(81, 2) == pytest.approx(0.00002)

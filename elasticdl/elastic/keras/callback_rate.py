@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticdl.elastic.state import TrainingState
 
-KEPT = ("before", "factor", "current")
+KEPT = ("before", "factor", "epoch")
 
 
 class KerasRate:
@@ -23,9 +23,9 @@ class KerasRate:
         self._own = float(optimizer.learning_rate)
         self._schedule: Callable[..., float] | None = None
         self._takes_rate = False
-        self.before = self.current = self._own
+        self.before = self._own
         self.factor = 1.0
-        self._begun = False  # before the first epoch it is asked on trial only
+        self.epoch = -1  # the last one that has begun
 
     def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
         """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
@@ -37,16 +37,13 @@ class KerasRate:
         return self._schedule is not None
 
     def __call__(self, epoch: int) -> float:
-        rate = self._scheduled(epoch) * self.factor
-        if self._begun:
-            self.current = rate
-        return rate
+        return self._scheduled(epoch) * self.factor
 
-    def begin_epoch(self) -> None:
-        self._begun = True
-        self.before = self.current
+    def begin_epoch(self, epoch: int) -> None:
         if self.has_schedule:
+            self.before = (self._own if self.epoch < 0 else self._scheduled(self.epoch)) * self.factor
             self.factor = 1.0  # it starts from what callbacks have left, or does not care
+        self.epoch = epoch
 
     @contextlib.contextmanager
     def watched(self, state: TrainingState) -> Iterator[None]:
@@ -65,7 +62,6 @@ class KerasRate:
         return {name: getattr(self, name) for name in KEPT}
 
     def load(self, kept: dict[str, float]) -> None:
-        self._begun = True
         for name in KEPT:
             setattr(self, name, kept[name])
 

@@ -130,7 +130,7 @@ class KerasCallbacks:
     def on_epoch_begin(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
-            self._rate.begin_epoch()
+            self._rate.begin_epoch(epoch)
             # A schedule is asked by the training state: when the world changes as well.
             self._tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
 
