@@ -100,7 +100,7 @@ def make_callbacks(module: ModelModule, kinds: Mapping[str, type] = OWN_CALLBACK
     Raises:
         UserError: ``callbacks()`` returns something else than a list of callbacks.
     """
-    callbacks = list(module.callbacks()) if module.callbacks else []
+    callbacks = list(module.callbacks() or ()) if module.callbacks else []  # ElasticDL's own modules return None
     for callback in callbacks:
         if not isinstance(callback, tuple(kinds.values())):
             raise UserError(

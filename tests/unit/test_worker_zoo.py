@@ -150,6 +150,10 @@ def test_evaluation_data_is_required_only_when_asked_for(spec):
     assert "dataset('evaluation', 'here'): no path" in refusal(spec(dataset(body), validation_data="here"), opened)
 
 
+def test_callbacks_may_be_none(spec):
+    assert make_callbacks(load_module(spec("\ndef callbacks():\n    pass\n"))) == []
+
+
 def test_callbacks_must_be_callbacks(spec):
     module = load_module(spec("\ndef callbacks():\n    return [print]\n"))
     with pytest.raises(UserError, match=r"callbacks\(\) returned a list with builtin_function_or_method; expected"):
