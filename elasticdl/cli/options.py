@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.parser import Parser
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec, WorkerRange, fields_of
+from elasticdl.common.option_group import aliases_of, fields_of
+from elasticdl.common.spec import JobSpec, WorkerRange
 
 Groups = Iterable[type[BaseModel]]
 
@@ -40,7 +41,8 @@ def add_options(parser: Parser, groups: Groups) -> None:
                     f"--no_{name}", dest=name, action="store_const", const="false", help="==SUPPRESS=="
                 )
             else:
-                section.add_argument(flag, metavar=_metavar(field.annotation), help=text)
+                flags = (flag, *(f"--{alias}" for alias in aliases_of(field)))
+                section.add_argument(*flags, metavar=_metavar(field.annotation), help=text)
 
 
 def _help(name: str, field: Any) -> str:
@@ -51,9 +53,9 @@ def _help(name: str, field: Any) -> str:
 
 
 def _metavar(annotation: Any) -> str:
-    if typing.get_origin(annotation) is Literal:
-        return "|".join(typing.get_args(annotation))
-    kinds = typing.get_args(annotation) or (annotation,)
+    kinds = (annotation,) if typing.get_origin(annotation) is Literal else typing.get_args(annotation) or (annotation,)
+    if typing.get_origin(kinds[0]) is Literal:
+        return "|".join(typing.get_args(kinds[0]))
     names = {int: "N", float: "SECONDS", WorkerRange: "N|MIN-MAX"}
     return next((names[kind] for kind in kinds if kind in names), "TEXT")
 
@@ -82,15 +84,17 @@ def read_options(namespace: Mapping[str, object], groups: Groups) -> Given:
     Raises:
         UserError: the file can't be read, is no mapping, or has a key that is no option.
     """
-    known = [name for group in groups for name in fields_of(group)]
-    flags = {name: namespace[name] for name in known if namespace.get(name) is not None}
+    fields = {name: field for group in groups for name, field in fields_of(group).items()}
+    known = {alias: name for name, field in fields.items() for alias in (name, *aliases_of(field))}
+    flags = {name: namespace[name] for name in fields if namespace.get(name) is not None}
     config_file = namespace.get("config")
     if config_file is None:
         return Given(flags, {})
     return Given(flags, _read_config(Path(str(config_file)), known), str(config_file))
 
 
-def _read_config(path: Path, known: list[str]) -> dict[str, object]:
+def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
+    """``known``: options by the names that people may give them."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -105,7 +109,7 @@ def _read_config(path: Path, known: list[str]) -> dict[str, object]:
         if key not in known:
             near = did_you_mean(str(key), known)
             raise UserError(f"{path}: unknown option {key}: {near if near.endswith('?') else 'remove it'}")
-    return content
+    return {known[key]: value for key, value in content.items()}
 
 
 def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:

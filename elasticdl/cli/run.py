@@ -8,10 +8,11 @@ from elasticdl.cli.launch import run_job
 from elasticdl.cli.options import add_options, make_spec, read_options
 from elasticdl.cli.parser import Parser
 from elasticdl.common.errors import UserError
+from elasticdl.common.kubernetes_options import KubernetesOptions
 from elasticdl.common.spec import JobOptions, OutputOptions, TimingOptions
 
 # The model, the data, the batch, the evaluations and the checkpoints are the script's own business.
-GROUPS = (JobOptions, OutputOptions, TimingOptions)
+GROUPS = (JobOptions, OutputOptions, TimingOptions, KubernetesOptions)
 SEPARATOR = "--"
 
 

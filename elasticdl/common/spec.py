@@ -7,9 +7,12 @@ The command line, ``--config job.yaml`` and the JSON that a worker receives are 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from elasticdl.common.kubernetes_options import KubernetesOptions
+from elasticdl.common.option_group import OptionGroup
 
 
 class WorkerRange(BaseModel):
@@ -45,11 +48,7 @@ def parse_worker_range(value: object) -> object:
 Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelOptions(_Options):
+class ModelOptions(OptionGroup):
     """Model"""
 
     model_zoo: str = Field(".", description="folder that holds the model-zoo modules")
@@ -75,7 +74,7 @@ class ModelOptions(_Options):
     callbacks: str = Field("callbacks", description="name of the module's callbacks(), if it has one")
 
 
-class DataOptions(_Options):
+class DataOptions(OptionGroup):
     """Data"""
 
     training_data: str = Field("", description="path given to dataset('training', path); for feed: files")
@@ -93,7 +92,7 @@ class DataOptions(_Options):
     )
 
 
-class BatchOptions(_Options):
+class BatchOptions(OptionGroup):
     """Batch size and learning rate"""
 
     global_batch_size: int | None = Field(
@@ -134,7 +133,7 @@ class BatchOptions(_Options):
         return self
 
 
-class EvaluationOptions(_Options):
+class EvaluationOptions(OptionGroup):
     """Evaluation"""
 
     evaluation_steps: int = Field(
@@ -142,7 +141,7 @@ class EvaluationOptions(_Options):
     )
 
 
-class CheckpointOptions(_Options):
+class CheckpointOptions(OptionGroup):
     """Checkpoints"""
 
     checkpoint_dir: str = Field("", description="folder or fsspec URL for checkpoints")
@@ -151,7 +150,7 @@ class CheckpointOptions(_Options):
     resume: bool = Field(True, description="continue from the newest checkpoint in --checkpoint_dir if there is one")
 
 
-class OutputOptions(_Options):
+class OutputOptions(OptionGroup):
     """Output"""
 
     output: str = Field("", description="folder for the final model and summary.json")
@@ -175,7 +174,7 @@ class OutputOptions(_Options):
         return self
 
 
-class JobOptions(_Options):
+class JobOptions(OptionGroup):
     """Job and workers"""
 
     job_name: str = Field(
@@ -194,7 +193,7 @@ class JobOptions(_Options):
     port: int = Field(0, ge=0, le=65535, description="port of the master; 0: any free one")
 
 
-class TimingOptions(_Options):
+class TimingOptions(OptionGroup):
     """Timing, in seconds"""
 
     join_window: float = Field(0.3, ge=0, description="wait this long for further newcomers before the world changes")
@@ -225,10 +224,20 @@ class JobSpec(
     OutputOptions,
     JobOptions,
     TimingOptions,
+    KubernetesOptions,
 ):
     """All options of one job, checked, immutable, and the same on the command line, in YAML and in JSON."""
 
     command: tuple[str, ...] = Field((), description="the user's own program, for `elasticdl run`")
+
+    @model_validator(mode="after")
+    def _fits_a_cluster(self) -> Self:
+        workers = self.num_workers
+        if self.gang and workers.minimum != workers.maximum:
+            raise ValueError(f"--gang trains with all workers or none: give --num_workers one number, not {workers}")
+        if self.image and self.job_name[:1].isdigit():
+            raise ValueError(f"--job_name {self.job_name}: must begin with a letter for a job on a Kubernetes cluster")
+        return self
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
@@ -238,7 +247,7 @@ class JobSpec(
         return self.model_dump_json(indent=1)
 
 
-OPTION_GROUPS: tuple[type[_Options], ...] = (
+OPTION_GROUPS: tuple[type[OptionGroup], ...] = (
     JobOptions,
     ModelOptions,
     DataOptions,
@@ -247,9 +256,5 @@ OPTION_GROUPS: tuple[type[_Options], ...] = (
     CheckpointOptions,
     OutputOptions,
     TimingOptions,
+    KubernetesOptions,
 )
-
-
-def fields_of(group: type[BaseModel]) -> dict[str, Any]:
-    """The fields that a group declares itself, by name, in order."""
-    return {name: field for name, field in group.model_fields.items() if name in group.__annotations__}

@@ -10,7 +10,9 @@ from elasticdl.cli import run, train
 from elasticdl.cli.main import main
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import OPTION_GROUPS, JobSpec, WorkerRange, fields_of
+from elasticdl.common.kubernetes_options import KubernetesOptions
+from elasticdl.common.option_group import aliases_of, fields_of
+from elasticdl.common.spec import OPTION_GROUPS, JobSpec, WorkerRange
 
 OTHER_VALUES = {
     "num_workers": "2-4",
@@ -18,12 +20,28 @@ OTHER_VALUES = {
     "log_level": "DEBUG",
     "job_name": "mine",
     "max_worker_batch_size": "7",
+    "master_resource_request": "cpu=2",
+    "master_resource_limit": "cpu=2",
+    "worker_resource_request": "gpu=1",
+    "worker_resource_limit": "gpu=1",
+    "worker_pod_priority": "high=0.5",
+    "volume": "claim_name=data,mount_path=/data",
+    "envs": "A=1",
+    "image_pull_policy": "Always",
+    "restart_policy": "Never",  # the only one
+    "queue": "kueue=team",
 }
+ON_A_CLUSTER = set(fields_of(KubernetesOptions)) - {"image"}
 FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
 
 
 def spec_of(*argv: str) -> JobSpec:
     return make_spec(read_options(vars(train.parser().parse(argv)), OPTION_GROUPS))
+
+
+def with_image(name: str) -> list[str]:
+    """What an option needs so that it is not refused."""
+    return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 
 def other_value(name: str) -> str:
@@ -44,19 +62,36 @@ def test_every_field_has_a_flag_and_the_program_none():
 @pytest.mark.parametrize("spelling", ["underscores", "dashes"])
 def test_every_field_is_set_by_its_flag(name, spelling):
     flag = f"--{name}" if spelling == "underscores" else f"--{name.replace('_', '-')}"
-    changed = spec_of(flag, other_value(name)).model_dump(exclude_defaults=True)
-    assert list(changed) == [name, "command"] or list(changed) == [name]
+    changed = spec_of(flag, other_value(name), *with_image(name)).model_dump(exclude_defaults=True)
+    image = {"image"} if with_image(name) else set()
+    assert set(changed) - {"command"} - image == ({name} if name != "restart_policy" else set())
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_is_set_by_its_key_and_overridden_by_its_flag(name, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"{name}: {other_value(name)}\n")
-    by_key, by_flag = spec_of("--config", str(config)), spec_of(f"--{name}", other_value(name))
+    image = with_image(name)
+    by_key, by_flag = spec_of("--config", str(config), *image), spec_of(f"--{name}", other_value(name), *image)
     assert by_key == by_flag
     default = JobSpec.model_fields[name].default
     if default not in (None, ""):
-        assert spec_of("--config", str(config), f"--{name}", str(default)) == JobSpec()
+        assert spec_of("--config", str(config), f"--{name}", str(default), *image) == spec_of(*image)
+
+
+def test_an_alias_is_the_option_itself(tmp_path):
+    assert aliases_of(JobSpec.model_fields["image"]) == ("image_name",)
+    config = tmp_path / "job.yaml"
+    config.write_text("image_name: some/image\n")
+    assert spec_of("--image_name", "some/image") == spec_of("--config", str(config)) == spec_of("--image", "some/image")
+
+
+@pytest.mark.parametrize("name", sorted(ON_A_CLUSTER - {"restart_policy"}))
+def test_options_of_a_cluster_are_refused_without_an_image(name):
+    with pytest.raises(UserError) as caught:
+        spec_of(f"--{name}", other_value(name))
+    wanted = f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
+    assert str(caught.value) == wanted
 
 
 @pytest.mark.parametrize(
@@ -102,6 +137,30 @@ def test_workers_are_a_number_or_a_range():
         (
             ["--global_batch_size", "8", "--max_worker_batch_size", "16"],
             "--max_worker_batch_size 16 is above --global_batch_size 8; it must be at most that",
+        ),
+        (
+            ["--image", "i", "--worker_resource_request", "gpu=x"],
+            "--worker_resource_request gpu=x: 'x' is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi",
+        ),
+        (
+            ["--image", "i", "--worker_resource_limit", "memory=1Gi"],
+            "--worker_resource_request and --worker_resource_limit: memory is requested as 4096Mi and limited to less, 1Gi",
+        ),
+        (
+            ["--image", "i", "--restart_policy", "Always"],
+            "--restart_policy Always: must be Never: the master itself replaces workers that are gone",
+        ),
+        (
+            ["--image", "i", "--image_pull_policy", "always"],
+            "--image_pull_policy always: must be one of 'Always', 'IfNotPresent' or 'Never'",
+        ),
+        (
+            ["--image", "i", "--gang", "--num_workers", "2-4"],
+            "--gang trains with all workers or none: give --num_workers one number, not 2-4",
+        ),
+        (
+            ["--image", "i", "--job_name", "7b"],
+            "--job_name 7b: must begin with a letter for a job on a Kubernetes cluster",
         ),
     ],
 )

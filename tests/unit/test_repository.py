@@ -26,6 +26,10 @@ TRAIN_FLAGS = """
 --checkpoint_dir --checkpoint_steps --keep_checkpoint_max --resume --no_resume
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
+--image --image_name --namespace --kube_context
+--master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
+--master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy --restart_policy
+--pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
 """
 
 RUN_FLAGS = """
@@ -33,6 +37,10 @@ RUN_FLAGS = """
 --job_name --num_workers --slots --port
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
+--image --image_name --namespace --kube_context
+--master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
+--master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy --restart_policy
+--pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
 """
 
 

@@ -1,0 +1,253 @@
+"""The small languages in which a job's demands on a cluster are written, as ElasticDL has them.
+
+    resources   cpu=4,memory=8Gi,gpu=1,vendor.com/device=2
+    volumes     claim_name=data,mount_path=/data;host_path=/scratch,mount_path=/scratch,type=Directory
+    envs        NAME=VALUE,NAME=VALUE          a comma within a value is written \\,
+    priority    CLASS  |  0.5  |  CLASS=0.5
+    queue       kueue=QUEUE  |  volcano=QUEUE
+
+Nothing here knows of Kubernetes' client or of a cluster. Every function raises `ValueError` with one line that says what
+is wrong and what would be right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+GPU = "nvidia.com/gpu"
+_SHORT = {"gpu": GPU, "disk": "ephemeral-storage"}
+_NATIVE = ("cpu", "memory", "ephemeral-storage")
+_HUGE_PAGES = "hugepages-"
+_BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
+_DECIMAL = {
+    suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+}
+_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,2})|([KMGTPE]i|[numkMGTPE]?))", re.ASCII)
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+_VENDOR_RESOURCE = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice")
+OWN_VARIABLES = "ELASTICDL_"
+HIGH = "high"
+KUEUE, VOLCANO = QUEUES = ("kueue", "volcano")
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The value of a Kubernetes quantity, as in 0.5, 500m, 8Gi or 1e3."""
+    match = _QUANTITY.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi")
+    number, exponent, suffix = match.groups()
+    if exponent:
+        return Decimal(number + exponent)
+    return Decimal(number) * (_BINARY.get(suffix) or _DECIMAL[suffix])
+
+
+def is_extended(resource: str) -> bool:
+    """Whether a resource is a device: whole numbers only, and as much requested as allowed."""
+    return "/" in resource
+
+
+def parse_resources(text: str) -> dict[str, str]:
+    """Kubernetes' names of resources, with their quantities as written."""
+    found: dict[str, str] = {}
+    for key, quantity in _pairs(text, "cpu=4,memory=8Gi,gpu=1").items():
+        name = _SHORT.get(key, key)
+        if name in found:
+            raise ValueError(f"{key} is given twice, as {name} is the same: leave one out")
+        _check_resource(key, name, quantity)
+        found[name] = quantity
+    return found
+
+
+def _check_resource(key: str, name: str, quantity: str) -> None:
+    known = name in _NATIVE or name.startswith(_HUGE_PAGES) or _VENDOR_RESOURCE.fullmatch(name)
+    if not known:
+        raise ValueError(f"{key} is no resource: use cpu, memory, disk, gpu or one of a vendor, as in amd.com/gpu")
+    try:
+        value = parse_quantity(quantity)
+    except ValueError as error:
+        raise ValueError(f"{key}={quantity}: {error}") from None
+    if is_extended(name):
+        if value != value.to_integral_value():
+            raise ValueError(f"{key}={quantity}: devices can't be divided; write a whole number")
+        return
+    if value <= 0:
+        raise ValueError(f"{key}={quantity}: must be above 0")
+    if name == "cpu" and value < Decimal("0.001"):
+        raise ValueError(f"{key}={quantity}: a thousandth of a processor (1m) is the least")
+    if name != "cpu" and value != value.to_integral_value():
+        raise ValueError(
+            f"{key}={quantity} is less than a byte or a part of one: did you mean {_in_mebibytes(quantity)}?"
+        )
+
+
+def _in_mebibytes(quantity: str) -> str:
+    digits = re.match(r"[\d.]+", quantity)
+    return f"{digits[0] if digits else ''}Mi"
+
+
+def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
+    """The ``resources`` of a container. Devices are requested as limited: a cluster takes them in no other way."""
+    requests, limits = parse_resources(request), parse_resources(limit)
+    for name in requests.keys() & limits.keys():
+        asked, allowed = parse_quantity(requests[name]), parse_quantity(limits[name])
+        if is_extended(name) and asked != allowed:
+            raise ValueError(f"{name} is requested as {requests[name]} and limited to {limits[name]}; give it once")
+        if asked > allowed:
+            raise ValueError(f"{name} is requested as {requests[name]} and limited to less, {limits[name]}")
+    for name in {**requests, **limits}:
+        if is_extended(name):
+            requests[name] = limits[name] = requests.get(name) or limits[name]
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Where files of a claim or of the node appear in every pod of the job."""
+
+    mount_path: str
+    claim_name: str = ""
+    host_path: str = ""
+    host_path_type: str = ""
+    sub_path: str = ""
+    read_only: bool = False
+
+
+def parse_volumes(text: str) -> tuple[Volume, ...]:
+    volumes = tuple(_parse_volume(part.strip()) for part in text.split(";") if part.strip())
+    paths = [volume.mount_path for volume in volumes]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"two volumes are mounted at {path}: give each a mount_path of its own")
+    return volumes
+
+
+def _parse_volume(text: str) -> Volume:
+    keys = ("claim_name", "host_path", "mount_path", "sub_path", "type", "read_only")
+    given = _pairs(text, "claim_name=data,mount_path=/data")
+    for key in given:
+        if key not in keys:
+            raise ValueError(f"{key} is no part of a volume: use {', '.join(keys)}")
+    volume = Volume(
+        mount_path=given.get("mount_path", ""),
+        claim_name=given.get("claim_name", ""),
+        host_path=given.get("host_path", ""),
+        host_path_type=given.get("type", ""),
+        sub_path=given.get("sub_path", ""),
+        read_only=_parse_switch("read_only", given.get("read_only", "false")),
+    )
+    _check_volume(text, volume)
+    return volume
+
+
+def _check_volume(text: str, volume: Volume) -> None:
+    if bool(volume.claim_name) == bool(volume.host_path):
+        raise ValueError(
+            f"{text}: give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
+        )
+    if not volume.mount_path:
+        raise ValueError(f"{text}: mount_path is missing: say where in the pods the files are to appear")
+    for name, path in (("mount_path", volume.mount_path), ("host_path", volume.host_path)):
+        if path and (not path.startswith("/") or ".." in path.split("/")):
+            raise ValueError(f"{name}={path}: must be an absolute path without ..")
+    if volume.claim_name and not _DNS_NAME.fullmatch(volume.claim_name):
+        raise ValueError(
+            f"claim_name={volume.claim_name}: must be a name of lower-case letters, digits, dashes and dots"
+        )
+    if volume.sub_path.startswith("/") or ".." in volume.sub_path.split("/"):
+        raise ValueError(f"sub_path={volume.sub_path}: must be a path within the volume")
+    if volume.host_path_type and not volume.host_path:
+        raise ValueError(f"{text}: type belongs to host_path, not to claim_name; leave it out")
+    if volume.host_path_type and volume.host_path_type not in _HOST_PATH_TYPES:
+        raise ValueError(f"type={volume.host_path_type}: must be one of {', '.join(_HOST_PATH_TYPES)}")
+
+
+def _parse_switch(key: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError(f"{key}={value}: must be true or false")
+    return value.lower() == "true"
+
+
+def parse_envs(text: str) -> dict[str, str]:
+    found = _pairs(text, "NAME=VALUE,OTHER=VALUE")
+    for name in found:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a variable: use letters, digits and _")
+        if name.startswith(OWN_VARIABLES):
+            raise ValueError(f"{name} is set by elasticdl itself; leave it out")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """A PriorityClass, and the share of the workers that get it; the others get none, the cluster's default."""
+
+    class_name: str
+    share: float = 1.0
+
+
+def parse_priority(text: str) -> Priority | None:
+    """None for no priority of its own."""
+    if not text:
+        return None
+    name, equals, share = text.rpartition("=")
+    if not equals:
+        name, share = (HIGH, text) if re.match(r"[\d.+-]", text) else (text, "1")
+    if not _DNS_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a PriorityClass; write CLASS, a share as in 0.5, or CLASS=0.5")
+    if not re.fullmatch(r"0?\.[0-9]+|[01](\.0*)?", share):
+        raise ValueError(f"{share!r} is no share of the workers: write a number from 0 to 1, as in {HIGH}=0.5")
+    return Priority(name, float(share))
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Where another scheduler has the workers wait for their places."""
+
+    scheduler: str  # kueue or volcano
+    name: str
+
+
+def parse_queue(text: str) -> Queue | None:
+    """None for none."""
+    if not text:
+        return None
+    scheduler, _, name = text.partition("=")
+    if scheduler not in QUEUES or not _DNS_NAME.fullmatch(name):
+        raise ValueError(f"{text}: must be {' or '.join(f'{known}=QUEUE' for known in QUEUES)}")
+    return Queue(scheduler, name)
+
+
+def keep_text(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """A check for a field that keeps the text as it was written."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def class_name(text: str) -> str:
+    """A PriorityClass for one pod, of which there can be no share."""
+    priority = parse_priority(text)
+    if priority and priority.share != 1:
+        raise ValueError(f"{text}: there is one master only; name a PriorityClass")
+    return priority.class_name if priority else ""
+
+
+def _pairs(text: str, example: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in re.split(r"(?<!\\),", text) if text.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.replace("\\,", ",").partition("="))
+        if not (key and equals and value):
+            raise ValueError(f"{part.strip()!r} is not KEY=VALUE; write it as in {example}")
+        if key in found:
+            raise ValueError(f"{key} is given twice; leave one out")
+        found[key] = value
+    return found
