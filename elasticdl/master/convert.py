@@ -7,8 +7,8 @@ from typing import assert_never
 
 from elasticdl.master import events as e
 from elasticdl.master import instructions as i
-from elasticdl.master.job import JobView
 from elasticdl.master.status import Training
+from elasticdl.master.view import JobView
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i.StopWorkers | i.DumpStacks

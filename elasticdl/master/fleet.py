@@ -21,16 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticdl.master.crashes import Crashes
 from elasticdl.master.events import ExitCause, WorkerExited
 from elasticdl.master.instructions import DrainWorker, Instruction, KillWorker, LaunchWorker, Record
-
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 30.0
-_DOUBLINGS = 16
-CRASHES_AT_START = 3
-CRASHES_IN_TRAINING = 10
-# So many steps without a crash clear the count.
-STEPS_TO_FORGET_CRASHES = 100
 
 
 class WorkerState(StrEnum):
@@ -77,10 +70,7 @@ class Fleet:
         self._drain_grace = drain_grace
         self._own_program = own_program
         self._next_id = 0
-        self._crashes_at_start = 0
-        self._crashes_in_training = 0
-        self._last_crash_step = 0
-        self._held_until: list[float] = []  # one for each replacement that has to wait
+        self._crashes = Crashes()
         self._left: list[str] = []  # of those not yet replaced
         self.workers: dict[int, Worker] = {}
         self.completed = 0  # finished and gone
@@ -94,7 +84,7 @@ class Fleet:
     def all_completed(self) -> bool:
         """Every process that ran has finished, and none is left but those without a place."""
         idle = all(w.state is WorkerState.PENDING for w in self.workers.values())
-        return self.completed > 0 and idle and not self._held_until
+        return self.completed > 0 and idle and not self._crashes.holding
 
     @property
     def finishing(self) -> bool:
@@ -139,14 +129,13 @@ class Fleet:
         return [w.worker_id for w in self.workers.values() if w.live and w.ready_by is not None and now > w.ready_by]
 
     def reached_world(self, worker_ids: Sequence[int]) -> None:
-        self._crashes_at_start = 0
+        self._crashes.reached_world()
         for worker_id in worker_ids:
             if worker := self.get(worker_id):
                 worker.reached_world = True
 
     def trained(self, step: int) -> None:
-        if step - self._last_crash_step >= STEPS_TO_FORGET_CRASHES:
-            self._crashes_in_training = 0
+        self._crashes.trained(step)
 
     def finished(self, worker_id: int) -> None:
         if worker := self.get(worker_id):
@@ -187,7 +176,11 @@ class Fleet:
             self.completed += 1
         elif worker.live:
             self._left.append(f"worker {event.worker_id} {reason}")
-        fatal = self._count_crash(worker, reason, now, step, world_runs) if cause is ExitCause.CRASHED else ""
+        fatal = ""
+        if cause is ExitCause.CRASHED:
+            self._crashes.count(in_training=worker.reached_world, step=step, now=now)
+            if verdict := self._crashes.too_many(world_runs=world_runs):
+                fatal = f"{verdict}, last worker {event.worker_id}: {reason}"
         if worker.finished and self._own_program and event.cause is not ExitCause.CLEAN:
             fatal = f"worker {event.worker_id} {event.cause} after its training was complete: {event.detail}"
         return Verdict(cause, reason, fatal)
@@ -209,10 +202,9 @@ class Fleet:
         for worker in list(self.workers.values()):
             if worker.leave_by is not None and now > worker.leave_by:
                 out += self.condemn(worker.worker_id, f"had not left {self._drain_grace:g} s after it was to")
-        self._held_until = [time for time in self._held_until if time > now]
         live = [w for w in self.workers.values() if w.live]
         wanted = maximum - self.completed - sum(w.finished for w in self.workers.values())
-        for _ in range(wanted - len(live) - len(self._held_until)):
+        for _ in range(wanted - len(live) - self._crashes.held(now)):
             out += self._launch()
         if len(live) > wanted:
             out += self._let_go(live, wanted, precedence(), f"the job was scaled to at most {maximum}", now)
@@ -256,17 +248,3 @@ class Fleet:
         if self._own_program:
             return ExitCause.FINISHED, "finished"
         return ExitCause.CRASHED, "ended without having finished"
-
-    def _count_crash(self, worker: Worker, reason: str, now: float, step: int, world_runs: bool) -> str:
-        if worker.reached_world:
-            self._crashes_in_training += 1
-        else:
-            self._crashes_at_start += 1
-        self._last_crash_step = step
-        in_a_row = min(max(self._crashes_at_start, self._crashes_in_training), _DOUBLINGS)
-        self._held_until.append(now + min(LONGEST_DELAY, FIRST_DELAY * 2 ** (in_a_row - 1)))
-        if self._crashes_at_start >= CRASHES_AT_START and not world_runs:
-            return f"{self._crashes_at_start} workers in a row failed at the start, last worker {worker.worker_id}: {reason}"
-        if self._crashes_in_training >= CRASHES_IN_TRAINING:
-            return f"{self._crashes_in_training} workers crashed in training, last worker {worker.worker_id}: {reason}"
-        return ""

@@ -132,6 +132,16 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job will have ended once its workers are gone."""
+
+    phase: Phase
+    reason: str
+    traceback: str = ""
+    checkpoint: bool = False  # whether those who leave write one
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """All workers are gone and nothing more will happen."""
 

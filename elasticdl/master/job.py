@@ -7,54 +7,19 @@ that is gone or given up means nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from elasticdl.common.spec import WorkerRange
 from elasticdl.master import events as e
 from elasticdl.master import instructions as i
+from elasticdl.master.ending import Ending
 from elasticdl.master.fleet import Fleet, Worker, WorkerState
 from elasticdl.master.instructions import Instruction, Phase
 from elasticdl.master.liveness import Liveness, Stall
 from elasticdl.master.settings import Settings
-from elasticdl.master.world import Rendezvous, Standing
+from elasticdl.master.view import JobView, view_worker
+from elasticdl.master.world import Rendezvous
 
 # Between asking a stuck worker for its stacks and killing it.
 TIME_TO_DUMP = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    worker_id: int
-    state: str  # pending, starting, standby, member, draining
-    rank: int  # -1 unless a member
-    host: str
-    pid: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """The job at one moment, for people."""
-
-    phase: Phase
-    reason: str
-    traceback: str
-    world_version: int
-    last_change: str
-    limits: WorkerRange
-    workers: tuple[WorkerView, ...]
-
-
-@dataclass(slots=True)
-class _End:
-    """How the job will have ended once its workers are gone."""
-
-    phase: Phase
-    reason: str
-    traceback: str = ""
-    checkpoint: bool = False
-    deadline: float = 0.0  # by when they are killed and, once killed, given up
-    killed: bool = False
 
 
 class Job:
@@ -66,7 +31,7 @@ class Job:
         self._liveness = Liveness(settings.heartbeat_timeout, settings.progress_timeout)
         self._doomed: dict[int, float] = {}  # by when they will be killed, unless they move
         self._step = 0
-        self._end: _End | None = None
+        self._ending = Ending(self._fleet, settings)
         self._phase = Phase.PENDING
 
     def step(self, event: e.Event, now: float) -> list[Instruction]:
@@ -85,23 +50,23 @@ class Job:
             case e.NoticeReported():
                 return [i.Record(event.event, event.fields)]
         out = self._handle(event, now)
-        if self._end is None:
+        if self._ending.outcome is None:
             out += self._advance(now)
-        out += [*self._end_if_done(), *self._note_phase()]
+        out += [*self._close(), *self._note_phase()]
         # Starting a process takes the edge longer than anything else, and workers may be waiting to be told something.
         return sorted(out, key=lambda instruction: isinstance(instruction, i.LaunchWorker))
 
     def view(self) -> JobView:
-        world = self._rendezvous.world
+        world, peers, outcome = self._rendezvous.world, self._rendezvous.peers, self._ending.outcome
         phase, reason = self._assess()
         return JobView(
             phase=phase,
             reason=reason,
-            traceback=self._end.traceback if self._end else "",
+            traceback=outcome.traceback if outcome else "",
             world_version=world.version if world else 0,
             last_change=world.reason if world else "",
             limits=self._limits,
-            workers=tuple(self._view_worker(w) for w in self._fleet.workers.values()),
+            workers=tuple(view_worker(w, peers.get(w.worker_id)) for w in self._fleet.workers.values()),
         )
 
     # ---- events ----
@@ -158,8 +123,8 @@ class Job:
         out = self._rendezvous.connect(event, now)
         if event.worker_id in self._rendezvous.overdue:
             self._liveness.restart((event.worker_id,), now)
-        if self._end:
-            return [i.StopWorkers((event.worker_id,), self._end.reason, self._end.checkpoint)]
+        if outcome := self._ending.outcome:
+            return [i.StopWorkers((event.worker_id,), outcome.reason, outcome.checkpoint)]
         if worker.state is WorkerState.DRAINING:  # in case it was not told before its connection broke
             return [*out, i.DrainWorker(event.worker_id, worker.reason)]
         return out
@@ -169,10 +134,10 @@ class Job:
         self._liveness.forget(event.worker_id)
         self._fleet.failing(event.worker_id, event.message, now)
         self._rendezvous.remove(event.worker_id, reason, now)
-        if event.cause is e.FailureCause.USER and self._end is None:
-            end = _End(Phase.FAILED, event.message, event.traceback)
-            return [*self._finish(end, now), *self._rendezvous.warn()]
-        return self._rendezvous.warn() if self._end else []
+        if event.cause is e.FailureCause.USER and self._ending.outcome is None:
+            outcome = i.Outcome(Phase.FAILED, event.message, event.traceback)
+            return [*self._ending.decide(outcome, now), *self._rendezvous.warn()]
+        return self._rendezvous.warn() if self._ending.outcome else []
 
     def _worker_exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
         world_runs = bool(self._rendezvous.members)
@@ -185,29 +150,29 @@ class Job:
         out: list[Instruction] = [i.Record("worker_left", left)]
         if verdict.cause is e.ExitCause.FINISHED:
             self._rendezvous.finish(worker_id)
-        if self._end and clean:
+        if self._ending.outcome and clean:
             self._rendezvous.discard(worker_id)
         else:
             self._rendezvous.remove(worker_id, f"worker {worker_id} {verdict.reason}", now, clean=clean)
-        if self._end:
+        if self._ending.outcome:
             return [*out, *self._rendezvous.warn()]
         if verdict.fatal:
-            return [*out, *self._finish(_End(Phase.FAILED, verdict.fatal, event.output), now)]
+            return [*out, *self._ending.decide(i.Outcome(Phase.FAILED, verdict.fatal, event.output), now)]
         return [*out, *self._reconcile(now)]
 
     def _stop_requested(self, event: e.StopRequested, now: float) -> list[Instruction]:
         checkpoint = event.checkpoint and not event.now
         out: list[Instruction] = [i.Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
-        if self._end is None:
-            out += self._finish(_End(Phase.STOPPED, event.reason, checkpoint=checkpoint), now)
-        return [*out, *self._kill_all("told to stop now", now)] if event.now else out
+        if self._ending.outcome is None:
+            out += self._ending.decide(i.Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint), now)
+        return [*out, *self._ending.kill("told to stop now", now)] if event.now else out
 
     # ---- time ----
 
     def _tick(self, now: float) -> list[Instruction]:
         self._liveness.forgive_own_absence(now)
-        if self._end:
-            return self._press(self._end, now)
+        if self._ending.outcome:
+            return self._ending.press(now)
         out: list[Instruction] = []
         for worker_id, reason in self._liveness.silent(now).items():
             out += self._give_up(worker_id, reason, now)
@@ -254,7 +219,7 @@ class Job:
         return self._fleet.condemn(worker_id, reason, crashed=crashed)
 
     def _reconcile(self, now: float) -> list[Instruction]:
-        if self._end or self._rendezvous.ending or self._rendezvous.hurried(now):
+        if self._ending.outcome or self._rendezvous.ending or self._rendezvous.hurried(now):
             return []
         out = self._fleet.reconcile(self._limits.maximum, self._rendezvous.precedence, now)
         for instruction in out:
@@ -278,7 +243,7 @@ class Job:
         if was_ending and not self._rendezvous.ending:  # what looked like the end was not
             self._fleet.completed = 0
         if self._is_complete():
-            out += self._finish(_End(Phase.SUCCEEDED, "training is complete"), now)
+            out += self._ending.decide(i.Outcome(Phase.SUCCEEDED, "training is complete"), now)
         return out
 
     # ---- the end ----
@@ -298,44 +263,12 @@ class Job:
             return not (self._settings.own_program and self._fleet.finishing)
         return self._rendezvous.world is None and self._fleet.all_completed
 
-    def _finish(self, end: _End, now: float) -> list[Instruction]:
-        """It is decided how the job ends: tell everybody to leave."""
-        self._end = end
-        end.deadline = now + self._settings.stop_grace
-        reason = end.reason
-        out: list[Instruction] = []
-        told: list[int] = []
-        for worker in self._fleet.workers.values():
-            if worker.state is WorkerState.RUNNING and not (worker.finished or worker.failure):
-                told.append(worker.worker_id)
-            elif worker.state is WorkerState.STARTING and self._settings.own_program:
-                out.append(i.TerminateWorker(worker.worker_id, reason))
-            elif worker.state in (WorkerState.PENDING, WorkerState.STARTING) and not worker.finished:
-                out.append(i.KillWorker(worker.worker_id, reason))
-        self._fleet.dismiss(reason)
-        return [i.StopWorkers(tuple(told), reason, end.checkpoint), *out] if told else out
-
-    def _press(self, end: _End, now: float) -> list[Instruction]:
-        """Kill those who have overstayed; do without those who can't even be killed."""
-        if now < end.deadline:
-            return []
-        grace = f"{self._settings.stop_grace:g} s"
-        if not end.killed:
-            return self._kill_all(f"had not left {grace} after it was to", now)
-        left, self._fleet.workers = sorted(self._fleet.workers), {}
-        return [i.Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})]
-
-    def _kill_all(self, reason: str, now: float) -> list[Instruction]:
-        if self._end:
-            self._end.killed, self._end.deadline = True, now + self._settings.stop_grace
-        return [i.KillWorker(worker_id, reason) for worker_id in self._fleet.workers]
-
-    def _end_if_done(self) -> list[Instruction]:
-        if self._end is None or self._fleet.workers:
-            return []
-        self._phase = self._end.phase
-        fields = {"phase": str(self._phase), "reason": self._end.reason}
-        return [i.Record("phase", fields), i.EndJob(self._phase, self._end.reason, self._end.traceback)]
+    def _close(self) -> list[Instruction]:
+        out = self._ending.close()
+        for instruction in out:
+            if isinstance(instruction, i.EndJob):
+                self._phase = instruction.phase
+        return out
 
     def _note_phase(self) -> list[Instruction]:
         phase, reason = self._assess()
@@ -346,8 +279,8 @@ class Job:
 
     def _assess(self) -> tuple[Phase, str]:
         """The phase, and why the job is in it."""
-        if self._end:
-            return (self._phase if self._phase.final else Phase.STOPPING), self._end.reason
+        if self._ending.outcome:
+            return (self._phase if self._phase.final else Phase.STOPPING), self._ending.outcome.reason
         if self._rendezvous.world is None:
             if self._settings.own_program and any(w.pid for w in self._fleet.workers.values()):
                 return Phase.RUNNING, self._rendezvous.starved or "no worker has joined yet"
@@ -355,16 +288,3 @@ class Job:
         if self._rendezvous.starved:
             return Phase.WAITING, self._rendezvous.starved
         return Phase.RUNNING, ""
-
-    def _view_worker(self, worker: Worker) -> WorkerView:
-        peer = self._rendezvous.peers.get(worker.worker_id)
-        state, rank, reason = str(worker.state), -1, worker.reason
-        if worker.state is WorkerState.CONDEMNED or worker.finished:
-            state, reason = "draining", "finished" if worker.finished else worker.reason
-        elif worker.state is WorkerState.RUNNING:
-            standing = peer.standing if peer else Standing.COMING
-            if standing in (Standing.MEMBER, Standing.LEFT) and peer:
-                state, rank = "member", peer.rank
-            else:
-                state = str(standing.value)
-        return WorkerView(worker.worker_id, state, rank, worker.host, worker.pid, reason)

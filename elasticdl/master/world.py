@@ -17,7 +17,6 @@ Judging who is dead or stuck is not done here: `elasticdl.master.liveness` and t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.events import WorkerAsked, WorkerConnected
@@ -30,6 +29,7 @@ from elasticdl.master.instructions import (
     Record,
     World,
 )
+from elasticdl.master.peers import Peer, Standing, Told
 
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.
@@ -37,41 +37,6 @@ LONGEST_WAIT_IN_WINDOWS = 5
 # A broken world is normally left well within this.
 HURRY = 1.0
 _NOBODY = -1
-
-
-class Standing(Enum):
-    COMING = "starting"  # has a session and is in no world; getting ready to ask
-    STANDBY = "standby"  # has asked, and is in no world
-    MEMBER = "member"
-    LEFT = "between worlds"  # was a member of the present world, and has asked for the next
-    LEAVING = "draining"  # finishes its step and goes; will not be in the next world
-    FINISHED = "finished"  # its training is complete
-
-
-class _Told(IntEnum):
-    NOTHING = 0
-    CHANGE = 1
-    BROKEN = 2
-
-
-@dataclass(slots=True)
-class Peer:
-    """A worker that has, or lately had, a session."""
-
-    worker_id: int
-    host: str
-    arrival: int
-    standing: Standing = Standing.COMING
-    connected: bool = True
-    step: int = 0
-    has_state: bool = False
-    world_version: int = 0  # of the last world it was a member of
-    rank: int = -1  # in that world
-    told: _Told = _Told.NOTHING
-
-    def precedence(self) -> tuple[bool, int, bool, int, int]:
-        """Sorts into rank order (rule 5)."""
-        return (not self.has_state, -self.step if self.has_state else 0, self.rank < 0, self.rank, self.arrival)
 
 
 @dataclass(slots=True)
@@ -152,7 +117,7 @@ class Rendezvous:
         if peer is None:
             self._arrivals += 1
             peer = self.peers[event.worker_id] = Peer(event.worker_id, event.host, self._arrivals)
-        peer.connected, peer.host, peer.told = True, event.host, _Told.NOTHING
+        peer.connected, peer.host, peer.told = True, event.host, Told.NOTHING
         self._tell = True
         if peer.standing is Standing.STANDBY:
             self._standbys.setdefault(peer.worker_id, now)
@@ -311,7 +276,7 @@ class Rendezvous:
         if not self._tell or self.world is None:
             return []
         self._tell = False
-        wanted = _Told.BROKEN if forming.broken else _Told.CHANGE
+        wanted = Told.BROKEN if forming.broken else Told.CHANGE
         audience = {Standing.MEMBER, Standing.LEAVING} if forming.broken else {Standing.MEMBER}
         untold = [p for p in self.peers.values() if p.standing in audience and self._is_inside(p) and p.told < wanted]
         if not untold:
@@ -349,7 +314,7 @@ class Rendezvous:
                 Standing.MEMBER,
                 self._version,
                 rank,
-                _Told.NOTHING,
+                Told.NOTHING,
             )
             self._standbys.pop(peer.worker_id, None)
         for peer in self.peers.values():

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.master.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY
 from elasticdl.master.events import ExitCause, WorkerExited
-from elasticdl.master.fleet import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY, Fleet, WorkerState
+from elasticdl.master.fleet import Fleet, WorkerState
 from elasticdl.master.instructions import DrainWorker, KillWorker, LaunchWorker
 
 START, GRACE = 600.0, 30.0

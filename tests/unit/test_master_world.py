@@ -5,7 +5,8 @@ import pytest
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.events import WorkerAsked, WorkerConnected
 from elasticdl.master.instructions import AnnounceChange, BreakWorld, PublishWorld
-from elasticdl.master.world import Rendezvous, Standing
+from elasticdl.master.peers import Standing
+from elasticdl.master.world import Rendezvous
 
 WINDOW = 0.3
 
