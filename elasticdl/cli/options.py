@@ -6,6 +6,7 @@ and turns pydantic's findings into one line.
 
 from __future__ import annotations
 
+import argparse
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def add_options(parser: Parser, groups: Groups) -> None:
             if field.annotation is bool:
                 section.add_argument(flag, nargs="?", const="true", default=None, metavar="true|false", help=text)
                 section.add_argument(
-                    f"--no_{name}", dest=name, action="store_const", const="false", help="==SUPPRESS=="
+                    f"--no_{name}", dest=name, action="store_const", const="false", help=argparse.SUPPRESS
                 )
             else:
                 flags = (flag, *(f"--{alias}" for alias in aliases_of(field)))

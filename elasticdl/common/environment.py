@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.network import interface_of
 
+LOOPBACK = "127.0.0.1"
 MASTER = "ELASTICDL_MASTER"
 TOKEN = "ELASTICDL_TOKEN"
+TLS = "ELASTICDL_TLS"  # folder of the certificates, instead of a token
 WORKER_ID = "ELASTICDL_WORKER_ID"
 JOB_SPEC = "ELASTICDL_JOB_SPEC"
 HOST = "ELASTICDL_HOST"
@@ -33,8 +36,8 @@ class WorkerEnvironment:
     token: str
     worker_id: int
     job_spec: str  # path of the job's specification, JSON
-    host: str = "127.0.0.1"  # by which other workers reach this one
-    interface: str = "lo"  # network interface for the collective
+    host: str = LOOPBACK  # by which other workers reach this one
+    interface: str = "lo"  # network interface for the collective; found by the host where it is not known beforehand
 
     def to_env(self) -> dict[str, str]:
         return {
@@ -51,18 +54,19 @@ class WorkerEnvironment:
         """None when the process was not started by a launcher.
 
         Raises:
-            UserError: some variables are there and others are not.
+            UserError: some variables are there and others are not, or the host is no address of this machine.
         """
         if MASTER not in environ:
             return None
+        host = environ.get(HOST, LOOPBACK)
         try:
             return cls(
                 master=environ[MASTER],
                 token=environ[TOKEN],
                 worker_id=int(environ[WORKER_ID]),
                 job_spec=environ[JOB_SPEC],
-                host=environ.get(HOST, "127.0.0.1"),
-                interface=environ.get(INTERFACE, "lo"),
+                host=host,
+                interface=environ.get(INTERFACE) or interface_of(host),
             )
         except KeyError as missing:
             raise UserError(

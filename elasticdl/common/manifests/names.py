@@ -1,0 +1,57 @@
+"""What the objects of a job are called, and the labels by which they are found."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+APPLICATION_LABEL = "app.kubernetes.io/name"
+APPLICATION = "elasticdl"
+JOB_LABEL = "elasticdl.org/job"
+ROLE_LABEL = "elasticdl.org/role"
+WORKER_LABEL = "elasticdl.org/worker"  # its id
+# Which of the job's places a worker takes: 0 is the first to be filled and the last to be given up.
+PLACE_LABEL = "elasticdl.org/place"
+ELASTIC_LABEL = "elastic"
+CONTAINER = "elasticdl"  # in every pod of a job, so that one template fits all
+MASTER_PORT = 50001
+
+
+class Role(StrEnum):
+    MASTER = "master"
+    WORKER = "worker"
+    OWNER = "owner"  # who submitted the job; has no pod
+    METRICS = "metrics"  # who may only read the metrics; has no pod
+
+
+def labels(job: str, role: Role) -> dict[str, str]:
+    return {APPLICATION_LABEL: APPLICATION, JOB_LABEL: job, ROLE_LABEL: str(role)}
+
+
+def selector(job: str, role: Role) -> str:
+    return f"{JOB_LABEL}={job},{ROLE_LABEL}={role}"
+
+
+def master_name(job: str) -> str:
+    """Of the Job, its Service, and what the master may do."""
+    return f"{job}-master"
+
+
+def worker_name(job: str, worker_id: int) -> str:
+    return f"{job}-worker-{worker_id}"
+
+
+def tls_name(job: str, role: Role) -> str:
+    return f"{job}-{role}-tls"
+
+
+def spec_name(job: str) -> str:
+    return f"{job}-spec"
+
+
+def state_name(job: str) -> str:
+    return f"{job}-state"
+
+
+def master_address(job: str, namespace: str) -> str:
+    """By which the job's own pods find the master, whatever pod it is in at the moment."""
+    return f"{master_name(job)}.{namespace}.svc:{MASTER_PORT}"

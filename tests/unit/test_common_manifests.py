@@ -1,0 +1,282 @@
+"""The pods of a job: what is in them, and how the user's own template is merged in."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.manifests.merge import merge
+from elasticdl.common.manifests.names import Role
+from elasticdl.common.manifests.pods import Program, make_pod
+from elasticdl.common.manifests.template import read_pod_template
+from elasticdl.common.manifests.worker import worker_template
+from elasticdl.common.network import interface_of
+from elasticdl.common.spec import JobSpec
+
+
+def job(**options):
+    return JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
+
+
+def worker(template=None, **options):
+    return worker_template(job(**options), "lab", template or {})
+
+
+def container(pod):
+    (only,) = pod["spec"]["containers"]
+    return only
+
+
+def environment(pod):
+    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in container(pod)["env"]}
+
+
+def test_a_worker_knows_its_master_its_address_and_its_papers():
+    assert environment(worker(envs="A=1,HOME=/home/me")) == {
+        "ELASTICDL_MASTER": "digits-master.lab.svc:50001",
+        "ELASTICDL_HOST": {"fieldRef": {"fieldPath": "status.podIP"}},
+        "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
+        "ELASTICDL_TLS": "/etc/elasticdl/tls",
+        "HOME": "/home/me",
+        "PYTHONUNBUFFERED": "1",
+        "A": "1",
+    }
+    assert container(worker())["command"] == ["python", "-m", "elasticdl.worker.main"]
+
+
+def test_a_program_of_the_users_is_started_as_on_this_machine():
+    command = container(worker(command=("python", "train.py")))["command"]
+    assert command == ["python", "-m", "elasticdl.common.startup", "python", "train.py"]
+
+
+def test_what_starts_it_becomes_the_program_and_is_found_by_every_python():
+    code = "import sys; print(any(path.endswith('horovod_scripts/startup') for path in sys.path))"
+    starter = [sys.executable, "-m", "elasticdl.common.startup"]
+    done = subprocess.run([*starter, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    done = subprocess.run([*starter, "no-such-program"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        127,
+        "elasticdl: can't run no-such-program: No such file or directory\n",
+    )
+
+
+def test_a_pod_has_no_rights_on_its_node():
+    pod = worker()
+    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container(pod)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["spec"]["restartPolicy"] == "Never"
+
+
+def test_it_has_its_certificate_the_specification_scratch_space_and_the_users_volumes():
+    volume = "claim_name=data,mount_path=/data;claim_name=data,mount_path=/models,sub_path=m,read_only=true"
+    pod = worker(volume=volume + ";host_path=/x,mount_path=/y,type=Directory")
+    assert {each.pop("name"): each for each in copy.deepcopy(pod["spec"]["volumes"])} == {
+        "tls": {"secret": {"secretName": "digits-worker-tls", "defaultMode": 0o444}},
+        "job": {"configMap": {"name": "digits-spec", "defaultMode": 0o444}},
+        "tmp": {"emptyDir": {}},
+        "shm": {"emptyDir": {"medium": "Memory"}},
+        "volume-0": {"persistentVolumeClaim": {"claimName": "data"}},
+        "volume-1": {"hostPath": {"path": "/x", "type": "Directory"}},
+    }
+    assert container(pod)["volumeMounts"] == [
+        {"name": "tls", "mountPath": "/etc/elasticdl/tls", "readOnly": True},
+        {"name": "job", "mountPath": "/etc/elasticdl/job", "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "volume-0", "mountPath": "/data"},
+        {"name": "volume-0", "mountPath": "/models", "readOnly": True, "subPath": "m"},
+        {"name": "volume-1", "mountPath": "/y"},
+    ]
+
+
+def test_resources_policy_grace_and_labels():
+    pod = worker(
+        worker_resource_request="cpu=1500m,gpu=1",
+        worker_resource_limit="cpu=2500m",
+        image_pull_policy="Always",
+        stop_grace=20.5,
+        elastic=True,
+    )
+    assert container(pod)["resources"] == {
+        "requests": {"cpu": "1500m", "nvidia.com/gpu": "1"},
+        "limits": {"cpu": "2500m", "nvidia.com/gpu": "1"},
+    }
+    assert environment(pod)["OMP_NUM_THREADS"] == "3"
+    assert container(pod)["imagePullPolicy"] == "Always"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 31
+    assert pod["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "elasticdl",
+        "elasticdl.org/job": "digits",
+        "elasticdl.org/role": "worker",
+        "elastic": "true",
+    }
+    assert "imagePullPolicy" not in container(worker())
+
+
+def test_a_master_has_the_same_form():
+    program = Program(Role.MASTER, ("master",), {}, priority_class="urgent", spec={"serviceAccountName": "x"})
+    pod = make_pod(job(), program, {})
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
+    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
+
+
+@pytest.mark.parametrize(
+    ("options", "labels", "annotations", "scheduler"),
+    [
+        ({}, {}, {}, None),
+        ({"queue": "kueue=a"}, {"kueue.x-k8s.io/queue-name": "a"}, {}, None),
+        (
+            {"queue": "kueue=a", "gang": True, "num_workers": "3"},
+            {"kueue.x-k8s.io/queue-name": "a", "kueue.x-k8s.io/pod-group-name": "digits-workers"},
+            {"kueue.x-k8s.io/pod-group-total-count": "3"},
+            None,
+        ),
+        ({"queue": "volcano=a"}, {}, {"scheduling.volcano.sh/queue-name": "a"}, "volcano"),
+        (
+            {"queue": "volcano=a", "gang": True, "num_workers": "3"},
+            {},
+            {"scheduling.volcano.sh/queue-name": "a", "scheduling.volcano.sh/group-min-member": "3"},
+            "volcano",
+        ),
+    ],
+)
+def test_queues_know_the_workers(options, labels, annotations, scheduler):
+    pod, plain = worker(**options), worker()
+    assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], **labels}
+    assert pod["metadata"]["annotations"] == annotations
+    assert pod["spec"].get("schedulerName") == scheduler
+
+
+TEMPLATE = """
+metadata:
+  labels: {team: vision, elasticdl.org/job: stolen}
+  annotations: {note: mine}
+spec:
+  nodeSelector: {zone: a}
+  imagePullSecrets: [{name: registry}]
+  tolerations: [{key: gpu, operator: Exists}]
+  automountServiceAccountToken: null
+  securityContext: {fsGroup: 1000}
+  volumes:
+  - {name: tmp, emptyDir: {sizeLimit: 1Gi}}
+  - {name: cache, emptyDir: {}}
+  containers:
+  - name: elasticdl
+    env: [{name: HOME, value: /cache}, {name: NEW, value: "1"}]
+    volumeMounts: [{name: cache, mountPath: /cache}]
+  - {name: sidecar, image: side/car}
+"""
+
+
+def test_the_users_template_is_merged_into_every_pod(tmp_path):
+    file = tmp_path / "pod.yaml"
+    file.write_text("apiVersion: v1\nkind: Pod\n" + TEMPLATE)
+    pod = worker(read_pod_template(str(file)))
+    main, sidecar = pod["spec"]["containers"]
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    env = {each["name"]: each.get("value") for each in main["env"]}
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert pod["metadata"]["labels"]["elasticdl.org/job"] == "digits"
+    assert pod["metadata"]["annotations"] == {"note": "mine"}
+    assert pod["spec"]["nodeSelector"] == {"zone": "a"}
+    assert pod["spec"]["securityContext"]["fsGroup"] == 1000
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert "automountServiceAccountToken" not in pod["spec"]
+    assert volumes["tmp"] == {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}
+    assert list(volumes) == ["tls", "job", "tmp", "shm", "cache"]
+    assert (env["HOME"], env["NEW"], env["PYTHONUNBUFFERED"]) == ("/cache", "1", "1")
+    assert main["image"] == "team/job:1"
+    assert main["volumeMounts"][-1] == {"name": "cache", "mountPath": "/cache"}
+    assert sidecar == {"name": "sidecar", "image": "side/car"}
+
+
+def test_merging_changes_neither_side():
+    base, patch = {"spec": {"tolerations": [{"key": "a"}]}}, {"spec": {"tolerations": [{"key": "b"}]}}
+    before = copy.deepcopy((base, patch))
+    assert merge(base, patch) == {"spec": {"tolerations": [{"key": "a"}, {"key": "b"}]}}
+    assert (base, patch) == before
+
+
+def test_a_variable_has_one_value():
+    base = {"env": [{"name": "A", "value": "1"}]}
+    patch = {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}
+    assert merge(base, patch) == patch
+
+
+JSON = st.recursive(
+    st.integers() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+MANIFESTS = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
+
+
+@given(MANIFESTS)
+def test_merging_nothing_or_the_same_again_changes_nothing(manifest):
+    assert merge(manifest, {}) == merge({}, manifest) == merge(manifest, manifest) == manifest
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ("spec: {containers: {name: x}}", "spec.containers must be a list, not {'name': 'x'}"),
+        ("spec: {containers: [{image: x}]}", "spec.containers[0] must be a mapping with name"),
+        ("spec: {tolerations: x}", "spec.tolerations must be a list, not 'x'"),
+        ("spec: {securityContext: 7}", "spec.securityContext must be a mapping, not 7"),
+        ("spec: {$patch: replace}", "spec.$patch: directives are not understood; leave it out"),
+    ],
+)
+def test_what_can_not_be_merged_is_one_line(patch, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text is compared
+        worker(yaml.safe_load(patch))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- a", "must be a mapping with metadata and spec, as in a pod"),
+        ("nodeSelector: {}", ": nodeSelector is no part of a pod; put it below metadata or spec"),
+        ("spec: 3", ": spec must be a mapping"),
+        ("spec: {restartPolicy: Always}", ": spec.restartPolicy must be Never: the master itself replaces workers"),
+        ("metadata: {name: x}", ": metadata.name must be left out, as each pod has a name of its own"),
+        ("a: b: c", "is not YAML: mapping values are not allowed here"),
+    ],
+)
+def test_a_wrong_template_is_one_line(content, message, tmp_path):
+    file = tmp_path / "pod.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"^--pod_template ") as caught:
+        read_pod_template(str(file))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_is_a_file():
+    assert read_pod_template("") == {}
+    with pytest.raises(UserError, match="--pod_template /no/such: No such file or directory"):
+        read_pod_template("/no/such")
+
+
+def test_a_pod_can_be_written_as_json():
+    assert json.loads(json.dumps(worker())) == worker()
+
+
+def test_the_interface_of_an_address():
+    assert interface_of("127.0.0.1") == interface_of("127.3.2.1") == "lo"
+    with pytest.raises(UserError, match=r"no network interface of this machine has the address 203\.0\.113\.7"):
+        interface_of("203.0.113.7")
+    with pytest.raises(UserError, match="'here' is no IP address"):
+        interface_of("here")
