@@ -142,7 +142,9 @@ class Build:
 
     def run(self, parts: Sequence[Part]) -> None:
         self._log.write_text("")
-        self._say(f"building {', '.join(part.name for part in parts)} of Kubernetes {KUBERNETES} (once; log: {self._log})")
+        self._say(
+            f"building {', '.join(part.name for part in parts)} of Kubernetes {KUBERNETES} (once; log: {self._log})"
+        )
         self._fetch(parts)
         for part in parts:
             self._edit(part)
@@ -265,7 +267,11 @@ class Build:
             "GOROOT": str(goroot),
             "GOPATH": str(self._scratch / "gopath"),
             "GOCACHE": str(self._scratch / "gocache"),
-            **{"GO111MODULE": "off", "GOENV": "off", "GOPROXY": "off", "GOFLAGS": "", "CGO_ENABLED": "0"},
+            "GO111MODULE": "off",
+            "GOENV": "off",
+            "GOPROXY": "off",
+            "GOFLAGS": "",
+            "CGO_ENABLED": "0",
         }
 
     def _step(

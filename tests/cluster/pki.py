@@ -49,7 +49,12 @@ class Authority:
         return cls(folder, _write(folder, "ca", certificate, key), certificate, key)
 
     def issue(
-        self, file_name: str, user: str, groups: Sequence[str] = (), addresses: Sequence[str] = (), names: Sequence[str] = ()
+        self,
+        file_name: str,
+        user: str,
+        groups: Sequence[str] = (),
+        addresses: Sequence[str] = (),
+        names: Sequence[str] = (),
     ) -> Pair:
         """A certificate that serves at ``addresses`` and ``names`` and makes its holder ``user`` of ``groups``."""
         key = ec.generate_private_key(ec.SECP256R1())

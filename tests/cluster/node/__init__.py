@@ -1,0 +1,23 @@
+"""A node of the test cluster that runs containers' commands as local processes, and tells the truth about them.
+
+It speaks to the API server as a kubelet does, with a node's own certificate: registers, renews its lease, lists and
+watches its pods, runs them, reports what became of them, serves their logs. What differs from a real node:
+
+- A container is a process of this machine and user: no image, no isolation, no limits on resources, and a
+  ``securityContext`` is ignored. A process that does not handle SIGTERM dies of it; as the first process of a real
+  container it would not.
+- Volumes are folders below ``$ELASTICDL_POD_ROOT``, where the container would see ``/``. Mount paths that occur in the
+  command, in ``env`` and as ``workingDir`` are replaced by the real ones. A mounted service account also sets
+  ``KUBECONFIG``, since ``/var/run/secrets`` cannot be had. What is mounted is not refreshed when its source changes.
+- A pod has an address of its own, ``127.<node>.x.y``, that is reached from everywhere on this machine. There are no
+  Service addresses and no DNS; the API server accepts no loopback address as an endpoint of a Service.
+- Probes and ``preStop`` are not run: a container is ready when it runs. A pod with init containers is refused.
+  ``exec``, ``attach`` and ``port-forward`` are not served.
+- Every image is there, except those whose name begins with ``missing/``.
+- What a machine does by itself is done on request: an annotation ``OOM_KILL`` with a new value kills the containers as
+  the kernel would for want of memory, ``EVICT`` evicts the pod as a node short of memory does.
+"""
+
+OOM_KILL = "cluster.test/oom-kill"
+EVICT = "cluster.test/evict"
+MISSING_IMAGES = "missing/"

@@ -1,0 +1,109 @@
+"""The part of the kubelet's own API that `kubectl logs` needs."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from tests.cluster.pki import Pair
+
+PORT = 10250  # as on every node; it also tells other clusters of this machine that the address is taken
+_POLL_S = 0.1
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A container's output, and whether more may come."""
+
+    path: Path
+    growing: Callable[[], bool]
+
+
+# From namespace, pod, container and whether the previous run is meant; None if there is no such container.
+FindLog = Callable[[str, str, str, bool], LogFile | None]
+
+
+def bind(address: str, find: FindLog, identity: Pair, authority: str) -> ThreadingHTTPServer:
+    """A server at ``address`` for holders of a certificate of ``authority``.
+
+    Raises:
+        OSError: the address is taken.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(identity.certificate, identity.key)
+
+    class Handler(_Handler):
+        find_log = staticmethod(find)
+
+    server = ThreadingHTTPServer((address, PORT), Handler, bind_and_activate=False)
+    server.allow_reuse_address = False
+    try:
+        server.server_bind()
+        server.server_activate()
+    except OSError:
+        server.server_close()
+        raise
+    # The handshake is left to the thread of each connection: a slow client holds up nobody else.
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    return server
+
+
+def serve(server: ThreadingHTTPServer) -> None:
+    threading.Thread(target=server.serve_forever, name="logs", daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    find_log: FindLog
+    timeout = 30
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        parts = url.path.strip("/").split("/")
+        found = None
+        if len(parts) == 4 and parts[0] == "containerLogs":
+            found = self.find_log(parts[1], parts[2], parts[3], query.get("previous") == "true")
+        if found is None or not found.path.exists():
+            self.send_error(404, "no such log")
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for chunk in _content(found, query):
+                self.wfile.write(chunk)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not worth a line."""
+
+
+def _content(log: LogFile, query: dict[str, str]) -> Iterator[bytes]:
+    left = int(query.get("limitBytes", 1 << 62))
+    with log.path.open("rb") as file:
+        if "tailLines" in query:
+            _skip_to_last_lines(log.path, int(query["tailLines"]), file.seek)
+        while left > 0:
+            growing = log.growing()
+            chunk = file.read(min(_CHUNK, left))
+            left -= len(chunk)
+            if chunk:
+                yield chunk
+            elif not growing or query.get("follow") != "true":
+                return
+            else:
+                time.sleep(_POLL_S)
+
+
+def _skip_to_last_lines(path: Path, count: int, seek: Callable[[int], int]) -> None:
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    seek(len(content) - sum(map(len, lines[-count:] if count else [])))

@@ -1,0 +1,275 @@
+"""One pod of a node: a thread that keeps its containers as the manifest wants them, and reports.
+
+What happens (the manifest changes, a process ends, the object vanishes) arrives in one queue. After each message the
+whole situation is looked at anew, so a lost or repeated message does no harm.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.node import EVICT, MISSING_IMAGES, OOM_KILL
+from tests.cluster.node.api import Api, ApiError, Json, Unreachable
+from tests.cluster.node.container import NEVER, Container
+from tests.cluster.node.devices import Devices
+from tests.cluster.node.environment import CannotStart, Invocation, invocation
+from tests.cluster.node.reporter import PodRef, Reporter, timestamp
+from tests.cluster.node.status import PodView, Verdict, phase, pod_status
+from tests.cluster.node.volumes import Sources, Unready, link_mounts, make_volume
+from tests.cluster.processes import Leashed
+
+GPU = "nvidia.com/gpu"
+_TRY_AGAIN_S = 1.0
+_DEVICES_WITHIN_S = 5.0
+_LOST_EXIT_CODE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a node gives to its pods."""
+
+    address: str
+    pods: Path
+    logs: Path
+    api: Api
+    reporter: Reporter
+    devices: Devices
+    environment: Mapping[str, str]
+    restart_backoff: float
+    new_address: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    manifest: Json
+
+
+@dataclass(frozen=True, slots=True)
+class _Vanished:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    container: Container
+    exit_code: int
+
+
+class Pod:
+    """Runs from ``start`` until its object has vanished and all its processes have ended."""
+
+    def __init__(self, manifest: Json, host: Host) -> None:
+        self.ref = PodRef.of(manifest)
+        self._manifest = manifest
+        self._host = host
+        self._spec: Json = manifest["spec"]
+        self._policy: str = self._spec.get("restartPolicy", "Always")
+        self._inbox: queue.SimpleQueue[_Changed | _Vanished | _Exited] = queue.SimpleQueue()
+        own = f"{self.ref.namespace}_{self.ref.name}_{self.ref.uid[:8]}"
+        self._folder = host.pods / own
+        self._logs = host.logs / own
+        self.containers = [
+            Container(each, self._folder / each["name"], self._logs, host.restart_backoff)
+            for each in self._spec["containers"]
+        ]
+        self._address = host.address if self._spec.get("hostNetwork") else host.new_address()
+        self._started = timestamp()
+        self._devices: list[int] = []
+        self._made: set[str] = set()
+        self._verdict: Verdict | None = None
+        self._vanished = False
+        self._kill_at: float | None = None
+        self._told: Json | None = None
+        self._oom_kill = self._annotation(OOM_KILL)
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"pod {self.ref.name}", daemon=True).start()
+
+    def changed(self, manifest: Json) -> None:
+        """The API server has a new version of the object."""
+        self._inbox.put(_Changed(manifest))
+
+    def vanished(self) -> None:
+        """The API server has it no more: whatever still runs is to be killed."""
+        self._inbox.put(_Vanished())
+
+    # Everything below runs in the pod's own thread.
+
+    def _run(self) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._admit()
+            while not (self._vanished and not self._processes()):
+                self._advance(time.monotonic())
+                self._receive()
+        finally:
+            for container in self.containers:
+                container.kill()
+            self._release_devices()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _admit(self) -> None:
+        """Take up the pod, unless it cannot run here or its time here is past."""
+        told = self._manifest.get("status", {}).get("phase")
+        if told in ("Succeeded", "Failed"):
+            self._verdict = Verdict("NodeLost", "the node was started again")
+            self._told = {}
+        elif told == "Running":  # by a node of this name that is no more
+            for container in self.containers:
+                container.ended(_LOST_EXIT_CODE, self._policy, time.monotonic(), reason="Unknown")
+        elif self._spec.get("initContainers"):
+            self._verdict = Verdict("UnexpectedAdmissionError", "this node runs no init containers")
+        limits = [each.get("resources", {}).get("limits") or {} for each in self._spec["containers"]]
+        wanted = sum(int(each.get(GPU, 0)) for each in limits)
+        if self._finished() or not wanted:
+            return
+        taken = self._host.devices.take(wanted, _DEVICES_WITHIN_S)
+        if taken is None:
+            self._verdict = Verdict("UnexpectedAdmissionError", f"requested {wanted} of {GPU}, fewer are free")
+        self._devices = taken or []
+
+    def _receive(self) -> None:
+        """Wait for a message, or for something to become due."""
+        times = [each.due for each in self.containers if not self._ending()]
+        if self._kill_at is not None and self._processes():
+            times.append(self._kill_at)
+        soonest = min(times, default=NEVER)
+        try:
+            timeout = None if soonest == NEVER else max(0.0, soonest - time.monotonic())
+            message = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return
+        match message:
+            case _Changed(manifest):
+                self._manifest = manifest
+            case _Vanished():
+                self._vanished = True
+            case _Exited(container, exit_code):
+                policy = "Never" if self._ending() else self._policy
+                container.ended(exit_code, policy, time.monotonic())
+
+    def _advance(self, now: float) -> None:
+        self._heed_annotations()
+        if self._vanished or self._verdict:
+            for container in self._processes():
+                container.kill()
+        elif self._deleted():
+            self._end(now)
+        else:
+            for container in self.containers:
+                if container.due <= now:
+                    self._start(container, now)
+        if self._finished():
+            self._release_devices()
+        self._report()
+
+    def _heed_annotations(self) -> None:
+        if self._annotation(EVICT) and not self._verdict and not self._finished():
+            self._verdict = Verdict("Evicted", "The node was low on resource: memory.")
+            self._host.reporter.event(self.ref, "Evicted", self._verdict.message, warning=True)
+        wanted = self._annotation(OOM_KILL)
+        if wanted != self._oom_kill:
+            self._oom_kill = wanted
+            for container in self._processes():
+                container.kill("OOMKilled")
+
+    def _end(self, now: float) -> None:
+        """Ask the processes once, and make them when the time of grace is over."""
+        grace = float(self._manifest["metadata"].get("deletionGracePeriodSeconds") or 0)
+        if self._kill_at is None:
+            self._kill_at = math.inf
+            for container in self._processes():
+                self._host.reporter.event(self.ref, "Killing", f"Stopping container {container.view.name}")
+                container.signal(signal.SIGTERM)
+        self._kill_at = min(self._kill_at, now + grace)
+        if now >= self._kill_at:
+            for container in self._processes():
+                container.kill()
+
+    def _start(self, container: Container, now: float) -> None:
+        image = container.view.image
+        if image.startswith(MISSING_IMAGES):
+            pulled = container.view.state.get("waiting", {}).get("reason") != "ContainerCreating"
+            reason = "ImagePullBackOff" if pulled else "ErrImagePull"
+            why = f'Back-off pulling image "{image}"' if pulled else f'failed to pull image "{image}": not found'
+            self._host.reporter.event(self.ref, "BackOff" if pulled else "Failed", why, warning=True)
+            return container.wait(reason, why, NEVER if pulled else now + _TRY_AGAIN_S)
+        try:
+            process = container.run(self._prepare(container), now)
+        except CannotStart as error:
+            return container.ended(128, self._policy, now, reason="StartError", message=str(error))
+        except Unready as error:
+            return container.wait(error.reason, str(error), now + _TRY_AGAIN_S)
+        except (ApiError, Unreachable) as error:
+            return container.wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
+        threading.Thread(target=self._tell_end, args=(container, process), daemon=True).start()
+        return self._host.reporter.event(self.ref, "Started", f"Started container {container.view.name}")
+
+    def _prepare(self, container: Container) -> Invocation:
+        facts = {"status.podIP": self._address, "status.podIPs": self._address, "status.hostIP": self._host.address}
+        sources = Sources(self._host.api, self._manifest, facts)
+        volumes, root, temporary = self._folder / "volumes", container.folder / "root", container.folder / "tmp"
+        volumes.mkdir(exist_ok=True)
+        for volume in self._spec.get("volumes") or []:
+            if volume["name"] not in self._made:
+                make_volume(volume, volumes / volume["name"], sources)
+                self._made.add(volume["name"])
+        places = link_mounts(container.spec, volumes, root)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        given = {**self._host.environment, "HOSTNAME": self.ref.name, "HOME": str(root), "TMPDIR": str(temporary)}
+        if self._devices:
+            given["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, self._devices))
+        return invocation(container.spec, sources, given, places, root)
+
+    def _tell_end(self, container: Container, process: Leashed) -> None:
+        self._inbox.put(_Exited(container, process.wait()))
+
+    def _report(self) -> None:
+        """Tell the API server, if there is anything new to it."""
+        if self._vanished or (self._told == {} and not self._deleted()):
+            return
+        view = self._view()
+        status = pod_status(view, [each.view for each in self.containers], "")
+        final = self._deleted() and not self._processes()
+        if status == self._told and not final:
+            return
+        self._told = status
+        now = pod_status(view, [each.view for each in self.containers], timestamp())
+        self._host.reporter.report(self.ref, now, final=final)
+
+    def _view(self) -> PodView:
+        return PodView(
+            self.ref.uid, self._host.address, self._address, self._started, self._policy, self._ending(), self._verdict
+        )
+
+    def _finished(self) -> bool:
+        """Nothing runs, and nothing will."""
+        told = phase(self._view(), [each.view for each in self.containers])
+        return not self._processes() and (self._ending() or told in ("Succeeded", "Failed"))
+
+    def _processes(self) -> list[Container]:
+        return [each for each in self.containers if each.process]
+
+    def _deleted(self) -> bool:
+        return "deletionTimestamp" in self._manifest["metadata"]
+
+    def _ending(self) -> bool:
+        return self._vanished or self._deleted() or self._verdict is not None
+
+    def _annotation(self, name: str) -> str | None:
+        found: str | None = (self._manifest["metadata"].get("annotations") or {}).get(name)
+        return found
+
+    def _release_devices(self) -> None:
+        self._host.devices.give_back(self._devices)
+        self._devices = []
