@@ -15,11 +15,16 @@ from elasticdl.common.spec import WorkerRange
 
 
 class ExitCause(StrEnum):
-    """Why a worker's process is gone. A launcher reports one of the first three; the fleet judges the rest."""
+    """Why a worker's process is gone. A launcher reports what it saw; the last three are the fleet's judgement."""
 
     CLEAN = "clean"  # it ended by itself with exit code 0
     CRASHED = "crashed"  # a non-zero exit code, or a signal of its own making (SIGSEGV, SIGABRT)
-    KILLED = "killed"  # ended from outside: SIGKILL, SIGTERM, preemption, a lost node
+    OUT_OF_MEMORY = "out_of_memory"  # it took more memory than it may
+    KILLED = "killed"  # ended from outside, by a signal or by the launcher that was told to: SIGKILL, SIGTERM
+    PREEMPTED = "preempted"  # its place was given to something more urgent
+    EVICTED = "evicted"  # its node was drained or ran short of something
+    NODE_LOST = "node_lost"  # its node is gone or does not answer
+    DELETED = "deleted"  # somebody else than the launcher took it away
     DRAINED = "drained"  # it was told to leave
     FROZEN = "frozen"  # the master had given it up
     FINISHED = "finished"  # its training was complete
@@ -160,13 +165,23 @@ class WorkerPlaced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The worker's process is gone for good. ``output`` is the end of what it printed."""
+    """The worker's process is gone for good; with code 0 it ended by itself, whatever it was that made it.
+
+    ``output`` is the end of what it printed.
+    """
 
     worker_id: int
     cause: ExitCause
     code: int
     detail: str = ""
     output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFailed:
+    """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
+
+    reason: str
 
 
 # ---- from commands and timers ----
@@ -203,6 +218,7 @@ Event = (
     | WorkerPending
     | WorkerPlaced
     | WorkerExited
+    | LauncherFailed
     | ScaleRequested
     | StopRequested
     | Tick

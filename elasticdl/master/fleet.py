@@ -5,14 +5,17 @@ lost or comes twice changes nothing. Ids are never used again.
 
 | what became of a worker                         | what the fleet does                                              |
 | ----------------------------------------------- | ---------------------------------------------------------------- |
-| drained, killed from outside, frozen            | replaces it at once, no count against the job                    |
-| crashed                                         | replaces it after a delay that doubles with each crash in a row  |
+| drained, killed, frozen, preempted, evicted,    | replaces it at once, no count against the job                    |
+|   node lost, deleted                            |                                                                  |
+| crashed, out of memory                          | replaces it after a delay that doubles with each crash in a row  |
 | three crashed in a row before reaching a world, | the job fails: it would go on like that for ever                 |
 |   and no world is running                       |                                                                  |
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
 | finished                                        | does not replace it                                              |
 
-A worker that is not ready in time after its start, whether it ever connected or not, is killed and has crashed.
+A worker that is not ready in time after its start, whether it ever connected or not, is killed and has crashed. Of
+several things that befell one worker the telling one is: what the cluster did, before what the worker said of itself,
+before what the master thought of it, before its exit code.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ class WorkerState(StrEnum):
     CONDEMNED = "condemned"  # given up; its process is being killed
 
 
+# A launcher that was told to kill may see the worker deleted: that is no news, but these always are.
+_BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
+_CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
 _LIVE = (WorkerState.PENDING, WorkerState.STARTING, WorkerState.RUNNING)
 
 
@@ -177,12 +183,12 @@ class Fleet:
         elif worker.live:
             self._left.append(f"worker {event.worker_id} {reason}")
         fatal = ""
-        if cause is ExitCause.CRASHED:
+        if cause in _CRASHES:
             self._crashes.count(in_training=worker.reached_world, step=step, now=now)
             if verdict := self._crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {event.worker_id}: {reason}"
-        if worker.finished and self._own_program and event.cause is not ExitCause.CLEAN:
-            fatal = f"worker {event.worker_id} {event.cause} after its training was complete: {event.detail}"
+        if worker.finished and self._own_program and event.code != 0:
+            fatal = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
         return Verdict(cause, reason, fatal)
 
     def dismiss(self, reason: str) -> None:
@@ -237,14 +243,17 @@ class Fleet:
     def _judge(self, worker: Worker, event: WorkerExited) -> tuple[ExitCause, str]:
         if worker.finished:
             return ExitCause.FINISHED, "finished"
+        told = f"{event.cause.replace('_', ' ')}: {event.detail}" if event.detail else event.cause.replace("_", " ")
+        if event.cause in _BY_THE_CLUSTER:
+            return event.cause, told
         if worker.failure:
             return ExitCause.CRASHED, worker.failure
         if worker.state is WorkerState.CONDEMNED:
             return ExitCause.FROZEN, worker.reason
-        if worker.state is WorkerState.DRAINING:
+        if worker.state is WorkerState.DRAINING and event.cause is not ExitCause.DELETED:
             return ExitCause.DRAINED, worker.reason
         if event.cause is not ExitCause.CLEAN:
-            return event.cause, f"{event.cause}: {event.detail}" if event.detail else str(event.cause)
+            return event.cause, told
         if self._own_program:
             return ExitCause.FINISHED, "finished"
         return ExitCause.CRASHED, "ended without having finished"

@@ -80,6 +80,10 @@ class Job:
             case e.ScaleRequested(workers):
                 self._limits = workers
                 return [i.Record("scale_requested", {"workers": str(workers)}), *self._reconcile(now)]
+            case e.LauncherFailed(reason) if self._ending.outcome is None:
+                return self._ending.decide(i.Outcome(Phase.FAILED, reason), now)
+            case e.LauncherFailed():
+                return []
             case e.StopRequested():
                 return self._stop_requested(event, now)
             case _:
@@ -144,7 +148,7 @@ class Job:
         verdict = self._fleet.exited(event, now, step=self._step, world_runs=world_runs)
         if verdict is None:
             return []
-        worker_id, clean = event.worker_id, event.cause is e.ExitCause.CLEAN
+        worker_id, clean = event.worker_id, event.code == 0
         self._liveness.forget(worker_id)
         left = {"worker": worker_id, "cause": str(verdict.cause), "reason": verdict.reason, "code": event.code}
         out: list[Instruction] = [i.Record("worker_left", left)]

@@ -76,6 +76,51 @@ def test_a_worker_that_was_given_up_counts_as_frozen_and_is_replaced():
     assert y.exit(2).cause is ExitCause.FROZEN
 
 
+BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]
+
+
+@pytest.mark.parametrize("cause", [*BY_THE_CLUSTER, ExitCause.DELETED])
+def test_what_the_cluster_took_away_is_replaced_at_once_however_often(cause):
+    y = Yard(maximum=1)
+    for worker_id in range(2 * CRASHES_IN_TRAINING):
+        assert launched(y.reconcile()) == [worker_id]
+        verdict = y.exit(worker_id, cause, 1)
+        assert (verdict.cause, verdict.fatal) == (cause, "")
+        assert verdict.reason == f"{cause.replace('_', ' ')}: detail"
+
+
+@pytest.mark.parametrize("cause", BY_THE_CLUSTER)
+def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
+    y = Yard(maximum=4)
+    y.start()
+    y.fleet.leaving(0, "SIGTERM", y.now)
+    y.fleet.condemn(1, "no heartbeat for 2 s")
+    y.fleet.failing(2, "can't write", y.now)
+    y.fleet.finished(3)
+    assert [y.exit(worker_id, cause, 0).cause for worker_id in range(4)] == [cause, cause, cause, ExitCause.FINISHED]
+
+
+def test_a_deleted_worker_is_shown_as_such_unless_we_had_it_deleted():
+    y = Yard()
+    y.start()
+    y.fleet.leaving(0, "SIGTERM", y.now)
+    y.fleet.condemn(1, "no heartbeat for 2 s")
+    y.fleet.condemn(2, "not ready 600 s after its start", crashed=True)
+    causes = [y.exit(worker_id, ExitCause.DELETED).cause for worker_id in range(3)]
+    assert causes == [ExitCause.DELETED, ExitCause.FROZEN, ExitCause.CRASHED]
+
+
+def test_a_worker_out_of_memory_counts_as_one_that_crashed():
+    y = Yard(maximum=1)
+    y.reconcile()
+    for worker_id in range(CRASHES_AT_START):
+        verdict = y.exit(worker_id, ExitCause.OUT_OF_MEMORY, 137)
+        assert verdict.cause is ExitCause.OUT_OF_MEMORY
+        assert y.reconcile() == []
+        assert launched(y.reconcile(LONGEST_DELAY)) == [worker_id + 1]
+    assert verdict.fatal == "3 workers in a row failed at the start, last worker 2: out of memory: detail"
+
+
 def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
     y = Yard()
     y.start()

@@ -211,7 +211,8 @@ ANYTHING = st.one_of(
     st.builds(e.WorkerFailed, IDS, st.sampled_from(e.FailureCause), st.just("why")),
     st.builds(e.WorkerPending, IDS, st.just("full")),
     st.builds(e.WorkerPlaced, IDS, st.just("h"), SMALL),
-    st.builds(e.WorkerExited, IDS, st.sampled_from(list(e.ExitCause)[:3]), SMALL),
+    st.builds(e.WorkerExited, IDS, st.sampled_from(list(e.ExitCause)[:-3]), SMALL),
+    st.builds(e.LauncherFailed, st.just("why")),
     st.builds(
         e.ScaleRequested, st.builds(lambda a, b: WorkerRange(minimum=a, maximum=a + b), st.integers(1, 3), SMALL)
     ),

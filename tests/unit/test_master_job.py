@@ -311,6 +311,26 @@ def test_a_crash_loop_at_the_start_fails_the_job_and_shows_the_output():
     assert end.traceback == "the last lines"
 
 
+def test_a_preempted_worker_that_left_in_time_has_torn_nothing():
+    r = Run()
+    r.train()
+    assert only(i.BreakWorld, r.post(e.WorkerDraining(2, "SIGTERM"))) == []
+    assert r.exit(2, e.ExitCause.PREEMPTED, 0) == []
+    (publish,) = r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    assert publish.world.worker_ids == (0, 1)
+    assert r.records("worker_left")[0]["cause"] == "preempted"
+    assert r.records("world_broken") == []
+
+
+def test_a_launcher_that_can_never_start_anything_fails_the_job_with_its_line():
+    r = Run()
+    r.post(e.Tick())
+    assert only(i.KillWorker, r.post(e.LauncherFailed("no such claim: data"))) != []
+    assert r.post(e.LauncherFailed("no such claim: data")) == []
+    r.exit(0), r.exit(1)
+    assert r.exit(2) == [i.EndJob(Phase.FAILED, "no such claim: data")]
+
+
 def test_stop_gives_a_grace_period_and_then_kills():
     r = Run()
     r.train()
