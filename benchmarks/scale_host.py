@@ -21,7 +21,7 @@ from pathlib import Path
 
 import grpc
 
-from elasticdl.common.environment import TOKEN_KEY
+from elasticdl.common.channel import TOKEN_KEY
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

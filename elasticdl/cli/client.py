@@ -8,19 +8,20 @@ from typing import TypeVar
 
 import grpc
 
-from elasticdl.common.environment import TOKEN_KEY
-from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.jobdir import MasterAddress
+from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.credentials import Reachable, TlsFolder
+from elasticdl.common.errors import RefusedError, UnreachableError, UserError
+from elasticdl.common.handshake import refusal
 from elasticdl.common.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
 
 CALL_TIMEOUT = 5.0  # seconds; the master answers from memory
 
-CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)  # the master is on this machine, whatever http_proxy says
-
 # What the master refuses with a reason that is meant for the person.
 REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+# What it refuses because of who asks.
+STRANGERS = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 Reply = TypeVar("Reply")
 
@@ -28,11 +29,11 @@ Reply = TypeVar("Reply")
 class MasterClient:
     """The calls of the command line. Use `connect`, which closes the channel."""
 
-    def __init__(self, channel: grpc.Channel, address: MasterAddress) -> None:
+    def __init__(self, channel: grpc.Channel, master: Reachable) -> None:
         self._channel = channel
         self._stub = rpc.MasterStub(channel)
-        self._address = address
-        self._metadata = ((TOKEN_KEY, address.token),)
+        self._master = master
+        self._metadata = metadata(master.credentials)
         self._under_way: list[grpc.Future[pb.StopReply]] = []  # a call that nobody holds is cancelled
 
     def status(self) -> pb.JobStatus:
@@ -74,12 +75,26 @@ class MasterClient:
             code, details = error.code(), error.details()
             if code in REFUSALS:
                 raise UserError(details) from error
-            where = f"the master at {self._address.address} (process {self._address.pid})"
-            raise UnreachableError(f"{where} did not answer: {code.name.lower()}: {details}") from error
+            if code in STRANGERS:
+                raise RefusedError(f"{self._master.title} refused: {details}") from error
+            if code is grpc.StatusCode.UNAVAILABLE:
+                _raise_if_refused(self._master)
+            raise UnreachableError(f"{self._master.title} did not answer: {code.name.lower()}: {details}") from error
 
 
 @contextmanager
-def connect(address: MasterAddress) -> Iterator[MasterClient]:
-    """A client that is closed at the end."""
-    with grpc.insecure_channel(address.address, options=CHANNEL_OPTIONS) as channel:
-        yield MasterClient(channel, address)
+def connect(master: Reachable) -> Iterator[MasterClient]:
+    """A client that is closed at the end.
+
+    Raises:
+        RefusedError: the certificates will not do.
+    """
+    if isinstance(master.credentials, TlsFolder):
+        _raise_if_refused(master)  # before gRPC, which would write a page about it to the terminal
+    with open_channel(master.address, master.credentials) as channel:
+        yield MasterClient(channel, master)
+
+
+def _raise_if_refused(master: Reachable) -> None:
+    if why := refusal(master.address, master.credentials):
+        raise RefusedError(f"{master.title} is not to be had: {why}")

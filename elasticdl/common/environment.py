@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from elasticdl.common.credentials import Credentials, TlsFolder, Token
 from elasticdl.common.errors import UserError
 from elasticdl.common.network import interface_of
 
 LOOPBACK = "127.0.0.1"
 MASTER = "ELASTICDL_MASTER"
 TOKEN = "ELASTICDL_TOKEN"
-TLS = "ELASTICDL_TLS"  # folder of the certificates, instead of a token
+TLS = "ELASTICDL_TLS"  # folder of the worker's certificate, instead of a token
 WORKER_ID = "ELASTICDL_WORKER_ID"
 JOB_SPEC = "ELASTICDL_JOB_SPEC"
 HOST = "ELASTICDL_HOST"
@@ -25,15 +27,13 @@ SHARED_GPU = "ELASTICDL_SHARED_GPU"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
 
-TOKEN_KEY = "elasticdl-token"  # under which every gRPC call to the master carries the token
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
     """Where the master is and who this worker is."""
 
     master: str  # host:port
-    token: str
+    credentials: Credentials
     worker_id: int
     job_spec: str  # path of the job's specification, JSON
     host: str = LOOPBACK  # by which other workers reach this one
@@ -42,7 +42,9 @@ class WorkerEnvironment:
     def to_env(self) -> dict[str, str]:
         return {
             MASTER: self.master,
-            TOKEN: self.token,
+            # The one that is not used is empty, so that none is inherited.
+            TOKEN: self.credentials.value if isinstance(self.credentials, Token) else "",
+            TLS: str(self.credentials.path) if isinstance(self.credentials, TlsFolder) else "",
             WORKER_ID: str(self.worker_id),
             JOB_SPEC: self.job_spec,
             HOST: self.host,
@@ -62,7 +64,7 @@ class WorkerEnvironment:
         try:
             return cls(
                 master=environ[MASTER],
-                token=environ[TOKEN],
+                credentials=_credentials(environ),
                 worker_id=int(environ[WORKER_ID]),
                 job_spec=environ[JOB_SPEC],
                 host=host,
@@ -74,3 +76,14 @@ class WorkerEnvironment:
             ) from None
         except ValueError:
             raise UserError(f"{WORKER_ID} must be a whole number, not {environ[WORKER_ID]!r}") from None
+
+
+def _credentials(environ: Mapping[str, str]) -> Credentials:
+    token, folder = environ.get(TOKEN), environ.get(TLS)
+    if token and folder:
+        raise UserError(f"{TOKEN} and {TLS} are both set: unset the one that is not of this worker's master")
+    if folder:
+        return TlsFolder(Path(folder))
+    if not token:
+        raise KeyError(f"{TOKEN} (or {TLS})")
+    return Token(token)

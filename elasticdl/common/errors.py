@@ -5,6 +5,7 @@
     |   +-- ArgumentError    fix the call; a ValueError, too
     +-- JobFailedError       the job is over and did not succeed; the command ends with 1
     +-- UnreachableError     the other side did not answer in time; try again or look after it
+        +-- RefusedError     it will not have this caller: trying again is of no use
 
 What the elastic loop raises to change its course is in ``elasticdl.elastic.errors``.
 """
@@ -28,3 +29,7 @@ class JobFailedError(ElasticDLError):
 
 class UnreachableError(ElasticDLError):
     """The master (or another service) did not answer within the deadline."""
+
+
+class RefusedError(UnreachableError):
+    """The master is there but not to be had with these credentials, now or later."""

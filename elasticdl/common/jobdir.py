@@ -17,16 +17,25 @@ from pathlib import Path
 
 import platformdirs
 
+from elasticdl.common.credentials import Credentials, Token
 from elasticdl.common.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class MasterAddress:
-    """How to reach a running master."""
+    """How to reach a running master: see `elasticdl.common.credentials.Reachable`."""
 
     address: str  # host:port
     token: str
     pid: int
+
+    @property
+    def credentials(self) -> Credentials:
+        return Token(self.token)
+
+    @property
+    def title(self) -> str:
+        return f"the master at {self.address} (process {self.pid})"
 
 
 @dataclass(frozen=True, slots=True)

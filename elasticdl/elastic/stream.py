@@ -11,12 +11,17 @@ from typing import Protocol
 
 import grpc
 
-from elasticdl.common.environment import TOKEN_KEY, WorkerEnvironment
+from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UserError
+from elasticdl.common.handshake import refusal
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 RECONNECT_SECONDS = 0.2
 MASTER_GONE_SECONDS = 30.0
+# What a master answers to a worker that it will never take.
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ class MasterStream:
         self._outbox: Outbox = queue.SimpleQueue()
         self._closing = threading.Event()
         self._last_contact = time.monotonic()
+        self._met = False
         self._thread = threading.Thread(target=self._keep, name="elasticdl-session", daemon=True)
 
     def open(self) -> None:
@@ -64,10 +70,10 @@ class MasterStream:
             try:
                 self._converse()
                 problem = "the master ended the session"
-            except grpc.RpcError as error:
+            except (grpc.RpcError, UserError) as error:
                 problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
-                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    self._listener.lost(f"the master at {self._environment.master} refused this worker: {problem}")
+                if refused := self._refusal(error):
+                    self._listener.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
             silence = time.monotonic() - self._last_contact
             if silence > MASTER_GONE_SECONDS:
@@ -76,16 +82,23 @@ class MasterStream:
             log.debug("session with the master interrupted: %s", problem)
             self._closing.wait(RECONNECT_SECONDS)
 
+    def _refusal(self, error: Exception) -> str | None:
+        """Why trying again is of no use, if it is not."""
+        if isinstance(error, grpc.Call) and error.code() in REFUSALS:
+            return error.details()
+        if self._met:  # it worked before: certificates may be about to be renewed, and will match again
+            return None
+        return refusal(self._environment.master, self._environment.credentials)
+
     def _converse(self) -> None:
         outbox = self._outbox
-        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(self._environment.master, options=options) as channel:
-            metadata = ((TOKEN_KEY, self._environment.token),)
-            call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata)
+        credentials = self._environment.credentials
+        with open_channel(self._environment.master, credentials) as channel:
+            call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata(credentials))
             spoken = False
             try:
                 for message in call:
-                    spoken = True
+                    spoken = self._met = True
                     self._listener.take(message)
             finally:
                 if spoken:  # until now there was a master, however little it had to say

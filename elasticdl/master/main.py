@@ -21,12 +21,14 @@ from typing import Protocol
 from google.protobuf import json_format
 from pydantic import ValidationError
 
+from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root, write_aside
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import python_path
 from elasticdl.master import events as e
+from elasticdl.master.access import TokenAccess
 from elasticdl.master.convert import to_status
 from elasticdl.master.instructions import EndJob, Phase
 from elasticdl.master.job import Job
@@ -109,7 +111,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) 
         UserError: the port is taken, before anything was started.
     """
     token = secrets.token_urlsafe()
-    server = Server(HOST, token)
+    server = Server(HOST, TokenAccess(Token(token)))
     address = MasterAddress(f"{HOST}:{server.bind(spec.port)}", token, os.getpid())
     mailbox, sessions = Mailbox(), Sessions()
     relay = KeyValueRelay(sessions)
@@ -152,7 +154,7 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
 
     def make(master: MasterAddress, report: Report) -> Launcher:
         def environment(worker_id: int, slot: Slot) -> dict[str, str]:
-            worker = WorkerEnvironment(master.address, master.token, worker_id, str(job_dir.spec))
+            worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
             inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
             startup = python_path(os.environ) if spec.command else {}
             return {**inherited, **slot.environment, **worker.to_env(), **startup}

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import grpc
 from pydantic import ValidationError
 
-from elasticdl.common.environment import TOKEN_KEY
+from elasticdl.common.channel import SERVER_OPTIONS
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master import events as e
+from elasticdl.master.access import Access, Context, Guard
 from elasticdl.master.convert import connected, to_event
 from elasticdl.master.journal import Journal
 from elasticdl.master.sessions import KeyValueRelay, Outbox, Sessions
@@ -27,8 +26,6 @@ WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StatusFeed:
@@ -131,42 +128,13 @@ class Servicer(pb_grpc.MasterServicer):
         return pb.StopReply()
 
 
-class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Refuses every call that does not carry the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        handler = await continuation(handler_call_details)
-        given = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_KEY, "")
-        given_bytes = given if isinstance(given, bytes) else given.encode()
-        if handler is None or hmac.compare_digest(given_bytes, self._token):
-            return handler
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(_refuse)
-        return grpc.unary_stream_rpc_method_handler(_refuse) if handler.response_streaming else _REFUSAL
-
-
-async def _refuse(request: Any, context: Context) -> NoReturn:
-    text = "the job's token is missing or wrong: jobs are controlled by the user who started them"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-
-
-_REFUSAL: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_refuse)
-
-
 class Server:
     """The listening socket with the service behind it."""
 
-    def __init__(self, host: str, token: str) -> None:
+    def __init__(self, host: str, access: Access) -> None:
         self._host = host
-        options = [("grpc.so_reuseport", 0)]  # else a second master could take the same port unnoticed
-        self._server = grpc.aio.server(interceptors=[TokenCheck(token)], options=options)
+        self._access = access
+        self._server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
 
     def bind(self, port: int) -> int:
         """Take the port, 0 for any free one; returns the port taken.
@@ -175,7 +143,7 @@ class Server:
             UserError: it is not to be had.
         """
         try:
-            bound = self._server.add_insecure_port(f"{self._host}:{port}")
+            bound = self._access.add_port(self._server, f"{self._host}:{port}")
         except RuntimeError:
             bound = 0
         if bound == 0:

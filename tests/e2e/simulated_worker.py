@@ -10,8 +10,7 @@ import signal
 import sys
 import threading
 
-import grpc
-
+from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -37,9 +36,10 @@ class SimulatedWorker:
         self.out.put(pb.WorkerMessage(hello=hello))
         self.out.put(pb.WorkerMessage(ask=pb.Ask()))
         threading.Thread(target=self.train, daemon=True).start()
-        with grpc.insecure_channel(self.environment.master) as channel:
-            metadata = (("elasticdl-token", self.environment.token),)
-            for message in pb_grpc.MasterStub(channel).Session(iter(self.out.get, None), metadata=metadata):
+        credentials = self.environment.credentials
+        with open_channel(self.environment.master, credentials) as channel:
+            session = pb_grpc.MasterStub(channel).Session(iter(self.out.get, None), metadata=metadata(credentials))
+            for message in session:
                 self.take(message)
         return 0
 

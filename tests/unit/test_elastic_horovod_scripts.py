@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
@@ -28,7 +29,7 @@ from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.world import Member, World
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
-ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", "token", 0, "job.json").to_env()
+ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
 
 
 class TestStartup:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from worker_kit import BreakingCollective, Script, write_zoo
 
+from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.spec import JobSpec
@@ -37,7 +38,7 @@ def work(tmp_path, monkeypatch):
         zoo = write_zoo(tmp_path / "zoo", extra, name=name)
         spec = JobSpec(model_zoo=str(zoo), model_def=name, global_batch_size=10, **options)
         (tmp_path / "job.json").write_text(spec.to_json())
-        environment = WorkerEnvironment("127.0.0.1:1", "token", 3, str(tmp_path / "job.json"))
+        environment = WorkerEnvironment("127.0.0.1:1", Token("token"), 3, str(tmp_path / "job.json"))
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
         context = ElasticContext(master, BreakingCollective(), batch_policy(spec), spec.seed)

@@ -1,0 +1,183 @@
+"""Who may call what. The one place that decides it: `ALLOWED`, applied to every call by `Guard`.
+
+Identity is per role. On a cluster it is what the caller's certificate says, on this machine whoever holds the user's token
+is everybody. All workers of a job share one certificate, so a worker may say Hello with the id of another: workers
+trust each other with the gradients already, and whoever has got into one can spoil the training without posing as
+another. What the certificate keeps them from is the rest: to stop, scale or watch the job, and to touch another one.
+A call that the table does not know is refused to all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import inspect
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeAlias
+
+import grpc
+
+from elasticdl.common.channel import TOKEN_KEY
+from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
+from elasticdl.common.errors import UserError
+from elasticdl.common.handshake import identify
+
+ALLOWED: Mapping[str, frozenset[Role]] = {
+    "Session": frozenset({Role.WORKER}),
+    "Status": frozenset({Role.OWNER}),
+    "Watch": frozenset({Role.OWNER}),
+    "Events": frozenset({Role.OWNER}),
+    "Scale": frozenset({Role.OWNER}),
+    "Stop": frozenset({Role.OWNER}),
+}
+_log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
+Admit = Callable[[Context], Awaitable[None]]
+
+
+class Access(Protocol):
+    """How callers come in, and who they are."""
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Listen at ``host:port``; returns the port taken, 0 (or RuntimeError) if it is not to be had."""
+
+    def roles(self, context: Context) -> frozenset[Role]:
+        """The roles of the caller; none for a stranger."""
+
+    @property
+    def stranger(self) -> str:
+        """What a stranger is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccess:
+    """A job of this machine: whoever has the token holds every role."""
+
+    token: Token
+    stranger: str = "the job's token is missing or wrong: jobs are controlled by the user who started them"
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        host = address.rpartition(":")[0].strip("[]")
+        if not ipaddress.ip_address(host).is_loopback:
+            raise ValueError(f"a token must not travel in the clear, so not over {host}: use certificates")
+        return server.add_insecure_port(address)
+
+    def roles(self, context: Context) -> frozenset[Role]:
+        given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+        given_bytes = given if isinstance(given, bytes) else given.encode()
+        right = hmac.compare_digest(given_bytes, self.token.value.encode())
+        return frozenset(Role) if right else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsAccess:
+    """A job on a cluster: mutual TLS. Whom this job's authority does not vouch for gets no connection at all.
+
+    gRPC speaks TLS 1.2 and newer only.
+    """
+
+    tls: TlsFolder  # the master's
+    job: str
+    stranger: str = "the certificate is of another job, or of no role in this one"
+
+    @classmethod
+    def load(cls, tls: TlsFolder) -> Self:
+        """
+        Raises:
+            UserError: the certificate is not one to serve with.
+        """
+        return cls(tls, identify(tls, serves=True).job)
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        renewed: Any = self._renewed  # the stubs do not know that None is an answer
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._configuration(), renewed, require_client_authentication=True
+        )
+        return server.add_secure_port(address, credentials)
+
+    def roles(self, context: Context) -> frozenset[Role]:
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        return frozenset(role for role in Role if Identity(role, self.job).dns_name.encode() in names)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        files = self.tls.read()
+        return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.ca)
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC for each connection; with None it goes on with what it has."""
+        try:
+            return self._configuration()
+        except UserError as error:
+            _log.warning("the certificate in use stays: %s", error)
+            return None
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
+    """Lets a call reach its handler only if the caller has a role for which the table allows it."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler  # no such call: gRPC says so
+        name = handler_call_details.method.rpartition("/")[2]
+
+        async def admit(context: Context) -> None:
+            await self._admit(name, context)
+
+        return _guarded(handler, admit)
+
+    async def _admit(self, name: str, context: Context) -> None:
+        roles = self._access.roles(context)
+        if not roles:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._access.stranger)
+        allowed = ALLOWED.get(name, frozenset())
+        if not roles & allowed:
+            text = f"{_listed(roles)} may not call {name}: it takes the certificate of {_listed(allowed)}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+
+
+def _listed(roles: frozenset[Role]) -> str:
+    return " or ".join(f"the {role}" for role in sorted(roles)) or "nobody"
+
+
+def _guarded(handler: Handler, admit: Admit) -> Handler:
+    """The same handler, behind the check."""
+    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., Handler]]] = {
+        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    }
+    behaviour, make = kinds[handler.request_streaming, handler.response_streaming]
+    wrap = _guarded_stream if inspect.isasyncgenfunction(behaviour) else _guarded_call
+    return make(wrap(behaviour, admit), handler.request_deserializer, handler.response_serializer)
+
+
+def _guarded_call(behaviour: Callable[..., Awaitable[Any]], admit: Admit) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        await admit(context)
+        return await behaviour(request, context)
+
+    return call
+
+
+def _guarded_stream(behaviour: Callable[..., Any], admit: Admit) -> Callable[..., AsyncIterator[Any]]:
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        await admit(context)
+        async with contextlib.aclosing(behaviour(request, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return stream
