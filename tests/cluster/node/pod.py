@@ -88,6 +88,8 @@ class Pod:
         self._vanished = False
         self._kill_at: float | None = None
         self._told: Json | None = None
+        # Ended under a node of this name that is no more: what that one told stands.
+        self._inherited = False
         self._oom_kill = self._annotation(OOM_KILL)
 
     def start(self) -> None:
@@ -122,7 +124,7 @@ class Pod:
         told = self._manifest.get("status", {}).get("phase")
         if told in ("Succeeded", "Failed"):
             self._verdict = Verdict("NodeLost", "the node was started again")
-            self._told = {}
+            self._inherited = True
         elif told == "Running":  # by a node of this name that is no more
             for container in self.containers:
                 container.ended(_LOST_EXIT_CODE, self._policy, time.monotonic(), reason="Unknown")
@@ -236,7 +238,11 @@ class Pod:
 
     def _report(self) -> None:
         """Tell the API server, if there is anything new to it."""
-        if self._vanished or (self._told == {} and not self._deleted()):
+        if self._vanished:
+            return
+        if self._inherited:
+            if self._deleted():
+                self._host.reporter.report(self.ref, {}, final=True)
             return
         view = self._view()
         status = pod_status(view, [each.view for each in self.containers], "")

@@ -1,0 +1,190 @@
+"""A Kubernetes cluster for tests: a real control plane, and nodes that run containers as local processes.
+
+    with Cluster(nodes={"n0": 3, "n1": 3}) as cluster:      # GPUs of each node
+        core = kubernetes.client.CoreV1Api(cluster.client())
+
+What the nodes can and cannot do is written in ``tests.cluster.node``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+from kubernetes import client, config
+
+from tests.cluster.control_plane import ControlPlane, ControlPlaneError, Times
+from tests.cluster.node.node import NodeSettings
+from tests.cluster.processes import Leashed
+from tests.cluster.programs import Programs
+
+_NODE_READY_WITHIN_S = 60.0
+_POLL_S = 0.1
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Cluster:
+    """Everything of it ends with ``stop``, or with this process. Its folder is removed; until then it holds all logs."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        nodes: Mapping[str, int],
+        times: Times | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``nodes`` has the GPUs by name; ``environment`` adds to what every container sees."""
+        self._programs = programs
+        self._wanted = nodes
+        self._times = times or Times()
+        self._environment = {**_image_environment(), **(environment or {})}
+        self._nodes: dict[str, Leashed] = {}
+
+    def start(self) -> None:
+        """Returns when all nodes are ready for pods.
+
+        Raises:
+            ControlPlaneError: it did not come up; nothing is left of it.
+        """
+        self.folder = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
+        self.kubeconfig = self.folder / "kubeconfig"
+        self._plane = ControlPlane(self.folder, self._programs, self._times)
+        try:
+            self._plane.start()
+            self._plane.write_admin_kubeconfig(self.kubeconfig)
+            for name, gpus in self._wanted.items():
+                self.add_node(name, gpus, wait=False)
+            for name in self._wanted:
+                self.wait_for_node(name)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill every process of the cluster and of its pods, and remove the folder."""
+        for node in self._nodes.values():
+            node.kill()
+        while self._nodes:
+            self._nodes.popitem()[1].stop()
+        self._plane.stop()
+        shutil.rmtree(self.folder)
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._plane.server
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the control plane, the nodes and, below ``pods``, of every container that ran."""
+        return self.folder / "logs"
+
+    @property
+    def node_names(self) -> list[str]:
+        """Of the nodes whose machines run."""
+        return list(self._nodes)
+
+    def client(self) -> client.ApiClient:
+        """The official client, as administrator."""
+        return config.new_client_from_config(str(self.kubeconfig))
+
+    def user_kubeconfig(self, user: str, groups: list[str]) -> Path:
+        """A kubeconfig for somebody else, to whom RBAC gives what the test lets it."""
+        path = self.folder / f"{user}.kubeconfig"
+        self._plane.write_kubeconfig(path, user, self._plane.issue(f"user-{user}", user, groups))
+        return path
+
+    def add_node(self, name: str, gpus: int, *, wait: bool = True) -> None:
+        """One more machine; also a lost one's successor under the same name."""
+        own = self.folder / "nodes" / name
+        own.mkdir(parents=True, exist_ok=True)
+        file_name = f"node-{name}-{time.monotonic_ns()}"  # a name may come back
+        identity = self._plane.issue(file_name, f"system:node:{name}", ["system:nodes"])
+        (self.logs / "pods").mkdir(exist_ok=True)
+        settings = NodeSettings(
+            name=name,
+            server=self.server,
+            authority=str(self._plane.authority_file),
+            certificate=str(identity.certificate),
+            key=str(identity.key),
+            folder=str(own),
+            logs=str(self.logs / "pods"),
+            gpus=gpus,
+            environment=self._environment,
+        )
+        (own / "settings.json").write_text(json.dumps(asdict(settings)))
+        command = [sys.executable, "-m", "tests.cluster.node", str(own / "settings.json")]
+        env = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+        self._nodes[name] = Leashed.start(command, self.logs / f"node-{name}.log", env, own)
+        if wait:
+            self.wait_for_node(name)
+
+    def wait_for_node(self, name: str) -> None:
+        """Returns when pods can be placed on the node."""
+        core = client.CoreV1Api(self.client())
+
+        def is_ready() -> bool:
+            self._check_node(name)
+            with contextlib.suppress(client.ApiException):
+                return not core.read_node(name).spec.taints
+            return False
+
+        self._wait(is_ready, f"node {name} is not ready (log: {self.logs / f'node-{name}.log'})")
+
+    def lose_node(self, name: str) -> None:
+        """The machine loses its power: its pods end at once, and nobody tells the API server."""
+        self._nodes.pop(name).stop()
+
+    def freeze_node(self, name: str) -> None:
+        """The machine loses its network to the control plane: its pods run on, and it is not heard of."""
+        self._nodes[name].signal(signal.SIGSTOP)
+
+    def thaw_node(self, name: str) -> None:
+        """A frozen node is back, and learns what it has missed."""
+        self._nodes[name].signal(signal.SIGCONT)
+
+    def restart_api_server(self, down_s: float = 0.0) -> None:
+        """The API server crashes and is back ``down_s`` later; returns when it answers again."""
+        self._plane.restart_api_server(down_s)
+
+    def check(self) -> None:
+        """Raises ControlPlaneError if a program of the cluster has ended by itself."""
+        self._plane.check()
+        for name in self._nodes:
+            self._check_node(name)
+
+    def _check_node(self, name: str) -> None:
+        if not self._nodes[name].running:
+            raise ControlPlaneError(f"node {name} has ended (log: {self.logs / f'node-{name}.log'})")
+
+    def _wait(self, done: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + _NODE_READY_WITHIN_S
+        while not done():
+            if time.monotonic() > deadline:
+                raise ControlPlaneError(f"{otherwise}, after {_NODE_READY_WITHIN_S:g} s")
+            time.sleep(_POLL_S)
+
+
+def _image_environment() -> dict[str, str]:
+    """What an image with this repository and its Python would set."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {"PATH": path, "PYTHONPATH": str(_REPOSITORY), "LANG": "C.UTF-8"}

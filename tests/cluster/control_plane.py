@@ -1,0 +1,279 @@
+"""A real control plane on this machine: etcd, API server, scheduler, controller manager; nothing listens but on 127.0.0.1.
+
+Every connection is authenticated with a certificate of the plane's own authority, also the one to etcd.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.pki import Authority, Pair
+from tests.cluster.processes import Leashed
+from tests.cluster.programs import Programs
+
+HOST = "127.0.0.1"
+_READY_WITHIN_S = 90.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How patient the controllers are, in seconds; much less than a real cluster's."""
+
+    # A node that has not been heard of is not ready; it renews its lease every 2 s, on a machine that may be busy.
+    node_grace: int = 12
+    # Then its pods are deleted, unless they tolerate more.
+    toleration: int = 2
+
+
+class ControlPlaneError(Exception):
+    """A program of the control plane does not run; the message says where its log is."""
+
+
+class ControlPlane:
+    """The four programs, in one folder."""
+
+    def __init__(self, folder: Path, programs: Programs, times: Times) -> None:
+        self._folder = folder
+        self._programs = programs
+        self._times = times
+        self._processes: dict[str, Leashed] = {}
+        self._api_port = 0
+        self._etcd_url = ""
+
+    @property
+    def server(self) -> str:
+        return f"https://{HOST}:{self._api_port}"
+
+    @property
+    def authority_file(self) -> Path:
+        return self._authority.files.certificate
+
+    def start(self) -> None:
+        """Returns when the API server answers and the scheduler and controllers run.
+
+        Raises:
+            ControlPlaneError: one of them ended, or was not ready in time.
+        """
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+        self._authority = Authority.create(self._folder / "pki")
+        self._identities = {
+            "etcd": self._authority.issue("etcd", "etcd", addresses=[HOST]),
+            "apiserver": self._authority.issue(
+                *("apiserver", "kube-apiserver"),
+                addresses=[HOST, "10.96.0.1"],
+                names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
+            ),
+            "kubelet-client": self._authority.issue("kubelet-client", "kube-apiserver", ["system:masters"]),
+            "admin": self._authority.issue("admin", "admin", ["system:masters"]),
+        }
+        self._account_key = self._authority.new_signing_key("service-accounts")
+        self._api_port, etcd_port, peer_port, scheduler_port, controller_port = free_ports(5)
+        self._start_etcd(etcd_port, peer_port)
+        self._start_api_server()
+        self._start_scheduler(scheduler_port)
+        self._start_controller_manager(controller_port)
+        self._wait_for("default service account", self._has_default_account)
+
+    def stop(self) -> None:
+        for name in reversed(list(self._processes)):
+            self._processes.pop(name).stop()
+
+    def restart_api_server(self, down_s: float = 0.0) -> None:
+        """Kill the API server as a crash would, and have it back after ``down_s``, at the same address."""
+        self._processes.pop("kube-apiserver").stop()
+        time.sleep(down_s)
+        self._start_api_server()
+
+    def issue(self, file_name: str, user: str, groups: list[str]) -> Pair:
+        """A certificate that the API server knows its holder by."""
+        return self._authority.issue(file_name, user, groups)
+
+    def write_kubeconfig(self, path: Path, user: str, identity: Pair) -> None:
+        """A file that needs no other, readable by its owner alone."""
+        cluster = {"server": self.server, "certificate-authority-data": _encoded(self.authority_file)}
+        credentials = {
+            "client-certificate-data": _encoded(identity.certificate),
+            "client-key-data": _encoded(identity.key),
+        }
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": user, "user": credentials}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user, "namespace": "default"}}],
+        }
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            yaml.safe_dump(content, file)
+
+    def write_admin_kubeconfig(self, path: Path) -> None:
+        self.write_kubeconfig(path, "admin", self._identities["admin"])
+
+    def check(self) -> None:
+        """Raises ControlPlaneError if one of the programs has ended by itself."""
+        for name, process in list(self._processes.items()):
+            if not process.running:
+                raise ControlPlaneError(f"{name} ended with {process.wait()}: {self._tail(name)}")
+
+    def _start_etcd(self, port: int, peer_port: int) -> None:
+        self._etcd_url, peer = f"https://{HOST}:{port}", f"https://{HOST}:{peer_port}"
+        own, trusted = self._identities["etcd"], self.authority_file
+        flags = {
+            "name": "test",
+            "data-dir": self._folder / "etcd",
+            "listen-client-urls": self._etcd_url,
+            "advertise-client-urls": self._etcd_url,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"test={peer}",
+            "cert-file": own.certificate,
+            "key-file": own.key,
+            "trusted-ca-file": trusted,
+            "peer-cert-file": own.certificate,
+            "peer-key-file": own.key,
+            "peer-trusted-ca-file": trusted,
+            "client-cert-auth": "true",
+            "peer-client-cert-auth": "true",
+            "logger": "zap",
+        }
+        self._run("etcd", flags)
+
+    def _start_api_server(self) -> None:
+        own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
+        flags = {
+            "bind-address": HOST,
+            "advertise-address": HOST,
+            "secure-port": self._api_port,
+            "etcd-servers": self._etcd_url,
+            "etcd-cafile": self.authority_file,
+            "etcd-certfile": etcd.certificate,
+            "etcd-keyfile": etcd.key,
+            "tls-cert-file": own.certificate,
+            "tls-private-key-file": own.key,
+            "client-ca-file": self.authority_file,
+            "authorization-mode": "Node,RBAC",
+            "enable-admission-plugins": "NodeRestriction",
+            "anonymous-auth": "false",
+            "service-cluster-ip-range": "10.96.0.0/16",
+            "service-account-key-file": self._account_key,
+            "service-account-signing-key-file": self._account_key,
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "kubelet-client-certificate": client.certificate,
+            "kubelet-client-key": client.key,
+            "kubelet-preferred-address-types": "InternalIP",
+            "default-not-ready-toleration-seconds": self._times.toleration,
+            "default-unreachable-toleration-seconds": self._times.toleration,
+            "cert-dir": self._folder / "pki",
+        }
+        self._run("kube-apiserver", flags)
+        self._wait_for("API server", self._api_server_is_ready)
+
+    def _start_scheduler(self, port: int) -> None:
+        kubeconfig = self._component_kubeconfig("kube-scheduler")
+        version = "v1beta1" if self._programs.minor < 23 else "v1"
+        configuration = {
+            "apiVersion": f"kubescheduler.config.k8s.io/{version}",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(kubeconfig)},
+            "leaderElection": {"leaderElect": False},
+            # Who preempts others would otherwise wait up to 10 s after they have gone.
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
+        }
+        path = self._folder / "scheduler.yaml"
+        path.write_text(yaml.safe_dump(configuration))
+        self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
+
+    def _start_controller_manager(self, port: int) -> None:
+        kubeconfig = self._component_kubeconfig("kube-controller-manager")
+        flags = {
+            "kubeconfig": kubeconfig,
+            "leader-elect": "false",
+            "use-service-account-credentials": "true",
+            "service-account-private-key-file": self._account_key,
+            "root-ca-file": self.authority_file,
+            "node-monitor-period": "1s",
+            "node-monitor-grace-period": f"{self._times.node_grace}s",
+            "node-eviction-rate": "10",
+            **self._component_flags(kubeconfig, port),
+        }
+        self._run("kube-controller-manager", flags)
+
+    def _component_kubeconfig(self, name: str) -> Path:
+        path = self._folder / f"{name}.kubeconfig"
+        self.write_kubeconfig(path, f"system:{name}", self._authority.issue(name, f"system:{name}"))
+        return path
+
+    def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
+        flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._folder / "pki"}
+        flags |= {"authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
+        if self._programs.minor < 23:  # the port without authentication, which later versions do not have
+            flags["port"] = 0
+        return flags
+
+    def _run(self, name: str, flags: dict[str, object]) -> None:
+        command = [self._programs.path(name), *(f"--{flag}={value}" for flag, value in flags.items())]
+        self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder)
+
+    def _wait_for(self, what: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ControlPlaneError(f"{what}: not ready in {_READY_WITHIN_S:g} s: {self._tail('kube-apiserver')}")
+            time.sleep(_POLL_S)
+
+    def _api_server_is_ready(self) -> bool:
+        return self._get("/readyz")
+
+    def _has_default_account(self) -> bool:
+        # Until the controllers have made it, every pod is refused.
+        return self._get("/api/v1/namespaces/default/serviceaccounts/default")
+
+    def _get(self, path: str) -> bool:
+        context = ssl.create_default_context(cafile=str(self.authority_file))
+        context.load_cert_chain(self._identities["admin"].certificate, self._identities["admin"].key)
+        try:
+            with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+    def _tail(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines() or ["no output"]
+        return f"{lines[-1]} (log: {self._log(name)})"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below those that the kernel gives to outgoing connections: they stay free."""
+    found: list[int] = []
+    for port in random.sample(range(20000, 32000), 2000):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise ControlPlaneError("no free ports from 20000 to 32000")
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
