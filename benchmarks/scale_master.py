@@ -13,13 +13,13 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elasticdl.common.jobdir import JobDir, MasterAddress
 from elasticdl.common.spec import JobSpec
-from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.main import serve
 
@@ -46,6 +46,9 @@ class SimulatedLauncher:
         self._waiting: list[int] = []
         self._placed: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
+
+    async def find(self) -> Sequence[FoundWorker]:
+        return ()
 
     async def launch(self, worker_id: int) -> None:
         if self._server is None:

@@ -147,6 +147,22 @@ class NoticeReported:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker that an earlier master launched; without a host it has no place yet."""
+
+    worker_id: int
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFound:
+    """What was there when this master started: always its first event. Those whose process has ended are among them."""
+
+    workers: tuple[FoundWorker, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerPending:
     """There is no place for this worker yet; the launcher goes on trying."""
 
@@ -215,6 +231,7 @@ Event = (
     | ProgressReported
     | PauseReported
     | NoticeReported
+    | WorkersFound
     | WorkerPending
     | WorkerPlaced
     | WorkerExited

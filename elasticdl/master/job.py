@@ -82,7 +82,7 @@ class Job:
                 return [i.Record("scale_requested", {"workers": str(workers)}), *self._reconcile(now)]
             case e.LauncherFailed(reason) if self._ending.outcome is None:
                 return self._ending.decide(i.Outcome(Phase.FAILED, reason), now)
-            case e.LauncherFailed():
+            case e.LauncherFailed() | e.WorkersFound():
                 return []
             case e.StopRequested():
                 return self._stop_requested(event, now)

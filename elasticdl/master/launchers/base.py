@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from elasticdl.master.events import WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.events import FoundWorker, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
 
-Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited], None]
+Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | LauncherFailed], None]
 
 
 class Launcher(Protocol):
@@ -17,6 +17,12 @@ class Launcher(Protocol):
     once it runs, and in the end exactly one `WorkerExited`, after its process is gone and its place is free again.
     Every failure is reported that way, none is raised. No method waits for a worker except `close`.
     """
+
+    async def find(self) -> Sequence[FoundWorker]:
+        """The workers that an earlier master of this job has left, whatever became of them; called once, first of all.
+
+        From then on they count as launched: what became of them is reported after the call.
+        """
 
     async def launch(self, worker_id: int) -> None:
         """Start this worker, or keep it until there is a place.

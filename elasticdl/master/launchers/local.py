@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
 from elasticdl.master.tether import tethered
@@ -55,6 +55,10 @@ class LocalLauncher:
         self._watchers: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
+
+    async def find(self) -> Sequence[FoundWorker]:
+        """None: workers of this machine die with their master."""
+        return ()
 
     async def launch(self, worker_id: int) -> None:
         if worker_id in self._known:
