@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+pytest_plugins = ["tests.cluster.fixtures"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible():

@@ -36,6 +36,9 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 class Cluster:
     """Everything of it ends with ``stop``, or with this process. Its folder is removed; until then it holds all logs."""
 
+    # Any name does: images are not looked at, see ``tests.cluster.node``.
+    image = "local/host"
+
     def __init__(
         self,
         programs: Programs,

@@ -6,12 +6,12 @@ Every connection is authenticated with a certificate of the plane's own authorit
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import socket
 import ssl
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,20 +237,23 @@ class ControlPlane:
             time.sleep(_POLL_S)
 
     def _api_server_is_ready(self) -> bool:
-        return self._get("/readyz")
+        return self._get("/readyz") is not None
 
     def _has_default_account(self) -> bool:
-        # Until the controllers have made it, every pod is refused.
-        return self._get("/api/v1/namespaces/default/serviceaccounts/default")
+        # Until the controllers have made it, before 1.24 with a token, every pod is refused.
+        found = self._get("/api/v1/namespaces/default/serviceaccounts/default")
+        return found is not None and (self._programs.minor >= 24 or "secrets" in json.loads(found))
 
-    def _get(self, path: str) -> bool:
+    def _get(self, path: str) -> bytes | None:
+        """The body of the answer; None if there is none, or it is an error."""
         context = ssl.create_default_context(cafile=str(self.authority_file))
         context.load_cert_chain(self._identities["admin"].certificate, self._identities["admin"].key)
         try:
-            with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+            with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context) as answer:
+                body: bytes = answer.read()
+                return body
+        except OSError:
+            return None
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"

@@ -1,0 +1,87 @@
+"""Fixtures that give tests a Kubernetes cluster: one for the whole session, a namespace for each test.
+
+ELASTICDL_TEST_KUBECONFIG   use this cluster (kind, minikube, a real one) instead of starting one
+ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell and Python
+KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from tests.cluster.build import Unavailable
+from tests.cluster.cluster import Cluster
+from tests.cluster.kit import Pods, until
+from tests.cluster.outside import OutsideCluster
+from tests.cluster.programs import Programs, find_programs
+
+NODES = {"n0": 3, "n1": 3}
+_PROGRAMS = pytest.StashKey[Programs | str]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the cluster needs before any test begins: the first build takes longer than a test may."""
+    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if not wanted or session.config.option.collectonly or "ELASTICDL_TEST_KUBECONFIG" in os.environ:
+        return
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    try:
+        found: Programs | str = find_programs(terminal.write_line if terminal else print)
+    except Unavailable as error:
+        found = f"no Kubernetes cluster: {error}"
+    session.config.stash[_PROGRAMS] = found
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | OutsideCluster]:
+    """A running cluster; its nodes have the GPUs of ``NODES`` unless it is given from outside."""
+    outside = os.environ.get("ELASTICDL_TEST_KUBECONFIG")
+    if outside:
+        yield OutsideCluster(Path(outside), os.environ.get("ELASTICDL_TEST_IMAGE", "python:3.11-slim"))
+        return
+    programs = request.config.stash[_PROGRAMS]
+    if isinstance(programs, str):
+        pytest.skip(programs)
+    with Cluster(programs, NODES) as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def own_cluster(cluster: Cluster | OutsideCluster) -> Cluster:
+    """A cluster whose machines the test may do anything to, and whose nodes are ``tests.cluster.node``."""
+    if isinstance(cluster, OutsideCluster):
+        pytest.skip("ELASTICDL_TEST_KUBECONFIG gives a cluster whose nodes are not the tests' own")
+    return cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster | OutsideCluster) -> Iterator[str]:
+    """A new namespace in which pods can be created; all of it goes with the test."""
+    core = client.CoreV1Api(cluster.client())
+    name = f"test-{secrets.token_hex(4)}"
+    core.create_namespace({"metadata": {"name": name}})
+    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
+    has_tokens = int(client.VersionApi(core.api_client).get_code().minor.rstrip("+")) < 24
+    try:
+        until(
+            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
+            "default service account",
+            core.list_namespaced_service_account,
+            name,
+        )
+        yield name
+    finally:
+        core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
+        core.delete_namespace(name)
+
+
+@pytest.fixture
+def pods(cluster: Cluster | OutsideCluster, namespace: str) -> Pods:
+    """Makes and watches pods in the test's namespace."""
+    return Pods(client.CoreV1Api(cluster.client()), namespace, cluster.image)

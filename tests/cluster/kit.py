@@ -1,0 +1,141 @@
+"""What tests on a cluster say often: make this pod, wait until that is so."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import urllib3
+from kubernetes import client, watch
+
+Result = TypeVar("Result")
+
+_PATIENCE_S = 40.0
+_RETRY_S = 0.1
+_PASSING = {410, 429, 500, 502, 503, 504}
+
+
+def until(
+    ready: Callable[[dict[str, Any]], Result], what: str, listing: Callable[..., Any], *where: Any, **query: Any
+) -> Result:
+    """Watch what ``listing`` lists, by name, until ``ready`` returns something true; return that.
+
+    Raises:
+        AssertionError: it did not within 40 s; the message has ``what`` and the last state.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    seen: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        # Whatever ends the watch (410, a restart of the server), listing again goes on from where things are.
+        try:
+            found = listing(*where, **query)
+            seen = {each.metadata.name: each for each in found.items}
+            result = ready(seen)
+            if result:
+                return result
+            version, left = found.metadata.resource_version, max(1, round(deadline - time.monotonic()))
+            events = watch.Watch().stream(listing, *where, **query, resource_version=version, timeout_seconds=left)
+            with contextlib.closing(events):
+                for event in events:
+                    name = event["object"].metadata.name
+                    seen.pop(name, None)
+                    if event["type"] != "DELETED":
+                        seen[name] = event["object"]
+                    result = ready(seen)
+                    if result:
+                        return result
+        except client.ApiException as error:
+            if error.status not in _PASSING:
+                raise
+            time.sleep(_RETRY_S)
+        except urllib3.exceptions.HTTPError:
+            time.sleep(_RETRY_S)
+    raise AssertionError(f"not in {_PATIENCE_S:g} s: {what}; there is: {_summary(seen)}")
+
+
+def _summary(seen: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(each.status, "phase", None) if hasattr(each, "status") else "" for name, each in seen.items()}
+
+
+def container(pod: client.V1Pod) -> client.V1ContainerStatus:
+    """The status of a pod's only container."""
+    (only,) = pod.status.container_statuses
+    return only
+
+
+def is_running(pod: client.V1Pod | None) -> bool:
+    return pod is not None and pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
+
+
+def is_ended(pod: client.V1Pod | None) -> bool:
+    return pod is not None and pod.status.phase in ("Succeeded", "Failed")
+
+
+def shell(script: str) -> dict[str, Any]:
+    """The part of a container that runs ``script``."""
+    return {"command": ["bash", "-c", script]}
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """The pods of one namespace."""
+
+    core: client.CoreV1Api
+    namespace: str
+    image: str
+
+    def create(self, name: str, main: dict[str, Any], *, gpus: int = 0, **spec: Any) -> None:
+        """A pod with one container, ``main``, that is not restarted; ``spec`` adds to the pod's."""
+        one = {"name": "main", "image": self.image, **main}
+        if gpus:
+            one["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+        body = {"restartPolicy": "Never", "containers": [one], **spec}
+        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": body})
+
+    def delete(self, name: str, **options: Any) -> None:
+        self.core.delete_namespaced_pod(name, self.namespace, **options)
+
+    def annotate(self, name: str, **annotations: str) -> None:
+        self.core.patch_namespaced_pod(name, self.namespace, {"metadata": {"annotations": annotations}})
+
+    def until(self, ready: Callable[[dict[str, client.V1Pod]], Result], what: str) -> Result:
+        """Wait for something of several pods."""
+        return until(ready, what, self.core.list_namespaced_pod, self.namespace)
+
+    def wait(self, name: str, ready: Callable[[client.V1Pod], Any], what: str) -> client.V1Pod:
+        """Wait for something of one pod, which exists or is about to; the pod as it was then."""
+        return self.until(lambda seen: seen[name] if name in seen and ready(seen[name]) else None, f"{name}: {what}")
+
+    def running(self, name: str) -> client.V1Pod:
+        return self.wait(name, is_running, "running")
+
+    def ended(self, name: str) -> client.V1Pod:
+        return self.wait(name, is_ended, "ended")
+
+    def gone(self, name: str) -> None:
+        self.until(lambda seen: name not in seen, f"{name} gone")
+
+    def log(self, name: str, **options: Any) -> str:
+        return str(self.core.read_namespaced_pod_log(name, self.namespace, **options))
+
+    def said(self, name: str, words: str) -> None:
+        """Wait until a running container has written ``words``."""
+        deadline = time.monotonic() + _PATIENCE_S
+        stream = self.core.read_namespaced_pod_log(
+            name, self.namespace, follow=True, _preload_content=False, _request_timeout=_PATIENCE_S
+        )
+        text = b""
+        with contextlib.closing(stream):
+            while words.encode() not in text:
+                chunk = stream.read1()
+                assert chunk, f"{name} ended and did not say {words!r} but {text!r}"
+                assert time.monotonic() < deadline, f"{name} does not say {words!r} but {text!r}"
+                text += chunk
+
+    def events(self, reason: str) -> list[str]:
+        """The names of the pods that have an event of this reason."""
+        found = self.core.list_namespaced_event(self.namespace, field_selector=f"reason={reason}")
+        return [each.involved_object.name for each in found.items]
