@@ -21,7 +21,7 @@ from elasticdl.common.jobdir import JobDir, MasterAddress
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Launcher, Report
-from elasticdl.master.main import serve
+from elasticdl.master.local import serve_here
 
 SOCKET = "hosts.sock"
 
@@ -105,7 +105,7 @@ def main() -> None:
         room = Room(job_dir.path / SOCKET, hosts, spec.num_workers.maximum)
         return SimulatedLauncher(master, report, room)
 
-    asyncio.run(serve(spec, job_dir, make_launcher))
+    asyncio.run(serve_here(spec, job_dir, make_launcher))
 
 
 if __name__ == "__main__":

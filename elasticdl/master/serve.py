@@ -1,0 +1,128 @@
+"""A master at work: everything around the core put together, from the first event to the last entry of the books."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf import json_format
+
+from elasticdl.common.jobdir import JobDir, write_aside
+from elasticdl.common.spec import JobSpec
+from elasticdl.master import events as e
+from elasticdl.master.convert import to_status
+from elasticdl.master.instructions import EndJob
+from elasticdl.master.job import Job
+from elasticdl.master.journal import Journal
+from elasticdl.master.launchers.base import Launcher, Report
+from elasticdl.master.loop import Loop, Mailbox, Ports
+from elasticdl.master.servicer import Server, Servicer, StatusFeed
+from elasticdl.master.sessions import KeyValueRelay, Sessions
+from elasticdl.master.settings import Settings
+from elasticdl.master.status import Training
+from elasticdl.master.summary import write_summary
+from elasticdl.proto import elasticdl_pb2 as pb
+
+HEARTBEATS_PER_TIMEOUT = 5
+SLOWEST_HEARTBEAT = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a master runs: what differs between this machine and a cluster.
+
+    ``attend`` is entered while the job runs and the master can be called; through what it is given it may post events.
+    """
+
+    server: Server  # its port is taken
+    make_launcher: Callable[[Report], Launcher]
+    attend: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
+
+
+class Board(Protocol):
+    """What takes scalars."""
+
+    def observe(self, event: e.Event) -> None: ...
+
+    def world_formed(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _NoBoard:
+    """For a job without TensorBoard."""
+
+    def observe(self, event: e.Event) -> None: ...
+
+    def world_formed(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
+    """Run the job to its end: nothing of it remains but its files."""
+    mailbox, sessions = Mailbox(), Sessions()
+    relay = KeyValueRelay(sessions)
+    job, training = Job(Settings.from_spec(spec)), Training(started=time.monotonic())
+
+    def status() -> pb.JobStatus:
+        return to_status(job_dir.name, job.view(), training, time.monotonic())
+
+    journal, feed, board = Journal(job_dir.journal), StatusFeed(status), _tensorboard(spec)
+    launcher = site.make_launcher(mailbox.post)
+    ports = Ports(launcher, sessions, relay, journal, board.world_formed)
+    loop = Loop(job, ports, training, board.observe, time.monotonic)
+    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec))
+    try:
+        await site.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome))
+        journal.append(
+            "job_started",
+            {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)},
+        )
+        async with site.attend(mailbox.post):
+            end = await loop.run(mailbox)
+            await launcher.close()
+        board.close()
+        _write_books(spec, job_dir, journal, end, training)
+        write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
+        return end
+    finally:
+        await launcher.close()
+        feed.end()
+        journal.close()
+        await site.server.close()
+
+
+def _tensorboard(spec: JobSpec) -> Board:
+    if not spec.tensorboard_log_dir:
+        return _NoBoard()
+    from elasticdl.master.metrics import TensorBoard  # takes seconds to import
+
+    return TensorBoard(spec.tensorboard_log_dir)
+
+
+def _write_books(spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training) -> None:
+    fields = {
+        "phase": str(end.phase),
+        "reason": end.reason,
+        "steps": training.step,
+        "epochs": training.epochs_done,
+        "samples": training.samples,
+        "metrics": training.metrics,
+    }
+    journal.append("job_finished", fields)
+    if not spec.output:
+        return
+    try:
+        write_summary(spec.output, end, training, job_dir.journal, time.monotonic())
+    except OSError as error:
+        _log.error("can't write summary.json to %s: %s", spec.output, error)
+
+
+def _heartbeat_interval(spec: JobSpec) -> float:
+    return min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
