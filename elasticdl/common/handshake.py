@@ -70,9 +70,7 @@ def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
     context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
     try:
         _connect(address, context, Identity(Role.MASTER, job).dns_name)
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in (NOT_YET_VALID, HAS_EXPIRED):
-            return f"its certificate {_judge(error)}"
+    except ssl.SSLCertVerificationError:
         return f"it is not the master of the job {job} whose certificates {tls.path} holds: {ONE_SECRET}"
     except ssl.SSLError as error:
         plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # the latter since OpenSSL 3.2

@@ -1,0 +1,68 @@
+"""A master's real server, without a job behind it."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+from elasticdl.common.credentials import Endpoint
+from elasticdl.master.journal import Journal
+from elasticdl.master.servicer import Server, Servicer, StatusFeed
+from elasticdl.master.sessions import KeyValueRelay, Sessions
+from elasticdl.proto import elasticdl_pb2 as pb
+
+DEADLINE = 30.0
+
+
+class ServedMaster:
+    """Listens in a thread of its own; ``events`` are what its handlers have posted."""
+
+    def __init__(self, access, journal):
+        self.events = []
+        self.port = 0
+        self._access = access
+        self._journal = journal
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def endpoint(self, credentials):
+        return Endpoint(f"127.0.0.1:{self.port}", credentials, "the master of job digits")
+
+    def start(self, port):
+        self.port = port
+        self._thread.start()
+        assert self._up.wait(DEADLINE)
+        assert self.port
+
+    def stop(self):
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(DEADLINE)
+        assert not self._thread.is_alive()
+
+    async def _serve(self):
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        sessions = Sessions()
+        feed = StatusFeed(lambda: pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2))
+        journal = Journal(self._journal)
+        server = Server("127.0.0.1", self._access)
+        try:
+            self.port = server.bind(self.port)
+            welcome = pb.Welcome(job_name="digits")
+            servicer = Servicer(self.events.append, sessions, KeyValueRelay(sessions), feed, journal, welcome)
+            await server.start(servicer)
+        finally:
+            self._up.set()
+        await self._over.wait()
+        feed.end()
+        journal.close()
+        await server.close()
+
+
+@contextmanager
+def serving(access, journal, port=0):
+    """Serve until the end of the context."""
+    master = ServedMaster(access, journal)
+    master.start(port)
+    try:
+        yield master
+    finally:
+        master.stop()

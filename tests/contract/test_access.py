@@ -1,0 +1,380 @@
+"""Who gets in and who does not, over real connections."""
+
+import asyncio
+import queue
+import re
+import socket
+import ssl
+from datetime import UTC, datetime
+
+import grpc
+import pytest
+from access_kit import DEADLINE, serving
+
+import elasticdl.elastic.stream as stream
+from elasticdl.cli import client as command_line
+from elasticdl.cli.client import connect
+from elasticdl.common.certificates import LIFETIME, issue
+from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.credentials import Role, TlsFolder, Token
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import RefusedError, UserError
+from elasticdl.master.access import ALLOWED, Guard, TlsAccess, TokenAccess
+from elasticdl.master.events import StopRequested
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+NOW = datetime.now(UTC)
+TOKEN = Token("secret")
+HELLO = pb.WorkerMessage(hello=pb.Hello(worker_id=3, host="127.0.0.1", pid=1))
+CALLERS = (Role.WORKER, Role.OWNER, Role.METRICS)
+REQUESTS = {
+    "Session": iter([HELLO]),
+    "Status": pb.StatusRequest(),
+    "Watch": pb.StatusRequest(),
+    "Events": pb.EventsRequest(),
+    "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
+    "Stop": pb.StopRequest(reason="enough"),
+}
+
+
+class Certificates:
+    """Those of a few jobs, each role's in a folder."""
+
+    def __init__(self, root):
+        self._root = root
+
+    def of(self, job="digits", now=NOW):
+        """Every role's folder, filled anew."""
+        return {role: self._write(files, self._root / job / role) for role, files in issue(job, now).items()}
+
+    @staticmethod
+    def _write(files, path):
+        files.write(path)
+        return TlsFolder(path)
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    return Certificates(tmp_path / "certificates")
+
+
+@pytest.fixture
+def roles(certificates):
+    return certificates.of("digits")
+
+
+@pytest.fixture
+def master(roles, tmp_path):
+    with serving(TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal.jsonl") as master:
+        yield master
+
+
+@pytest.fixture
+def local_master(tmp_path):
+    with serving(TokenAccess(TOKEN), tmp_path / "journal.jsonl") as master:
+        yield master
+
+
+@pytest.fixture
+def connect_in_vain(monkeypatch):
+    """What a person is told who can't connect; gRPC, which would write more than a line, is not even asked."""
+    monkeypatch.setattr(command_line, "open_channel", lambda *_: pytest.fail("a channel was opened"))
+
+    def attempt(endpoint):
+        with pytest.raises(RefusedError) as raised, connect(endpoint):
+            pytest.fail("a connection was made")
+        return str(raised.value)
+
+    return attempt
+
+
+def say(channel, name, request, carried=()):
+    """Call it; the first answer of a stream is enough."""
+    answer = getattr(pb_grpc.MasterStub(channel), name)(request, metadata=carried, timeout=DEADLINE)
+    if isinstance(answer, grpc.Call):
+        next(answer, None)
+        answer.cancel()
+
+
+def outcome(channel, name, carried=()):
+    request = iter([HELLO]) if name == "Session" else REQUESTS[name]
+    try:
+        say(channel, name, request, carried)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("role", CALLERS)
+def test_a_role_may_make_its_own_calls_and_no_other(master, roles, role):
+    with open_channel(master.endpoint(roles[role]).address, roles[role]) as channel:
+        outcomes = {name: outcome(channel, name) for name in ALLOWED}
+    refused, fine = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OK
+    assert outcomes == {name: fine if role in allowed else refused for name, allowed in ALLOWED.items()}
+    assert any(isinstance(event, StopRequested) for event in master.events) == (role is Role.OWNER)
+
+
+def test_the_users_token_is_good_for_everything_on_this_machine(local_master):
+    with open_channel(local_master.endpoint(TOKEN).address, TOKEN) as channel:
+        assert {outcome(channel, name, metadata(TOKEN)) for name in ALLOWED} == {grpc.StatusCode.OK}
+        wrong = metadata(Token("guessed"))
+        assert {outcome(channel, name, wrong) for name in ALLOWED} == {grpc.StatusCode.UNAUTHENTICATED}
+        assert {outcome(channel, name) for name in ALLOWED} == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+def test_a_token_adds_nothing_to_a_certificate(master, roles):
+    with open_channel(master.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER]) as channel:
+        assert outcome(channel, "Stop", metadata(TOKEN)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_what_the_command_line_says_to_the_wrong_role(master, roles):
+    with (
+        connect(master.endpoint(roles[Role.WORKER])) as client,
+        pytest.raises(
+            RefusedError,
+            match=r"^the master of job digits refused: the worker may not call Stop: it takes the certificate of the owner$",
+        ),
+    ):
+        client.stop("enough")
+    assert master.events == []
+
+
+def test_the_owner_commands(master, roles):
+    with connect(master.endpoint(roles[Role.OWNER])) as client:
+        assert client.status().job_name == "digits"
+        assert next(client.watch()).phase == "running"
+        client.stop("enough")
+    assert master.events == [StopRequested("enough", checkpoint=True, now=False)]
+
+
+@pytest.mark.parametrize(
+    ("job", "moment", "told"),
+    [
+        ("letters", NOW, "it is not the master of the job letters whose certificates .* holds: take all of"),
+        ("digits", NOW - LIFETIME, "tls.crt has expired: submit the job again"),
+    ],
+)
+def test_certificates_that_will_not_do_are_one_line(master, connect_in_vain, tmp_path, job, moment, told):
+    wrong = Certificates(tmp_path / "wrong").of(job, moment)[Role.OWNER]
+    text = connect_in_vain(master.endpoint(wrong))
+    assert re.fullmatch(f"the master of job digits is not to be had: .*{told}.*", text)
+
+
+def test_an_earlier_job_of_the_same_name_is_another_job(master, connect_in_vain, tmp_path):
+    earlier = Certificates(tmp_path / "earlier").of("digits")[Role.OWNER]
+    assert "it is not the master of the job digits whose" in connect_in_vain(master.endpoint(earlier))
+
+
+def test_a_token_for_a_master_on_a_cluster(master):
+    with connect(master.endpoint(TOKEN)) as client, pytest.raises(RefusedError, match="certificates, not a token"):
+        client.status()
+
+
+def test_certificates_for_a_master_of_this_machine(local_master, connect_in_vain, roles):
+    assert "does not speak TLS: it takes a token" in connect_in_vain(local_master.endpoint(roles[Role.OWNER]))
+
+
+def unchecked(master, tls, own=True):
+    """A channel of somebody who does not look at their own certificate first, or shows none."""
+    files = tls.read()
+    shown = (files.key, files.certificate) if own else (None, None)
+    name = ("grpc.ssl_target_name_override", "master.digits.elasticdl")
+    address = master.endpoint(tls).address
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(files.ca, *shown), options=[name])
+
+
+def test_without_a_certificate_there_is_no_connection(master, roles):
+    with unchecked(master, roles[Role.OWNER], own=False) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
+
+
+def test_whoever_can_serve_can_not_call(master, roles):
+    with unchecked(master, roles[Role.MASTER]) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
+
+
+def test_another_jobs_certificate_makes_no_connection_even_for_one_who_trusts_this_master(master, roles, tmp_path):
+    other = Certificates(tmp_path / "other").of("digits")[Role.OWNER]
+    other.ca.write_bytes(roles[Role.OWNER].ca.read_bytes())
+    with unchecked(master, other) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_expired_certificate_makes_no_connection(tmp_path):
+    """With a master that has not noticed that its own has expired, too."""
+    old = Certificates(tmp_path / "old").of("digits", NOW - LIFETIME)
+    with serving(TlsAccess(old[Role.MASTER], "digits"), tmp_path / "journal") as master:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(old[Role.OWNER].certificate, old[Role.OWNER].key)
+        assert first_word(master.port, context) == b""
+
+
+def first_word(port, context):
+    """What an HTTP/2 server says unasked, once it has accepted the caller."""
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="master.digits.elasticdl") as tls:
+                return tls.recv(9)
+        except (ssl.SSLEOFError, ConnectionResetError):
+            return b""
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+@pytest.mark.parametrize(
+    ("version", "welcome"),
+    [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)],
+)
+def test_old_versions_of_TLS_are_refused(master, roles, version, welcome):
+    owner = roles[Role.OWNER]
+    context = ssl.create_default_context(cafile=owner.ca)
+    context.load_cert_chain(owner.certificate, owner.key)
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # else OpenSSL itself would not speak the old one
+    context.minimum_version = context.maximum_version = version
+    assert bool(first_word(master.port, context)) == welcome
+
+
+def test_no_worker_can_pose_as_the_master(roles, connect_in_vain, tmp_path):
+    with pytest.raises(UserError, match="purpose"):
+        TlsAccess.load(roles[Role.WORKER])
+    with serving(TlsAccess(roles[Role.WORKER], "digits"), tmp_path / "journal") as impostor:
+        assert "it is not the master of the job digits" in connect_in_vain(impostor.endpoint(roles[Role.OWNER]))
+        with unchecked(impostor, roles[Role.OWNER]) as channel:
+            assert outcome(channel, "Stop") is grpc.StatusCode.UNAVAILABLE
+        assert impostor.events == []
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "grpc_proxy"])
+def test_no_proxy_stands_between(local_master, monkeypatch, variable):
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    with connect(local_master.endpoint(TOKEN)) as client:
+        assert client.status().job_name == "digits"
+
+
+# -- the worker's stream --
+
+
+class Listening:
+    """What a session hears from its stream."""
+
+    def __init__(self):
+        self.heard = queue.SimpleQueue()
+
+    def greeting(self):
+        return [HELLO]
+
+    def take(self, message):
+        self.heard.put(message.WhichOneof("body"))
+
+    def lost(self, reason):
+        self.heard.put(reason)
+
+    def next(self):
+        return self.heard.get(timeout=DEADLINE)
+
+
+@pytest.fixture
+def open_stream(monkeypatch):
+    """Open a worker's stream, which does not give up for want of time."""
+    monkeypatch.setattr(stream, "MASTER_GONE_SECONDS", float("inf"))
+    opened = []
+
+    def open_one(address, credentials):
+        listening = Listening()
+        opened.append(stream.MasterStream(WorkerEnvironment(address, credentials, 3, "job.json"), listening))
+        opened[-1].open()
+        return listening
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def test_a_worker_is_welcome(master, roles, open_stream):
+    listening = open_stream(master.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
+    assert listening.next() == "welcome"
+
+
+@pytest.mark.parametrize("wrong", ["role", "job", "expired", "token", "missing"])
+def test_a_worker_that_can_never_get_in_gives_up_at_once(master, roles, open_stream, tmp_path, wrong):
+    others = Certificates(tmp_path / "others")
+    credentials, told = {
+        "role": lambda: (roles[Role.OWNER], "the owner may not call Session: it takes the certificate of the worker"),
+        "job": lambda: (others.of("letters")[Role.WORKER], "it is not the master of the job letters"),
+        "expired": lambda: (others.of("digits", NOW - LIFETIME)[Role.WORKER], "has expired"),
+        "token": lambda: (TOKEN, "it takes certificates, not a token"),
+        "missing": lambda: (TlsFolder(tmp_path / "nowhere"), "No such file"),
+    }[wrong]()
+    reason = open_stream(master.endpoint(credentials).address, credentials).next()
+    assert reason.startswith(f"no session with the master at 127.0.0.1:{master.port}: ")
+    assert told in reason
+    assert "\n" not in reason
+
+
+def test_a_worker_outlives_the_change_of_all_certificates(certificates, roles, open_stream, tmp_path, monkeypatch):
+    """The master has its new ones first: the worker tries until its own are there."""
+    tried = queue.SimpleQueue()
+    monkeypatch.setattr(stream.log, "debug", lambda *words: tried.put(words))
+    journal = tmp_path / "journal"
+    with serving(TlsAccess.load(roles[Role.MASTER]), journal) as first:
+        listening = open_stream(first.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
+        assert listening.next() == "welcome"
+    new = issue("digits", NOW)
+    new[Role.MASTER].write(roles[Role.MASTER].path)
+    with serving(TlsAccess.load(roles[Role.MASTER]), journal, first.port):
+        while not tried.empty():
+            tried.get()
+        for _ in range(2):  # the first may have begun before this master did
+            tried.get(timeout=DEADLINE)
+        assert listening.heard.empty()
+        new[Role.WORKER].write(roles[Role.WORKER].path)
+        assert listening.next() == "welcome"
+
+
+def test_a_master_takes_new_certificates_without_being_started_anew(master, roles):
+    with open_channel(master.endpoint(roles[Role.OWNER]).address, roles[Role.OWNER]) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.OK
+        before = roles[Role.OWNER].read()
+        for role, files in issue("digits", NOW).items():
+            files.write(roles[role].path)
+        assert outcome(channel, "Status") is grpc.StatusCode.OK, "an open connection stays"
+    with connect(master.endpoint(roles[Role.OWNER])) as client:
+        assert client.status().job_name == "digits"
+    before.write(roles[Role.OWNER].path)
+    with unchecked(master, roles[Role.OWNER]) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
+    roles[Role.MASTER].key.unlink()  # half way through the next change
+    roles[Role.OWNER].ca.write_bytes(roles[Role.METRICS].ca.read_bytes())
+    with unchecked(master, roles[Role.METRICS]) as channel:
+        assert outcome(channel, "Status") is grpc.StatusCode.PERMISSION_DENIED
+
+
+# -- the guard --
+
+
+def test_a_call_that_the_table_does_not_know_is_refused_to_all():
+    async def answer(request, context):
+        return b"secret"
+
+    async def call():
+        server = grpc.aio.server(interceptors=[Guard(TokenAccess(TOKEN))])
+        handlers = {"Logs": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("elasticdl.Master", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                    await channel.unary_unary("/elasticdl.Master/Nonsense")(b"", metadata=metadata(TOKEN))
+                assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+                with pytest.raises(grpc.aio.AioRpcError, match="it takes the certificate of nobody") as refused:
+                    await channel.unary_unary("/elasticdl.Master/Logs")(b"", metadata=metadata(TOKEN))
+                assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        finally:
+            await server.stop(None)
+
+    asyncio.run(call())

@@ -1,0 +1,54 @@
+"""What a process knows its master by: in the environment, in a Secret, and never in a log."""
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Identity, Role, TlsFiles, TlsFolder, Token
+from elasticdl.common.environment import MASTER, TLS, TOKEN, WorkerEnvironment
+from elasticdl.common.errors import UserError
+
+SECRET = TlsFiles(ca=b"authority", certificate=b"certificate", key=b"hidden")
+
+
+def environment(credentials):
+    return WorkerEnvironment("127.0.0.1:1", credentials, 3, "job.json")
+
+
+@pytest.mark.parametrize("credentials", [Token("hidden"), TlsFolder(Path("/etc/elasticdl/tls"))])
+def test_a_worker_reads_what_its_launcher_wrote(credentials):
+    assert WorkerEnvironment.from_env(environment(credentials).to_env()) == environment(credentials)
+
+
+def test_a_local_job_started_within_a_cluster_job_takes_nothing_from_it():
+    outer = environment(TlsFolder(Path("/etc/elasticdl/tls"))).to_env()
+    inner = environment(Token("hidden"))
+    assert WorkerEnvironment.from_env({**outer, **inner.to_env()}) == inner
+
+
+def test_credentials_that_are_missing_or_ambiguous_are_one_clear_line():
+    given = environment(Token("hidden")).to_env()
+    with pytest.raises(UserError, match=rf"^{MASTER} is set but {TOKEN} \(or {TLS}\) is not: "):
+        WorkerEnvironment.from_env({**given, TOKEN: ""})
+    with pytest.raises(UserError, match=f"^{TOKEN} and {TLS} are both set: unset"):
+        WorkerEnvironment.from_env({**given, TLS: "/tls"})
+
+
+def test_secrets_do_not_show():
+    assert "hidden" not in f"{SECRET!r} {environment(Token('hidden'))!r}"
+
+
+def test_a_secret_of_kubernetes_and_back():
+    assert SECRET.to_mapping() == {CA: b"authority", CERTIFICATE: b"certificate", KEY: b"hidden"}
+    assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_identity_is_a_name_and_back(role):
+    assert Identity.from_dns_name(Identity(role, "digits").dns_name) == Identity(role, "digits")
+
+
+@pytest.mark.parametrize("name", ["", "worker.digits", "worker.a.b.elasticdl", "root.digits.elasticdl", "worker.a.org"])
+def test_other_names_are_nobodys(name):
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever its text
+        Identity.from_dns_name(name)
