@@ -1,0 +1,11 @@
+"""Workers as pods of a Kubernetes cluster.
+
+    pods      pure: the manifest of a worker's pod
+    judge     pure: what a pod's status, and the events about it, say of the worker
+    ledger    pure: what is to be reported, from all that was seen
+    watch     list and watch, through everything that may interrupt it; a thread
+    api       the few requests that are made, and their failures; the only module that knows the official client
+    launcher  the port
+
+Whether a cluster has more than this to say, the rest of the master does not know: nothing else imports the client.
+"""

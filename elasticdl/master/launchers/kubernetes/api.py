@@ -1,0 +1,232 @@
+"""The requests that are made of a cluster, and what may come of them.
+
+`PodApi` and `Source` are ports: `OfficialPods`, `OfficialSource` and the tests' fakes implement them. All of it blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import urllib3
+from kubernetes import client, config
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.manifests.names import Role, selector
+from elasticdl.master.launchers.kubernetes.pods import Manifest
+
+ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
+# A watch is begun anew after so long; the server says something each minute, or its silence is a broken connection.
+WATCH_SECONDS = 240
+SILENCE_SECONDS = 130.0
+GONE = 410
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# What is over is kept for its log.
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class ApiFailure(Exception):
+    """A request did not succeed. ``status`` is that of HTTP, 0 if there was no answer; the text is one line."""
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(" ".join(message.split()))
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether it may have been done all the same."""
+        return self.status == 0 or self.status >= 500
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Manifest, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    kind: str  # ADDED, MODIFIED, DELETED or BOOKMARK
+    object: Manifest
+
+
+class Stream(Protocol):
+    """Changes as they come; iterating raises `ApiFailure`, with 410 when a new list is needed."""
+
+    def __iter__(self) -> Iterator[Change]: ...
+
+    def stop(self) -> None:
+        """End it, from any thread."""
+
+
+class Source(Protocol):
+    """Objects of one kind; both methods raise `ApiFailure`."""
+
+    def list(self) -> Listing: ...
+
+    def watch(self, version: str) -> Stream: ...
+
+
+class PodApi(Protocol):
+    """What is done to worker pods; every method raises `ApiFailure`."""
+
+    def create(self, manifest: Manifest) -> Manifest: ...
+
+    def read(self, name: str) -> Manifest: ...
+
+    def delete(self, name: str, grace: int | None) -> None:
+        """``grace`` in seconds; None: the pod's own, 0: forget it at once, whatever becomes of its process."""
+
+    def delete_all(self, grace: int) -> None:
+        """Those of the job that are not over."""
+
+
+def connect(context: str = "") -> client.ApiClient:
+    """A client as the environment has it: a kubeconfig that is named, the pod's own service account, ~/.kube/config.
+
+    Raises:
+        UserError: there is nothing of that, or no such context.
+    """
+    configuration = client.Configuration()
+    try:
+        if not context and ACCOUNT.joinpath("token").exists():
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(context=context or None, client_configuration=configuration)
+    except config.ConfigException as error:
+        raise UserError(f"no cluster is configured: {' '.join(str(error).split())}") from None
+    configuration.retries = False  # whoever calls knows better what may be repeated
+    return client.ApiClient(configuration)
+
+
+class OfficialPods:
+    """`PodApi` of one job's workers."""
+
+    def __init__(self, api: client.ApiClient, job: str, namespace: str) -> None:
+        self._api = client.CoreV1Api(api)
+        self._namespace = namespace
+        self._selector = selector(job, Role.WORKER)
+
+    def create(self, manifest: Manifest) -> Manifest:
+        return _answer(self._api.create_namespaced_pod, self._namespace, manifest)
+
+    def read(self, name: str) -> Manifest:
+        return _answer(self._api.read_namespaced_pod, name, self._namespace)
+
+    def delete(self, name: str, grace: int | None) -> None:
+        options = {} if grace is None else {"grace_period_seconds": grace}
+        _answer(self._api.delete_namespaced_pod, name, self._namespace, **options)
+
+    def delete_all(self, grace: int) -> None:
+        _answer(
+            self._api.delete_collection_namespaced_pod,
+            self._namespace,
+            label_selector=self._selector,
+            field_selector=_NOT_OVER,
+            grace_period_seconds=grace,
+        )
+
+
+class OfficialSource:
+    """`Source` of one of the client's methods that list objects."""
+
+    def __init__(self, method: Callable[..., Any], namespace: str, **selection: str) -> None:
+        self._method = method
+        self._namespace = namespace
+        self._selection = selection
+
+    def list(self) -> Listing:
+        answer = _answer(self._method, self._namespace, **self._selection)
+        return Listing(tuple(answer["items"]), answer["metadata"]["resourceVersion"])
+
+    def watch(self, version: str) -> Stream:
+        options: dict[str, Any] = {
+            **self._selection,
+            "resource_version": version,
+            "watch": True,
+            "allow_watch_bookmarks": True,
+            "timeout_seconds": WATCH_SECONDS,
+        }
+        with _failures():
+            response = self._method(
+                self._namespace,
+                **options,
+                _preload_content=False,
+                _request_timeout=(ANSWER_SECONDS[0], SILENCE_SECONDS),
+            )
+        return OfficialStream(response)
+
+
+def pod_source(api: client.ApiClient, job: str, namespace: str) -> OfficialSource:
+    method = client.CoreV1Api(api).list_namespaced_pod
+    return OfficialSource(method, namespace, label_selector=selector(job, Role.WORKER))
+
+
+def event_source(api: client.ApiClient, namespace: str) -> OfficialSource:
+    """Events about any pod; those of a job can't be chosen, as events have no labels."""
+    return OfficialSource(
+        client.CoreV1Api(api).list_namespaced_event, namespace, field_selector="involvedObject.kind=Pod"
+    )
+
+
+class OfficialStream:
+    def __init__(self, response: urllib3.HTTPResponse) -> None:
+        self._response = response
+        self._closing = threading.Lock()
+
+    def __iter__(self) -> Iterator[Change]:
+        rest = b""
+        with _failures(), contextlib.closing(self._response):
+            for piece in self._response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield _change(json.loads(line))
+
+    def stop(self) -> None:
+        with self._closing, contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            self._response.shutdown()
+
+
+def _change(said: Mapping[str, Any]) -> Change:
+    if said["type"] == "ERROR":  # 410, or a status of another kind after which only a new list helps
+        raise ApiFailure(GONE, str(said["object"].get("message", "the watch has expired")))
+    return Change(said["type"], said["object"])
+
+
+def _answer(method: Callable[..., Any], *arguments: Any, **options: Any) -> Manifest:
+    with _failures():
+        response = method(*arguments, **options, _preload_content=False, _request_timeout=ANSWER_SECONDS)
+        answer: Manifest = json.loads(response.data)
+    return answer
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Everything that a request may raise, as `ApiFailure`."""
+    try:
+        yield
+    except client.ApiException as error:
+        raise ApiFailure(error.status or 0, _message(error), _retry_after(error)) from error
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise ApiFailure(0, f"the cluster does not answer: {error}") from error
+
+
+def _message(error: client.ApiException) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.status} {error.reason}"
+
+
+def _retry_after(error: client.ApiException) -> float:
+    try:
+        return float((error.headers or {}).get("Retry-After", 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,231 @@
+"""What a pod says of its worker: whether it waits, runs or has ended, and why.
+
+Newer clusters (1.26 on) say in the condition `DisruptionTarget` who ended a pod. Older ones do not, and it has to be
+gathered from the pod's reason, the events about it and what its node last told. The first line that fits decides:
+
+| what is seen | the cause |
+| --- | --- |
+| the container was `OOMKilled` | out of memory |
+| `DisruptionTarget` | as its reason says |
+| the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
+| event `Preempted`; `Evicted` | preempted; evicted |
+| it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
+| it was deleted, not ready, and the node never told of its end | node lost |
+| it was deleted by us; by somebody else | killed; deleted |
+| anything else | as its exit code says |
+
+Who used the eviction API of a cluster before 1.26 left no trace but the deletion.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from elasticdl.common.manifests.names import CONTAINER
+from elasticdl.master.events import ExitCause
+from elasticdl.master.launchers.local import judge_exit
+
+Object = Mapping[str, Any]
+
+_NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
+_DISRUPTIONS = {
+    "PreemptionByScheduler": ExitCause.PREEMPTED,
+    "PreemptionByKubeScheduler": ExitCause.PREEMPTED,  # its name in the first releases
+    "EvictionByEvictionAPI": ExitCause.EVICTED,
+    "TerminationByKubelet": ExitCause.EVICTED,
+    "DeletionByPodGC": ExitCause.NODE_LOST,
+}
+_TAINT = ("DeletionByTaintManager", "TaintManagerEviction")
+_REASONS = {
+    "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
+    "Evicted": ExitCause.EVICTED,
+    "NodeLost": ExitCause.NODE_LOST,
+    "Shutdown": ExitCause.EVICTED,  # as 1.20 and 1.21 call a node's
+    "NodeShutdown": ExitCause.EVICTED,
+    "Terminated": ExitCause.EVICTED,
+    "UnexpectedAdmissionError": ExitCause.EVICTED,
+    "NodeAffinity": ExitCause.EVICTED,
+    "NodePorts": ExitCause.EVICTED,
+}
+_OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
+_EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
+_IMAGE = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_QUIET = ("ContainerCreating", "PodInitializing")
+
+
+class Wait(StrEnum):
+    """What a pod that does not run yet waits for."""
+
+    PLACE = "place"
+    IMAGE = "image"
+    START = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    wait: Wait
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    cause: ExitCause
+    code: int
+    detail: str
+    output: str = ""
+
+
+Verdict = Waiting | Running | Ended
+
+
+def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
+    """What a pod that is there says. ``told``: it is us who had it ended."""
+    main, phase = _main_status(pod), _status(pod).get("phase")
+    # With further containers in it a pod is not over before those are, which may be never.
+    alone = len(pod["spec"].get("containers") or ()) < 2
+    if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
+        return judge_end(pod, events, told=told, gone=False)
+    if "running" in main:
+        return Running(str(_status(pod).get("podIP") or _status(pod).get("hostIP") or ""))
+    return _judge_wait(pod, events)
+
+
+def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
+    """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
+    end = _main_status(pod).get("terminated")
+    code = _NO_CODE if end is None else int(end.get("exitCode", 1))
+    output = str((end or {}).get("message") or "") if code > 0 else ""
+    if (end or {}).get("reason") == "OOMKilled":
+        return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
+    if found := _disruption(pod, events, end is None):
+        return Ended(found[0], code, found[1])
+    if gone or _deleted(pod):
+        if end is None and _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod):
+            return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
+        return _deletion(pod, told, code)
+    if end is None:
+        return Ended(ExitCause.CRASHED, 1, _line(_status(pod).get("message") or "its pod has failed"))
+    return _by_code(pod, end, code, output)
+
+
+def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[ExitCause, str] | None:
+    """Who took the pod's place away; ``unseen``: no node has told of its end."""
+    condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
+    taint = ExitCause.NODE_LOST if unseen else ExitCause.EVICTED
+    if condition.get("status") == "True":
+        reason = str(condition.get("reason"))
+        cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
+        return cause, _line(condition.get("message") or reason)
+    reason = str(status.get("reason") or "")
+    if reason in _REASONS or reason.startswith(_OUT_OF):
+        return _REASONS.get(reason, ExitCause.EVICTED), _line(status.get("message") or reason)
+    for event in reversed(events):
+        if event.get("reason") in _EVENTS:
+            return _EVENTS[event["reason"]], _line(event.get("message") or event["reason"])
+        if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
+            return taint, f"{_node(pod)} got a taint that it does not tolerate"
+    return None
+
+
+def _deletion(pod: Object, told: bool, code: int) -> Ended:
+    if told:
+        return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
+    return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
+
+
+def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
+    cause, detail = judge_exit(code)
+    if cause is ExitCause.CRASHED:
+        metadata = pod["metadata"]
+        if end.get("reason") in ("ContainerCannotRun", "StartError"):
+            return Ended(cause, code, f"can't start it: {_line(output)}")
+        detail += f"; its log: kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+    return Ended(cause, code, detail, output)
+
+
+def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
+    scheduled = _condition(pod, "PodScheduled")
+    if not _scheduled(pod):
+        if scheduled.get("reason") == "SchedulingGated":
+            return Waiting(Wait.PLACE, "it waits in its queue")
+        return Waiting(Wait.PLACE, _line(scheduled.get("message") or "the scheduler has not looked at it yet"))
+    for waiting in _waiting_states(pod):
+        reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
+        if reason in _IMAGE:
+            return Waiting(Wait.IMAGE, f"its image can't be pulled: {message or reason}")
+        if reason and reason not in _QUIET:
+            return Waiting(Wait.START, f"its container can't be started on {_node(pod)}: {message or reason}")
+    warnings = [
+        event for event in events if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling"
+    ]
+    if warnings:
+        last = warnings[-1]
+        return Waiting(
+            Wait.START, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
+        )
+    return Waiting(Wait.START, f"it is being started on {_node(pod)}")
+
+
+def _waiting_states(pod: Object) -> Iterable[Object]:
+    status = _status(pod)
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        if waiting := (container.get("state") or {}).get("waiting"):
+            yield waiting
+
+
+def _main_status(pod: Object) -> Object:
+    """The state of the container that is the worker; empty if nothing is known of it."""
+    for container in _status(pod).get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            state = container.get("state") or {}
+            return {key: value for key, value in state.items() if value is not None}
+    return {}
+
+
+def _condition(pod: Object, kind: str) -> Object:
+    return next((each for each in _status(pod).get("conditions") or () if each.get("type") == kind), {})
+
+
+def _status(pod: Object) -> Object:
+    status: Object = pod.get("status") or {}
+    return status
+
+
+def _scheduled(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def _deleted(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _node(pod: Object) -> str:
+    return f"node {pod['spec'].get('nodeName', '?')}"
+
+
+def _memory(pod: Object) -> str:
+    for container in pod["spec"].get("containers") or ():
+        limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+        if container.get("name") == CONTAINER and limit:
+            return f"it took more memory than its limit of {limit}"
+    return "its node was out of memory"
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,388 @@
+"""Workers as pods: `KubernetesLauncher` keeps the contract of `elasticdl.master.launchers.base.Launcher`.
+
+Where a cluster makes the contract mean something of its own:
+
+- A worker is *placed* when its container runs. Until then it is pending, for whatever reason.
+- `terminate` deletes the pod with its grace period, `kill` with a second's: its process is still ended by its node, and
+  the device is free before the next one gets it. Only when a pod is still there after `FORCE_SECONDS`, because its node is lost,
+  it is taken off the books by force; whether the process has ended then nobody can tell.
+- A pod is asked for until the cluster takes it. What it takes only later (a quota) is a reason to be pending; what it will
+  never take is `LauncherFailed`.
+- The pods that are over are left for their logs, and go with the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common.errors import UnreachableError
+from elasticdl.common.manifests.names import worker_name
+from elasticdl.master.events import ExitCause, FoundWorker, LauncherFailed
+from elasticdl.master.launchers.base import Report
+from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
+from elasticdl.master.launchers.kubernetes.backoff import Backoff
+from elasticdl.master.launchers.kubernetes.judge import Running, judge
+from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
+from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
+from elasticdl.master.launchers.kubernetes.room import Room
+from elasticdl.master.launchers.kubernetes.watch import Watch
+
+# A request takes milliseconds, and hundreds of workers may be asked for at once.
+REQUESTS_AT_ONCE = 8
+KILL_GRACE = 1
+FORCE_SECONDS = 15.0
+_INVALID = 422
+_EXISTS = 409
+_ABSENT = 404
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The ports through which the launcher sees and changes a cluster."""
+
+    pods: PodApi
+    pod_source: Source
+    event_source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Times in seconds."""
+
+    image: float = 300.0  # for an image to be pulled, while no worker has ever run
+    event: float = 1.0  # for the event that says why a pod was deleted
+    force: float = FORCE_SECONDS  # for a node to end a pod that is killed
+    close: float = 60.0
+    start: float = 60.0  # for the first list
+    first_retry: float = 0.5
+    longest_retry: float = 30.0
+
+
+class KubernetesLauncher:
+    def __init__(
+        self, cluster: Cluster, pods: WorkerPods, report: Report, patience: Patience, rng: random.Random
+    ) -> None:
+        self._cluster = cluster
+        self._pods = pods
+        self._report = report
+        self._patience = patience
+        self._rng = rng
+        self._ledger = Ledger()
+        self._room = Room(REQUESTS_AT_ONCE)
+        self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
+        self._watches: list[Watch] = []
+        self._opening: asyncio.Task[Listing] | None = None
+        self._image_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ---- the port ----
+
+    async def find(self) -> tuple[FoundWorker, ...]:
+        """Also begins to watch; whoever launches without having asked is taken to want that, too.
+
+        Raises:
+            UnreachableError: the cluster can't be asked.
+        """
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._first_list())
+        listing = await asyncio.shield(self._opening)
+        ours = [pod for pod in listing.items if self._pods.owns(pod)]
+        if not self._watches:
+            self._prepare(ours)
+            # Only what was found is to be told before what becomes of it.
+            asyncio.get_running_loop().call_soon(self._begin, listing)
+        return tuple(_found(pod) for pod in ours)
+
+    async def launch(self, worker_id: int) -> None:
+        if self._ledger.known(worker_id):
+            raise ValueError(f"worker {worker_id} was launched before")
+        place = self._ledger.launch(worker_id)
+        self._creating[worker_id] = asyncio.Event()
+        self._room.start(self._create(worker_id, self._pods.manifest(worker_id, place)))
+
+    def terminate(self, worker_id: int) -> None:
+        self._end(worker_id, None)
+
+    def kill(self, worker_id: int) -> None:
+        self._end(worker_id, KILL_GRACE)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        deadline = asyncio.get_running_loop().time() + self._patience.close
+        for worker_id in self._ledger.workers:
+            self._ledger.tell(worker_id)
+        for given_up in self._creating.values():
+            given_up.set()
+        if self._ledger.workers:
+            self._room.start(self._delete_all())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._room.until(lambda: not self._ledger.workers)
+        if left := self._ledger.workers:
+            _log.error("the pods of workers %s could not be deleted: they go with the job", left)
+        await self._leave()
+
+    async def detach(self) -> None:
+        """Let the workers be: another master takes them over. Nothing can be launched afterwards."""
+        self._closed = True
+        await self._leave()
+
+    # ---- beginning and end ----
+
+    def _prepare(self, pods: Sequence[Manifest]) -> None:
+        for pod in pods:
+            if not self._ledger.known(worker_id_of(pod)):
+                self._ledger.adopt(pod)
+        soon = functools.partial(_soon, asyncio.get_running_loop())
+        self._watches = [
+            Watch(self._cluster.pod_source, _PodReceiver(soon, self), self._backoff(), time.monotonic),
+            Watch(self._cluster.event_source, _EventReceiver(soon, self), self._backoff(), time.monotonic),
+        ]
+
+    def _begin(self, listing: Listing) -> None:
+        if self._closed:
+            return
+        pods, events = self._watches
+        pods.start(listing)
+        events.start()
+        self.pods_listed(listing.items)
+
+    async def _first_list(self) -> Listing:
+        backoff, deadline = self._backoff(), time.monotonic() + self._patience.start
+        while True:
+            try:
+                return await self._room.call(self._cluster.pod_source.list)
+            except ApiFailure as failure:
+                delay = backoff.delay(failure.retry_after)
+                if time.monotonic() + delay > deadline:
+                    raise UnreachableError(f"can't list the workers' pods: {failure}") from failure
+            await asyncio.sleep(delay)
+
+    async def _leave(self) -> None:
+        if self._image_timer:
+            self._image_timer.cancel()
+        if self._opening:
+            self._opening.cancel()
+        for watch in self._watches:
+            watch.stop()
+        await asyncio.gather(*(asyncio.to_thread(watch.join) for watch in self._watches), self._room.close())
+
+    async def _delete_all(self) -> None:
+        """By force, if pods do not go in time."""
+        backoff, started = self._backoff(), time.monotonic()
+        while self._ledger.workers:
+            force = time.monotonic() - started >= self._patience.force
+            delay = self._patience.force
+            try:
+                await self._room.call(self._cluster.pods.delete_all, 0 if force else KILL_GRACE)
+            except ApiFailure as failure:
+                delay = backoff.delay(failure.retry_after)
+                _log.info("deleting the pods again in %.1f s: %s", delay, failure)
+            await asyncio.sleep(delay)
+
+    # ---- pods come and go ----
+
+    async def _create(self, worker_id: int, manifest: Manifest) -> None:
+        """Ask for the pod until the cluster takes it, or nobody wants it any more."""
+        given_up, backoff, certain = self._creating[worker_id], self._backoff(), True
+        try:
+            await self.find()
+            while not given_up.is_set():
+                try:
+                    pod = await self._request(manifest)
+                except ApiFailure as failure:
+                    certain = certain and not failure.uncertain
+                    if failure.status == _INVALID:
+                        self._refuse(worker_id, str(failure))
+                        return
+                    self._look(
+                        worker_id, self._ledger.refused(worker_id, f"the cluster does not take its pod: {failure}")
+                    )
+                    await _until(given_up, backoff.delay(failure.retry_after))
+                    continue
+                self._look(worker_id, self._ledger.created(pod))
+                certain = False
+                break
+        except UnreachableError as error:
+            self._refuse(worker_id, str(error))
+            return
+        finally:
+            del self._creating[worker_id]
+        if not given_up.is_set() and worker_id in self._ledger:
+            return
+        if certain:
+            self._look(worker_id, self._ledger.never(worker_id, ExitCause.KILLED, "it had no place yet"))
+        else:  # also if it was seen to go before we knew that it had come
+            await self._delete(worker_id, KILL_GRACE)
+
+    async def _request(self, manifest: Manifest) -> Manifest:
+        """The pod, be it new or made by a request of which the answer was lost."""
+        try:
+            return await self._room.call(self._cluster.pods.create, manifest)
+        except ApiFailure as failure:
+            if failure.status != _EXISTS:
+                raise
+            name = manifest["metadata"]["name"]
+            pod = await self._room.call(self._cluster.pods.read, name)
+            if not self._pods.owns(pod):
+                raise ApiFailure(_EXISTS, f"there still is a pod {name} of another job") from failure
+            return pod
+
+    def _refuse(self, worker_id: int, why: str) -> None:
+        self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {why}"))
+        self._look(worker_id, self._ledger.never(worker_id, ExitCause.CRASHED, why))
+
+    def _end(self, worker_id: int, grace: int | None) -> None:
+        if not self._ledger.tell(worker_id):
+            return
+        if given_up := self._creating.get(worker_id):
+            given_up.set()
+        else:
+            self._room.start(self._delete(worker_id, grace))
+
+    async def _delete(self, worker_id: int, grace: int | None) -> None:
+        """Until the cluster has heard of it; one that is killed until it is gone."""
+        name, backoff = worker_name(self._pods.job, worker_id), self._backoff()
+        while True:
+            try:
+                await self._room.call(self._cluster.pods.delete, name, grace)
+            except ApiFailure as failure:
+                if failure.status == _ABSENT:
+                    self._look(worker_id, self._ledger.gone(worker_id))
+                    return
+                _log.info("deleting %s again: %s", name, failure)
+                await asyncio.sleep(backoff.delay(failure.retry_after))
+                continue
+            if grace is None or grace == 0:
+                return
+            await asyncio.sleep(self._patience.force)
+            if worker_id not in self._ledger:
+                return
+            grace = 0
+
+    async def _check(self, worker_id: int) -> None:
+        """It was not among all the pods: is it gone, or had it not yet come?"""
+        backoff = self._backoff()
+        while worker_id in self._ledger:
+            try:
+                pod = await self._room.call(self._cluster.pods.read, worker_name(self._pods.job, worker_id))
+            except ApiFailure as failure:
+                if failure.status == _ABSENT:
+                    self._look(worker_id, self._ledger.gone(worker_id))
+                    return
+                await asyncio.sleep(backoff.delay(failure.retry_after))
+            else:
+                self._look(worker_id, self._ledger.seen(pod))
+                return
+
+    # ---- what the watches tell, on the event loop ----
+
+    def pods_listed(self, pods: tuple[Manifest, ...]) -> None:
+        ours = [pod for pod in pods if self._pods.owns(pod)]
+        for pod in ours:
+            self.pod_changed("MODIFIED", pod)
+        for worker_id in self._ledger.missing(ours):
+            self._room.start(self._check(worker_id))
+
+    def pod_changed(self, kind: str, pod: Manifest) -> None:
+        if not self._pods.owns(pod):
+            return
+        worker_id = worker_id_of(pod)
+        if kind == "DELETED":
+            self._look(worker_id, self._ledger.gone(worker_id, pod))
+        elif self._ledger.superseded(worker_id):  # asked for by a master that did not live to see it
+            if _is_over(pod) or pod["metadata"].get("deletionTimestamp"):
+                return
+            self._room.start(self._delete(worker_id, KILL_GRACE))
+        else:
+            self._look(worker_id, self._ledger.seen(pod))
+
+    def event_told(self, event: Manifest) -> None:
+        job, _, number = str(event["involvedObject"].get("name", "")).rpartition("-worker-")
+        if job == self._pods.job and number.isdigit():
+            self._look(int(number), self._ledger.happened(int(number), event))
+
+    def _look(self, worker_id: int, reports: Reports) -> None:
+        """Pass reports on, and see what else follows from the state that led to them."""
+        for report in reports:
+            self._report(report)
+        loop = asyncio.get_running_loop()
+        if self._ledger.held(worker_id):
+            loop.call_later(self._patience.event, self._settle, worker_id)
+        trouble = self._ledger.image_trouble
+        if trouble and self._image_timer is None:
+            self._image_timer = loop.call_later(self._patience.image, self._give_up_image)
+        elif self._image_timer and not trouble:
+            self._image_timer.cancel()
+            self._image_timer = None
+        self._room.changed()
+
+    def _settle(self, worker_id: int) -> None:
+        self._look(worker_id, self._ledger.settle(worker_id))
+
+    def _give_up_image(self) -> None:
+        if trouble := self._ledger.image_trouble:
+            self._report(LauncherFailed(f"no worker could be started within {self._patience.image:g} s: {trouble}"))
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._rng, self._patience.first_retry, self._patience.longest_retry)
+
+
+def _is_over(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _found(pod: Manifest) -> FoundWorker:
+    verdict = judge(pod, (), told=False)
+    runs = isinstance(verdict, Running)
+    return FoundWorker(worker_id_of(pod), verdict.host if isinstance(verdict, Running) else "", PID if runs else 0)
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    """Wait so long, or until it happens."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+    """From a watch's thread."""
+    with contextlib.suppress(RuntimeError):  # the event loop is over
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
+class _PodReceiver:
+    def __init__(self, soon: Callable[..., None], launcher: KubernetesLauncher) -> None:
+        self._soon = soon
+        self._launcher = launcher
+
+    def listed(self, items: tuple[Manifest, ...]) -> None:
+        self._soon(self._launcher.pods_listed, items)
+
+    def changed(self, kind: str, item: Manifest) -> None:
+        self._soon(self._launcher.pod_changed, kind, item)
+
+
+class _EventReceiver:
+    def __init__(self, soon: Callable[..., None], launcher: KubernetesLauncher) -> None:
+        self._soon = soon
+        self._launcher = launcher
+
+    def listed(self, items: tuple[Manifest, ...]) -> None:
+        for item in items:
+            self._soon(self._launcher.event_told, item)
+
+    def changed(self, kind: str, item: Manifest) -> None:
+        if kind != "DELETED":
+            self._soon(self._launcher.event_told, item)

@@ -1,0 +1,85 @@
+"""The manifest of one worker's pod: the job's template, and who this worker is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common import environment as variables
+from elasticdl.common.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, worker_name
+from elasticdl.common.quantities import Priority
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The Job of the master: when it is deleted, so are the workers."""
+
+    name: str
+    uid: str
+
+    def reference(self) -> Manifest:
+        return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPods:
+    """What the pods of a job's workers are made from.
+
+    A share of the workers gets the priority class: those in the first places, counted from the most workers there may
+    be. A worker takes the first place that is free, so the places of the minimum are filled first and kept filled with
+    pods of that class, however many were replaced.
+    """
+
+    job: str
+    namespace: str
+    owner: Owner
+    template: Mapping[str, Any]
+    most: int
+    priority: Priority | None = None
+
+    def manifest(self, worker_id: int, place: int) -> Manifest:
+        metadata, spec = self.template["metadata"], self.template["spec"]
+        made: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                **metadata,
+                "name": worker_name(self.job, worker_id),
+                "namespace": self.namespace,
+                "labels": {**metadata["labels"], WORKER_LABEL: str(worker_id), PLACE_LABEL: str(place)},
+                "ownerReferences": [self.owner.reference()],
+            },
+            "spec": {**spec, "containers": [_numbered(container, worker_id) for container in spec["containers"]]},
+        }
+        if self.priority and place < self.urgent:
+            made["spec"]["priorityClassName"] = self.priority.class_name
+        return made
+
+    @property
+    def urgent(self) -> int:
+        """The number of places whose workers get the priority class."""
+        share = self.priority.share if self.priority else 0.0
+        return math.ceil(round(share * self.most, 6))  # 0.7 of 10 are 7
+
+    def owns(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is a worker of this very job, and not of another one that had its name."""
+        return any(owner["uid"] == self.owner.uid for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def worker_id_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"][WORKER_LABEL])
+
+
+def place_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
+
+
+def _numbered(container: Mapping[str, Any], worker_id: int) -> Mapping[str, Any]:
+    if container["name"] != CONTAINER:
+        return container
+    number = {"name": variables.WORKER_ID, "value": str(worker_id)}
+    return {**container, "env": [number, *container.get("env", [])]}

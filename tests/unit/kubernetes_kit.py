@@ -1,0 +1,67 @@
+"""Pods and events as clusters show them, cut down to what is looked at."""
+
+from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
+
+JOB, NAMESPACE = "digits", "lab"
+OWNER = Owner("digits-master", "owner-uid")
+TEMPLATE = {
+    "metadata": {"labels": {"elasticdl.org/job": JOB, "elasticdl.org/role": "worker"}, "annotations": {}},
+    "spec": {
+        "restartPolicy": "Never",
+        "containers": [{"name": "elasticdl", "image": "i", "env": [{"name": "A", "value": "1"}]}],
+    },
+}
+PODS = WorkerPods(JOB, NAMESPACE, OWNER, TEMPLATE, most=4)
+
+
+def terminated(code, reason=None, message=""):
+    return {
+        "terminated": {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+    }
+
+
+def waiting(reason, message=""):
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+RUNNING = {"running": {"startedAt": "2024-01-01T00:00:00Z"}}
+
+
+def condition(kind, status="True", reason="", message=""):
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def event(reason, message="", kind="Normal", worker_id=0, uid=None):
+    return {
+        "metadata": {"name": f"e.{reason}", "resourceVersion": "1"},
+        "involvedObject": {"kind": "Pod", "name": f"{JOB}-worker-{worker_id}", "uid": uid or f"uid-{worker_id}"},
+        "reason": reason,
+        "message": message,
+        "type": kind,
+    }
+
+
+def pod(
+    worker_id=0,
+    phase="Pending",
+    state=None,
+    *,
+    node="n0",
+    conditions=(),
+    deleted=False,
+    version=1,
+    manifest=None,
+    **status,
+):
+    """A pod of the job; ``state`` is that of its container."""
+    made = manifest or PODS.manifest(worker_id, worker_id)
+    extra = {"deletionTimestamp": "2024-01-01T00:00:30Z"} if deleted else {}
+    metadata = {**made["metadata"], "uid": f"uid-{worker_id}", "resourceVersion": str(version), **extra}
+    spec = {**made["spec"], **({"nodeName": node} if node else {})}
+    known = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "elasticdl", "state": state}]} if state else {}
+    return {
+        **made,
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": phase, "conditions": list(conditions), **known, **status},
+    }

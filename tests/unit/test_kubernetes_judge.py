@@ -1,0 +1,363 @@
+"""What pods and events say of workers, on clusters with and without the condition DisruptionTarget."""
+
+import pytest
+from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
+
+from elasticdl.common.quantities import Priority
+from elasticdl.master.events import ExitCause
+from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
+from elasticdl.master.launchers.kubernetes.pods import WorkerPods, place_of, worker_id_of
+
+UNSCHEDULABLE = condition(
+    "PodScheduled", "False", "Unschedulable", "0/2 nodes are available:\n 2 Insufficient nvidia.com/gpu."
+)
+NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
+
+
+@pytest.mark.parametrize(
+    ("seen", "events", "wait", "reason"),
+    [
+        (pod(node=""), [], Wait.PLACE, "the scheduler has not looked at it yet"),
+        (
+            pod(node="", conditions=[UNSCHEDULABLE]),
+            [],
+            Wait.PLACE,
+            "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        ),
+        (
+            pod(node="", conditions=[condition("PodScheduled", "False", "SchedulingGated")]),
+            [],
+            Wait.PLACE,
+            "it waits in its queue",
+        ),
+        (pod(), [], Wait.START, "it is being started on node n0"),
+        (pod(state=waiting("ContainerCreating")), [], Wait.START, "it is being started on node n0"),
+        (
+            pod(state=waiting("ContainerCreating")),
+            [
+                event("FailedScheduling", "0/2 nodes", "Warning"),
+                event("Scheduled"),
+                event("FailedMount", 'secret "digits-worker-tls" not found', "Warning"),
+            ],
+            Wait.START,
+            'it can\'t be started on node n0: secret "digits-worker-tls" not found',
+        ),
+        (
+            pod(state=waiting("ErrImagePull", NOT_FOUND)),
+            [],
+            Wait.IMAGE,
+            f"its image can't be pulled: {NOT_FOUND}",
+        ),
+        (pod(state=waiting("InvalidImageName")), [], Wait.IMAGE, "its image can't be pulled: InvalidImageName"),
+        (
+            pod(initContainerStatuses=[{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]),
+            [],
+            Wait.IMAGE,
+            "its image can't be pulled: Back-off",
+        ),
+        (
+            pod(state=waiting("CreateContainerConfigError", "couldn't find key x")),
+            [],
+            Wait.START,
+            "its container can't be started on node n0: couldn't find key x",
+        ),
+    ],
+)
+def test_what_a_pod_waits_for(seen, events, wait, reason):
+    assert judge(seen, events, told=False) == Waiting(wait, reason)
+
+
+def test_a_pod_runs_when_its_container_does():
+    assert judge(pod(phase="Running", state=RUNNING), [], told=False) == Running("10.0.0.7")
+    leaving = pod(phase="Running", state=RUNNING, deleted=True)
+    assert judge(leaving, [event("Preempted")], told=False) == Running("10.0.0.7")
+
+
+PREEMPTED_BY = "Preempted by lab/urgent on node n0"
+TAINTED = "Marking for deletion Pod lab/digits-worker-0"
+KILLED_BY = "The node was low on resource: memory."
+
+
+def disrupted(why, text, **more):
+    return pod(phase="Failed", conditions=[condition("DisruptionTarget", "True", why, text)], deleted=True, **more)
+
+
+@pytest.mark.parametrize(
+    ("last", "events", "gone", "cause", "code", "detail"),
+    [
+        # 1.26 and later: a condition says it.
+        (
+            disrupted("PreemptionByScheduler", "preempting to accommodate a higher priority pod", state=terminated(0)),
+            [],
+            False,
+            ExitCause.PREEMPTED,
+            0,
+            "preempting to accommodate a higher priority pod",
+        ),
+        (
+            disrupted("PreemptionByKubeScheduler", "x", state=terminated(137)),
+            [],
+            True,
+            ExitCause.PREEMPTED,
+            137,
+            "x",
+        ),
+        (
+            disrupted("EvictionByEvictionAPI", "Eviction API: evicting", state=terminated(143)),
+            [],
+            False,
+            ExitCause.EVICTED,
+            143,
+            "Eviction API: evicting",
+        ),
+        (
+            disrupted("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint", state=terminated(0)),
+            [],
+            False,
+            ExitCause.EVICTED,
+            0,
+            "Taint manager: deleting due to NoExecute taint",
+        ),
+        (
+            disrupted("DeletionByTaintManager", "Taint manager: deleting", state=RUNNING),
+            [],
+            True,
+            ExitCause.NODE_LOST,
+            -9,
+            "Taint manager: deleting",
+        ),
+        (
+            disrupted("DeletionByPodGC", "PodGC: node no longer exists", state=RUNNING),
+            [],
+            True,
+            ExitCause.NODE_LOST,
+            -9,
+            "PodGC: node no longer exists",
+        ),
+        (
+            disrupted("TerminationByKubelet", KILLED_BY, state=terminated(137), reason="Evicted", message=KILLED_BY),
+            [],
+            False,
+            ExitCause.EVICTED,
+            137,
+            KILLED_BY,
+        ),
+        # 1.20: the pod's own reason, the events about it, what its node last told.
+        (
+            pod(phase="Running", state=terminated(0), deleted=True),
+            [event("Scheduled"), event("Preempted", PREEMPTED_BY), event("Killing", "Stopping container elasticdl")],
+            True,
+            ExitCause.PREEMPTED,
+            0,
+            PREEMPTED_BY,
+        ),
+        (
+            pod(phase="Failed", reason="Preempting", message="Preempted in order to admit critical pod"),
+            [],
+            False,
+            ExitCause.PREEMPTED,
+            -9,
+            "Preempted in order to admit critical pod",
+        ),
+        (
+            pod(phase="Failed", reason="Evicted", message=KILLED_BY),
+            [],
+            False,
+            ExitCause.EVICTED,
+            -9,
+            KILLED_BY,
+        ),
+        (
+            pod(phase="Failed", reason="Shutdown", message="Node is shutting, evicting pods"),
+            [],
+            False,
+            ExitCause.EVICTED,
+            -9,
+            "Node is shutting, evicting pods",
+        ),
+        (
+            pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="Node didn't have enough resource"),
+            [],
+            False,
+            ExitCause.EVICTED,
+            -9,
+            "Node didn't have enough resource",
+        ),
+        (
+            pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed"),
+            [],
+            False,
+            ExitCause.EVICTED,
+            -9,
+            "Allocate failed",
+        ),
+        (
+            pod(phase="Running", state=RUNNING, reason="NodeLost", message="Node n0 is unresponsive", deleted=True),
+            [],
+            True,
+            ExitCause.NODE_LOST,
+            -9,
+            "Node n0 is unresponsive",
+        ),
+        (
+            pod(phase="Running", state=RUNNING, deleted=True, conditions=[condition("Ready", "False")]),
+            [event("NodeNotReady", "Node is not ready", "Warning")],
+            True,
+            ExitCause.NODE_LOST,
+            -9,
+            "node n0 does not answer",
+        ),
+        (
+            pod(phase="Running", state=RUNNING, deleted=True),
+            [event("TaintManagerEviction", TAINTED)],
+            True,
+            ExitCause.NODE_LOST,
+            -9,
+            "node n0 got a taint that it does not tolerate",
+        ),
+        (
+            pod(phase="Succeeded", state=terminated(0), deleted=True),
+            [event("TaintManagerEviction", TAINTED)],
+            False,
+            ExitCause.EVICTED,
+            0,
+            "node n0 got a taint that it does not tolerate",
+        ),
+        (
+            pod(phase="Running", state=terminated(137), deleted=True),
+            [event("TaintManagerEviction", "Cancelling deletion of Pod lab/digits-worker-0")],
+            True,
+            ExitCause.DELETED,
+            137,
+            "somebody deleted pod digits-worker-0",
+        ),
+        # Any cluster.
+        (
+            pod(phase="Running", state=RUNNING, deleted=True, conditions=[condition("Ready")]),
+            [],
+            True,
+            ExitCause.DELETED,
+            -9,
+            "somebody deleted pod digits-worker-0",
+        ),
+        (
+            pod(phase="Succeeded", state=terminated(0)),
+            [],
+            False,
+            ExitCause.CLEAN,
+            0,
+            "exit code 0",
+        ),
+        (
+            pod(phase="Failed", state=terminated(3)),
+            [],
+            False,
+            ExitCause.CRASHED,
+            3,
+            f"exit code 3; its log: kubectl logs -n {NAMESPACE} digits-worker-0",
+        ),
+        (
+            pod(phase="Failed", state=terminated(139)),
+            [],
+            False,
+            ExitCause.CRASHED,
+            139,
+            f"SIGSEGV; its log: kubectl logs -n {NAMESPACE} digits-worker-0",
+        ),
+        (pod(phase="Failed", state=terminated(137)), [], False, ExitCause.KILLED, 137, "SIGKILL"),
+        (
+            pod(phase="Failed", state=terminated(137, "OOMKilled")),
+            [],
+            False,
+            ExitCause.OUT_OF_MEMORY,
+            137,
+            "its node was out of memory",
+        ),
+        (
+            pod(phase="Failed", state=terminated(137, "OOMKilled"), deleted=True),
+            [event("Preempted")],
+            True,
+            ExitCause.OUT_OF_MEMORY,
+            137,
+            "its node was out of memory",
+        ),
+        (
+            pod(phase="Failed", state=terminated(128, "StartError", 'exec: "python": not found')),
+            [],
+            False,
+            ExitCause.CRASHED,
+            128,
+            'can\'t start it: exec: "python": not found',
+        ),
+        (
+            pod(phase="Failed", reason="SomethingNew", message="who knows"),
+            [],
+            False,
+            ExitCause.CRASHED,
+            1,
+            "who knows",
+        ),
+    ],
+)
+def test_why_a_worker_ended(last, events, gone, cause, code, detail):
+    ended = judge_end(last, events, told=False, gone=gone) if gone else judge(last, events, told=False)
+    assert isinstance(ended, Ended)
+    assert (ended.cause, ended.code, ended.detail) == (cause, code, detail)
+
+
+def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():
+    last = pod(phase="Running", state=terminated(0), deleted=True)
+    assert judge_end(last, [], told=True, gone=True) == Ended(ExitCause.KILLED, 0, "as told")
+    assert judge_end(last, [event("Preempted", "x")], told=True, gone=True).cause is ExitCause.PREEMPTED
+    assert judge_end(pod(node=""), [], told=True, gone=True).detail == "it had no place yet"
+
+
+def test_the_end_of_the_log_of_a_failed_worker_comes_with_its_status():
+    assert judge(pod(phase="Failed", state=terminated(1, message="a\nb\n")), [], told=False).output == "a\nb\n"
+
+
+def test_memory_is_named_with_its_limit():
+    limited = pod(phase="Failed", state=terminated(137, "OOMKilled"))
+    limited["spec"]["containers"][0] = {"name": "elasticdl", "resources": {"limits": {"memory": "2Gi"}}}
+    assert judge(limited, [], told=False).detail == "it took more memory than its limit of 2Gi"
+
+
+def test_a_pod_with_further_containers_is_over_when_the_worker_is():
+    last = pod(phase="Running", state=terminated(0))
+    assert isinstance(judge(last, [], told=False), Waiting)  # its node has not finished telling
+    last["spec"]["containers"] = [*last["spec"]["containers"], {"name": "sidecar"}]
+    assert judge(last, [], told=False).cause is ExitCause.CLEAN
+
+
+def test_a_workers_pod():
+    made = PODS.manifest(7, 2)
+    assert made["metadata"]["name"] == "digits-worker-7"
+    assert made["metadata"]["namespace"] == NAMESPACE
+    assert (worker_id_of(made), place_of(made)) == (7, 2)
+    assert made["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": "owner-uid"}
+    ]
+    assert made["spec"]["containers"][0]["env"] == [
+        {"name": "ELASTICDL_WORKER_ID", "value": "7"},
+        {"name": "A", "value": "1"},
+    ]
+    assert "priorityClassName" not in made["spec"]
+    assert PODS.owns(made)
+    assert not PODS.owns({"metadata": {"ownerReferences": [{"uid": "other"}]}})
+    assert not PODS.owns({"metadata": {}})
+
+
+@pytest.mark.parametrize(
+    ("priority", "urgent"),
+    [
+        (Priority("high"), 4),
+        (Priority("high", 0.5), 2),
+        (Priority("high", 0.3), 2),
+        (Priority("high", 0.25), 1),
+        (Priority("high", 0), 0),
+    ],
+)
+def test_the_first_places_are_urgent(priority, urgent):
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, PODS.template, most=4, priority=priority)
+    classes = [pods.manifest(10 + place, place)["spec"].get("priorityClassName") for place in range(5)]
+    assert classes == ["high"] * urgent + [None] * (5 - urgent)
