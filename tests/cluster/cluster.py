@@ -54,7 +54,7 @@ class Cluster:
         self._nodes: dict[str, Leashed] = {}
 
     def start(self) -> None:
-        """Returns when all nodes are ready for pods.
+        """Returns when pods can be created and all nodes are ready for them.
 
         Raises:
             ControlPlaneError: it did not come up; nothing is left of it.
@@ -67,6 +67,7 @@ class Cluster:
             self._plane.write_admin_kubeconfig(self.kubeconfig)
             for name, gpus in self._wanted.items():
                 self.add_node(name, gpus, wait=False)
+            self._plane.wait_for_accounts()
             for name in self._wanted:
                 self.wait_for_node(name)
         except BaseException:
@@ -108,7 +109,8 @@ class Cluster:
 
     def client(self) -> client.ApiClient:
         """The official client, as administrator."""
-        return config.new_client_from_config(str(self.kubeconfig))
+        found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
+        return found
 
     def user_kubeconfig(self, user: str, groups: list[str]) -> Path:
         """A kubeconfig for somebody else, to whom RBAC gives what the test lets it."""
@@ -148,7 +150,8 @@ class Cluster:
         def is_ready() -> bool:
             self._check_node(name)
             with contextlib.suppress(client.ApiException):
-                return not core.read_node(name).spec.taints
+                spec = core.read_node(name).spec
+                return spec is not None and not spec.taints
             return False
 
         self._wait(is_ready, f"node {name} is not ready (log: {self.logs / f'node-{name}.log'})")

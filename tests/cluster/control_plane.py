@@ -24,7 +24,7 @@ from tests.cluster.processes import Leashed
 from tests.cluster.programs import Programs
 
 HOST = "127.0.0.1"
-_READY_WITHIN_S = 90.0
+_READY_WITHIN_S = 120.0
 _POLL_S = 0.1
 
 
@@ -62,7 +62,7 @@ class ControlPlane:
         return self._authority.files.certificate
 
     def start(self) -> None:
-        """Returns when the API server answers and the scheduler and controllers run.
+        """Returns when the API server answers; ``wait_for_accounts`` says when pods can be created.
 
         Raises:
             ControlPlaneError: one of them ended, or was not ready in time.
@@ -85,6 +85,9 @@ class ControlPlane:
         self._start_api_server()
         self._start_scheduler(scheduler_port)
         self._start_controller_manager(controller_port)
+
+    def wait_for_accounts(self) -> None:
+        """Returns when the controllers have made what a pod of the default namespace needs."""
         self._wait_for("default service account", self._has_default_account)
 
     def stop(self) -> None:

@@ -1,5 +1,7 @@
 """Fixtures that give tests a Kubernetes cluster: one for the whole session, a namespace for each test.
 
+A test module has them with `pytest_plugins = ["tests.cluster.fixtures"]`.
+
 ELASTICDL_TEST_KUBECONFIG   use this cluster (kind, minikube, a real one) instead of starting one
 ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell and Python
 KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
@@ -65,7 +67,7 @@ def namespace(cluster: Cluster | OutsideCluster) -> Iterator[str]:
     """A new namespace in which pods can be created; all of it goes with the test."""
     core = client.CoreV1Api(cluster.client())
     name = f"test-{secrets.token_hex(4)}"
-    core.create_namespace({"metadata": {"name": name}})
+    core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
     # Before 1.24 pods are refused until their account has a token; since then it never gets one.
     has_tokens = int(client.VersionApi(core.api_client).get_code().minor.rstrip("+")) < 24
     try:

@@ -12,8 +12,10 @@ import urllib3
 from kubernetes import client, watch
 
 Result = TypeVar("Result")
+# A `V1Pod`, whose fields are all optional to the type checker and all there in a pod that exists.
+Pod = Any
 
-_PATIENCE_S = 40.0
+_PATIENCE_S = 60.0
 _RETRY_S = 0.1
 _PASSING = {410, 429, 500, 502, 503, 504}
 
@@ -24,7 +26,7 @@ def until(
     """Watch what ``listing`` lists, by name, until ``ready`` returns something true; return that.
 
     Raises:
-        AssertionError: it did not within 40 s; the message has ``what`` and the last state.
+        AssertionError: it did not within a minute; the message has ``what`` and the last state.
     """
     deadline = time.monotonic() + _PATIENCE_S
     seen: dict[str, Any] = {}
@@ -60,17 +62,17 @@ def _summary(seen: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(each.status, "phase", None) if hasattr(each, "status") else "" for name, each in seen.items()}
 
 
-def container(pod: client.V1Pod) -> client.V1ContainerStatus:
+def container(pod: Pod) -> Any:
     """The status of a pod's only container."""
     (only,) = pod.status.container_statuses
     return only
 
 
-def is_running(pod: client.V1Pod | None) -> bool:
+def is_running(pod: Pod | None) -> bool:
     return pod is not None and pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
 
 
-def is_ended(pod: client.V1Pod | None) -> bool:
+def is_ended(pod: Pod | None) -> bool:
     return pod is not None and pod.status.phase in ("Succeeded", "Failed")
 
 
@@ -92,8 +94,9 @@ class Pods:
         one = {"name": "main", "image": self.image, **main}
         if gpus:
             one["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-        body = {"restartPolicy": "Never", "containers": [one], **spec}
-        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": body})
+        whole = {"restartPolicy": "Never", "containers": [one], **spec}
+        pod: Pod = {"metadata": {"name": name}, "spec": whole}
+        self.core.create_namespaced_pod(self.namespace, pod)
 
     def delete(self, name: str, **options: Any) -> None:
         self.core.delete_namespaced_pod(name, self.namespace, **options)
@@ -101,18 +104,18 @@ class Pods:
     def annotate(self, name: str, **annotations: str) -> None:
         self.core.patch_namespaced_pod(name, self.namespace, {"metadata": {"annotations": annotations}})
 
-    def until(self, ready: Callable[[dict[str, client.V1Pod]], Result], what: str) -> Result:
+    def until(self, ready: Callable[[dict[str, Pod]], Result], what: str) -> Result:
         """Wait for something of several pods."""
         return until(ready, what, self.core.list_namespaced_pod, self.namespace)
 
-    def wait(self, name: str, ready: Callable[[client.V1Pod], Any], what: str) -> client.V1Pod:
+    def wait(self, name: str, ready: Callable[[Pod], Any], what: str) -> Pod:
         """Wait for something of one pod, which exists or is about to; the pod as it was then."""
         return self.until(lambda seen: seen[name] if name in seen and ready(seen[name]) else None, f"{name}: {what}")
 
-    def running(self, name: str) -> client.V1Pod:
+    def running(self, name: str) -> Pod:
         return self.wait(name, is_running, "running")
 
-    def ended(self, name: str) -> client.V1Pod:
+    def ended(self, name: str) -> Pod:
         return self.wait(name, is_ended, "ended")
 
     def gone(self, name: str) -> None:
@@ -122,9 +125,10 @@ class Pods:
         return str(self.core.read_namespaced_pod_log(name, self.namespace, **options))
 
     def said(self, name: str, words: str) -> None:
-        """Wait until a running container has written ``words``."""
+        """Wait until a container that runs has written ``words``."""
+        self.running(name)
         deadline = time.monotonic() + _PATIENCE_S
-        stream = self.core.read_namespaced_pod_log(
+        stream: Any = self.core.read_namespaced_pod_log(
             name, self.namespace, follow=True, _preload_content=False, _request_timeout=_PATIENCE_S
         )
         text = b""
@@ -137,5 +141,5 @@ class Pods:
 
     def events(self, reason: str) -> list[str]:
         """The names of the pods that have an event of this reason."""
-        found = self.core.list_namespaced_event(self.namespace, field_selector=f"reason={reason}")
+        found: Any = self.core.list_namespaced_event(self.namespace, field_selector=f"reason={reason}")
         return [each.involved_object.name for each in found.items]

@@ -18,4 +18,5 @@ class OutsideCluster:
 
     def client(self) -> client.ApiClient:
         """The official client, as the user of the kubeconfig's current context."""
-        return config.new_client_from_config(str(self.kubeconfig))
+        found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
+        return found

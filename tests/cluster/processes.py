@@ -62,7 +62,7 @@ class Leashed:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"{self._process.args} has not ended in {timeout:g} s") from error
+            raise TimeoutError(f"process {self._process.pid} has not ended in {timeout} s") from error
 
     def stop(self) -> None:
         """Kill and wait."""

@@ -16,6 +16,8 @@ from kubernetes import client
 from tests.cluster.kit import container, is_ended, is_running, shell, until
 from tests.cluster.node import EVICT, OOM_KILL
 
+pytest_plugins = ["tests.cluster.fixtures"]
+
 FOREVER = "while :; do sleep 0.1; done"
 PRIORITIES = {"cluster-test-low": 100, "cluster-test-high": 100_000}
 
@@ -79,7 +81,7 @@ def test_exit_status_and_log_of_a_container_are_told(pods):
 
 def test_a_killed_container_has_exit_status_137_and_leaves_no_process(own_cluster, pods, tmp_path):
     # setsid takes the second process out of the session and the process group of the first.
-    script = f"setsid sleep 1000 & echo $! > {tmp_path}/orphan; echo $$ > {tmp_path}/main; wait"
+    script = f"setsid sleep 1000 & echo $! > {tmp_path}/orphan; echo $BASHPID > {tmp_path}/main; wait"
     pods.create("killed", shell(script))
     pods.running("killed")
     os.kill(int(file_within(20, tmp_path / "main")), signal.SIGKILL)
@@ -132,7 +134,7 @@ def test_deletion_sends_sigterm_and_tells_the_exit_status(pods):
 
 
 def test_a_deaf_pod_is_killed_when_its_grace_is_over(own_cluster, pods, tmp_path):
-    pods.create("deaf", shell(f"trap '' TERM; echo $$ > {tmp_path}/pid; {FOREVER}"))
+    pods.create("deaf", shell(f"trap '' TERM; echo $BASHPID > {tmp_path}/pid; {FOREVER}"))
     pid = int(file_within(20, tmp_path / "pid"))
     begin = time.monotonic()
     pods.delete("deaf", grace_period_seconds=1)
@@ -142,7 +144,7 @@ def test_a_deaf_pod_is_killed_when_its_grace_is_over(own_cluster, pods, tmp_path
 
 
 def test_a_pod_whose_object_is_removed_by_force_is_killed(own_cluster, pods, tmp_path):
-    pods.create("forced", shell(f"trap '' TERM; echo $$ > {tmp_path}/pid; {FOREVER}"))
+    pods.create("forced", shell(f"trap '' TERM; echo $BASHPID > {tmp_path}/pid; {FOREVER}"))
     pid = file_within(20, tmp_path / "pid")
     pods.delete("forced", grace_period_seconds=0)
     ends_within(10, pid)
@@ -189,7 +191,7 @@ def test_a_lost_node_and_one_that_comes_back(own_cluster, pods, tmp_path):
     own_cluster.add_node("silent", 0)
     own_cluster.wait_for_node("dark")
     for node in ("dark", "silent"):
-        script = f"trap '' TERM; echo $$ > {tmp_path}/{node}; {FOREVER}"
+        script = f"trap '' TERM; echo $BASHPID > {tmp_path}/{node}; {FOREVER}"
         place = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 1}
         pods.create(f"on-{node}", shell(script), **place)
     pids = {node: file_within(20, tmp_path / node) for node in ("dark", "silent")}
@@ -278,7 +280,7 @@ def test_a_pod_reaches_the_api_with_its_account_and_no_further(pods):
         "print([pod.metadata.name for pod in core.list_namespaced_pod(sys.argv[1]).items]);"
         "core.delete_namespaced_pod('inside', sys.argv[1])"
     )
-    pods.create("inside", {"command": ["python3", "-c", script, pods.namespace]})
+    pods.create("inside", {"command": ["python3", "-u", "-c", script, pods.namespace]})
     assert container(pods.ended("inside")).state.terminated.exit_code == 1
     log = pods.log("inside")
     assert log.startswith("['inside']\n")

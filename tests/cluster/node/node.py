@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.cluster.node.api import Api, ApiError, Json, Unreachable
+from tests.cluster.node.container import Container
 from tests.cluster.node.devices import Devices
 from tests.cluster.node.logs import PORT, LogFile, bind, serve
 from tests.cluster.node.pod import GPU, Host, Pod
@@ -201,12 +203,8 @@ class Node:
     def _find_log(self, namespace: str, name: str, container: str, previous: bool) -> LogFile | None:
         with self._lock:
             pods = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
-        for pod in pods:
-            for each in pod.containers:
-                if each.view.name == container:
-                    return LogFile(
-                        each.log(previous=previous), lambda each=each: each.process is not None and not previous
-                    )
+        for each in (each for pod in pods for each in pod.containers if each.view.name == container):
+            return LogFile(each.log(previous=previous), growing=partial(_is_writing, each, previous))
         return None
 
     def _insist(self, attempt: Callable[[], None]) -> None:
@@ -219,3 +217,7 @@ class Node:
 
     def _say(self, line: str) -> None:
         print(f"{timestamp()} {line}", file=sys.stderr, flush=True)
+
+
+def _is_writing(container: Container, previous: bool) -> bool:
+    return not previous and container.process is not None

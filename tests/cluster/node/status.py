@@ -77,11 +77,11 @@ def pod_status(pod: PodView, containers: list[ContainerView], now: str) -> Json:
     """The body of a patch of the pod's status."""
     ready = bool(containers) and all(each.running for each in containers) and not pod.verdict
     told = phase(pod, containers)
-    why = {"reason": "PodCompleted"} if told == "Succeeded" else {"reason": None if ready else "ContainersNotReady"}
-    conditions = [{"type": "Initialized", "status": "True", "lastTransitionTime": now}]
-    conditions += [
-        {"type": name, "status": str(ready), "lastTransitionTime": now, **why} for name in ("Ready", "ContainersReady")
-    ]
+    unready = "PodCompleted" if told == "Succeeded" else "ContainersNotReady"
+    conditions: list[Json] = [{"type": "Initialized", "status": "True", "lastTransitionTime": now}]
+    for name in ("Ready", "ContainersReady"):
+        reason = None if ready else unready
+        conditions.append({"type": name, "status": str(ready), "lastTransitionTime": now, "reason": reason})
     return {
         "phase": told,
         "reason": pod.verdict.reason if pod.verdict else None,
