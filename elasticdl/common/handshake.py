@@ -43,8 +43,8 @@ def identify(tls: TlsFolder, *, serves: bool = False) -> Identity:
         return Identity.from_dns_name(name)
     except ssl.SSLCertVerificationError as error:
         raise UserError(f"{tls.certificate} {_judge(error)}") from None
-    except ssl.SSLError as error:
-        reason = (error.reason or str(error)).lower().replace("_", " ")
+    except OSError as error:
+        reason = str(error.reason if isinstance(error, ssl.SSLError) else error.strerror).lower().replace("_", " ")
         raise UserError(f"{tls.path} does not hold a certificate and its key ({reason}): {ONE_SECRET}") from None
     except ValueError:
         raise UserError(f"{tls.certificate} was not made for a job of elasticdl: {ONE_SECRET}") from None
@@ -65,10 +65,10 @@ def refusal(address: str, credentials: Credentials) -> str | None:
 
 def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
     context = _client_context()
-    context.load_cert_chain(tls.certificate, tls.key, password="")
-    context.load_verify_locations(tls.ca)
     context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
     try:
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+        context.load_verify_locations(tls.ca)
         _connect(address, context, Identity(Role.MASTER, job).dns_name)
     except ssl.SSLCertVerificationError:
         return f"it is not the master of the job {job} whose certificates {tls.path} holds: {ONE_SECRET}"

@@ -2,8 +2,9 @@
 
 Identity is per role. On a cluster it is what the caller's certificate says, on this machine whoever holds the user's token
 is everybody. All workers of a job share one certificate, so a worker may say Hello with the id of another: workers
-trust each other with the gradients already, and whoever has got into one can spoil the training without posing as
-another. What the certificate keeps them from is the rest: to stop, scale or watch the job, and to touch another one.
+trust each other with the gradients already, and whoever has got into one can spoil the training, or end it by reporting
+an error, without posing as another. What the certificate keeps them from is the rest: to command or watch the job, and
+to have to do with another one.
 A call that the table does not know is refused to all.
 """
 
