@@ -4,8 +4,6 @@ import signal
 
 import pytest
 
-pytest_plugins = ["tests.cluster.fixtures"]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible():
