@@ -106,8 +106,12 @@ async def local_bench(tmp_path):
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
 
 
+CHECKS = []
+
+
 def contract(check):
-    """Run a check on each launcher."""
+    """Run a check on each launcher; on the one for Kubernetes where there is a cluster."""
+    CHECKS.append(check)
 
     @pytest.mark.parametrize("make", [fake_bench, local_bench])
     def test(make, tmp_path):

@@ -17,7 +17,7 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
 @pytest.mark.parametrize(
     ("seen", "events", "wait", "reason"),
     [
-        (pod(node=""), [], Wait.PLACE, "the scheduler has not looked at it yet"),
+        (pod(node=""), [], Wait.NOTHING, "the scheduler has not looked at it yet"),
         (
             pod(node="", conditions=[UNSCHEDULABLE]),
             [],
@@ -30,8 +30,8 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
             Wait.PLACE,
             "it waits in its queue",
         ),
-        (pod(), [], Wait.START, "it is being started on node n0"),
-        (pod(state=waiting("ContainerCreating")), [], Wait.START, "it is being started on node n0"),
+        (pod(), [], Wait.NOTHING, "it is being started on node n0"),
+        (pod(state=waiting("ContainerCreating")), [], Wait.NOTHING, "it is being started on node n0"),
         (
             pod(state=waiting("ContainerCreating")),
             [
@@ -39,7 +39,7 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
                 event("Scheduled"),
                 event("FailedMount", 'secret "digits-worker-tls" not found', "Warning"),
             ],
-            Wait.START,
+            Wait.MENDING,
             'it can\'t be started on node n0: secret "digits-worker-tls" not found',
         ),
         (
@@ -58,7 +58,7 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
         (
             pod(state=waiting("CreateContainerConfigError", "couldn't find key x")),
             [],
-            Wait.START,
+            Wait.MENDING,
             "its container can't be started on node n0: couldn't find key x",
         ),
     ],

@@ -2,13 +2,14 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_kit import RUNNING, event, pod, terminated, waiting
+from kubernetes_kit import RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.kubernetes.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
 DONE = pod(phase="Succeeded", state=terminated(0))
+FULL = pod(node="", conditions=[condition("PodScheduled", "False", "Unschedulable", "0/2 nodes")])
 LEAVING = pod(phase="Running", state=RUNNING, deleted=True)
 
 
@@ -26,7 +27,7 @@ def causes(reports):
 def test_from_asked_for_to_gone():
     ledger = launched()
     assert ledger.refused(0, "quota") == [WorkerPending(0, "quota")]
-    assert ledger.created(pod(node="")) == [WorkerPending(0, "the scheduler has not looked at it yet")]
+    assert ledger.created(pod()) == [WorkerPending(0, "it is being started on node n0")]
     assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1)]
     assert ledger.seen(DONE) == [WorkerExited(0, ExitCause.CLEAN, 0, "exit code 0")]
     assert ledger.gone(0) == []
@@ -42,10 +43,16 @@ def test_an_answer_that_was_overtaken_changes_nothing():
     assert ledger.created(pod(node="")) == []
 
 
+def test_a_start_that_takes_its_course_is_no_news():
+    ledger = launched()
+    assert ledger.created(pod(node="")) == ledger.seen(pod()) == []
+    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1)]
+
+
 def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
     ledger = launched()
-    assert len(ledger.seen(pod(node=""))) == 1
-    assert ledger.seen(pod(node="")) == []
+    assert len(ledger.seen(FULL)) == 1
+    assert ledger.seen(FULL) == []
     assert len(ledger.seen(pod(state=waiting("ErrImagePull", "not found")))) == 1
     assert ledger.image_trouble == "its image can't be pulled: not found"
     assert ledger.seen(pod(state=waiting("ImagePullBackOff", "Back-off pulling image"))) == []
@@ -120,13 +127,14 @@ def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
     assert ledger.superseded(6)
     assert not ledger.superseded(9)
     assert ledger.missing([pod(5)]) == [7]
-    assert len(ledger.seen(pod(7))) == 1
+    assert ledger.seen(pod(7, conditions=FULL["status"]["conditions"], node="")) == [WorkerPending(7, "0/2 nodes")]
 
 
 HISTORY = st.lists(
     st.sampled_from(
         [
             lambda ledger: ledger.seen(pod(node="")),
+            lambda ledger: ledger.seen(FULL),
             lambda ledger: ledger.seen(pod(state=waiting("ErrImagePull"))),
             lambda ledger: ledger.seen(RUNS),
             lambda ledger: ledger.seen(LEAVING),

@@ -68,8 +68,9 @@ class Wait(StrEnum):
     """What a pod that does not run yet waits for."""
 
     PLACE = "place"
-    IMAGE = "image"
-    START = "start"
+    IMAGE = "image"  # that can't be pulled, for now
+    MENDING = "mending"  # something else is wrong
+    NOTHING = "nothing"  # it is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +165,24 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
     if not _scheduled(pod):
         if scheduled.get("reason") == "SchedulingGated":
             return Waiting(Wait.PLACE, "it waits in its queue")
-        return Waiting(Wait.PLACE, _line(scheduled.get("message") or "the scheduler has not looked at it yet"))
+        if message := scheduled.get("message"):
+            return Waiting(Wait.PLACE, _line(message))
+        return Waiting(Wait.NOTHING, "the scheduler has not looked at it yet")
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
         if reason in _IMAGE:
             return Waiting(Wait.IMAGE, f"its image can't be pulled: {message or reason}")
         if reason and reason not in _QUIET:
-            return Waiting(Wait.START, f"its container can't be started on {_node(pod)}: {message or reason}")
+            return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
     warnings = [
         event for event in events if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling"
     ]
     if warnings:
         last = warnings[-1]
         return Waiting(
-            Wait.START, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
+            Wait.MENDING, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
         )
-    return Waiting(Wait.START, f"it is being started on {_node(pod)}")
+    return Waiting(Wait.NOTHING, f"it is being started on {_node(pod)}")
 
 
 def _waiting_states(pod: Object) -> Iterable[Object]:
