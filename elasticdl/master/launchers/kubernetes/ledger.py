@@ -131,7 +131,7 @@ class Ledger:
     def created(self, pod: Object) -> Reports:
         """The answer to our request for it, which what was seen since may have overtaken."""
         entry = self._entries.get(worker_id_of(pod))
-        return self.seen(pod) if entry and entry.pod is None else []
+        return self.seen(entry.pod or pod) if entry else []
 
     def missing(self, pods: Iterable[Object]) -> list[int]:
         """Workers whose pods were seen and are not among these; they may have come after the list was made."""

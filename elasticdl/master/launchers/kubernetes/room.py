@@ -37,11 +37,11 @@ class Room:
             await self._change.wait()
 
     async def close(self) -> None:
-        """End what is still being done; a request that is under way has its own time limit."""
+        """End what is still being done; a request that is under way is waited for, and has its own time limit."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

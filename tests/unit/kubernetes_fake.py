@@ -1,0 +1,141 @@
+"""An API server in memory: the few calls that are made, and whatever failures a test puts before them."""
+
+import copy
+import itertools
+import queue
+import threading
+
+from elasticdl.master.launchers.kubernetes.api import ApiFailure, Change, Listing
+
+STOP = object()
+
+
+class FakeStream:
+    def __init__(self):
+        self.items = queue.Queue()
+
+    def __iter__(self):
+        while (item := self.items.get(timeout=30)) is not STOP:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def stop(self):
+        self.items.put(STOP)
+
+
+class FakeObjects:
+    """Objects of one kind, by name: what is listed and watched."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.objects = {}
+        self.history = []
+        self.versions = itertools.count(1)
+        self.version = 0
+        self.streams = []
+        self.failures = []  # raised by the next calls of list and watch, in turn
+        self.lists = 0
+
+    def put(self, name, item, kind=None):
+        with self.lock:
+            self.version = next(self.versions)
+            item = copy.deepcopy(item)
+            item["metadata"]["resourceVersion"] = str(self.version)
+            kind = kind or ("MODIFIED" if name in self.objects else "ADDED")
+            self.objects[name] = item
+            if kind == "DELETED":
+                del self.objects[name]
+            change = Change(kind, item)
+            self.history.append((self.version, change))
+            for stream in self.streams:
+                stream.items.put(change)
+            return item
+
+    def list(self):
+        with self.lock:
+            self.lists += 1
+            self._fail()
+            return Listing(tuple(self.objects.values()), str(self.version))
+
+    def watch(self, version):
+        with self.lock:
+            self._fail()
+            stream = FakeStream()
+            for number, change in self.history:
+                if number > int(version):
+                    stream.items.put(change)
+            self.streams.append(stream)
+            return stream
+
+    def interrupt(self, failure=STOP, *, forget=False):
+        """End the present watches; ``forget``: and what they would have to be told next."""
+        with self.lock:
+            streams, self.streams = self.streams, []
+            if forget:
+                self.history = []
+            for stream in streams:
+                stream.items.put(failure)
+
+    def _fail(self):
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class FakePods:
+    """What is done to pods; each method first fails as told, by name."""
+
+    def __init__(self, objects):
+        self.objects = objects
+        self.failures = {}  # a list of failures for each method
+        self.calls = []
+        self.uids = itertools.count()
+        self.called = threading.Condition()
+        self.lingering = False  # deleted pods stay until forced
+
+    def create(self, manifest):
+        self._call("create", manifest["metadata"]["name"])
+        return self._create(manifest)
+
+    def _create(self, manifest):
+        name = manifest["metadata"]["name"]
+        if name in self.objects.objects:
+            raise ApiFailure(409, f'pods "{name}" already exists')
+        made = copy.deepcopy(manifest)
+        made["metadata"]["uid"] = f"uid-{name}-{next(self.uids)}"
+        made["status"] = {"phase": "Pending"}
+        return self.objects.put(name, made)
+
+    def create_unheard(self, manifest):
+        """The server does it, and the answer is lost."""
+        self._create(manifest)
+        self.failures.setdefault("create", []).append(ApiFailure(0, "the connection broke"))
+
+    def read(self, name):
+        self._call("read", name)
+        return self._find(name)
+
+    def delete(self, name, grace):
+        self._call("delete", name, grace)
+        pod = self._find(name)
+        if grace == 0 or not (self.lingering or pod["spec"].get("finalizers")):
+            self.objects.put(name, pod, "DELETED")
+        else:
+            self.objects.put(name, {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "now"}})
+
+    def delete_all(self, grace):
+        self._call("delete_all", grace)
+        for name in list(self.objects.objects):
+            self.objects.put(name, self.objects.objects[name], "DELETED")
+
+    def _find(self, name):
+        if name not in self.objects.objects:
+            raise ApiFailure(404, f'pods "{name}" not found')
+        return self.objects.objects[name]
+
+    def _call(self, method, *arguments):
+        with self.called:
+            self.calls.append((method, *arguments))
+            self.called.notify_all()
+        if failures := self.failures.get(method):
+            raise failures.pop(0)
