@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto clean
+.PHONY: help setup demo cluster test lint proto clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -13,6 +13,9 @@ setup:  ## make .venv: pinned dependencies, Horovod (built once per user), elast
 
 demo: setup  ## train on real digits while workers come and go
 	$(BIN)/python scripts/demo.py
+
+cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3"
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 test: setup  ## run the tests; ARGS="-k batch_plan" passes options to pytest
 	$(BIN)/python -m pytest $(ARGS)

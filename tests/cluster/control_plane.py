@@ -1,6 +1,6 @@
 """A real control plane on this machine: etcd, API server, scheduler, controller manager; nothing listens but on 127.0.0.1.
 
-Every connection is authenticated with a certificate of the plane's own authority, also the one to etcd.
+Connections are authenticated with certificates of the plane's own authority, also those to etcd.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tests.cluster.programs import Programs
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 120.0
 _POLL_S = 0.1
+# The first version whose scheduler and controller manager have no second port, one without authentication.
+_SECURE_ONLY = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ class ControlPlane:
             "admin": self._authority.issue("admin", "admin", ["system:masters"]),
         }
         self._account_key = self._authority.new_signing_key("service-accounts")
-        self._api_port, etcd_port, peer_port, scheduler_port, controller_port = free_ports(5)
+        self._api_port, etcd_port, peer_port, *scheduler_ports, controller_port = free_ports(6)
         self._start_etcd(etcd_port, peer_port)
         self._start_api_server()
-        self._start_scheduler(scheduler_port)
+        self._start_scheduler(*scheduler_ports)
         self._start_controller_manager(controller_port)
 
     def wait_for_accounts(self) -> None:
@@ -184,10 +186,11 @@ class ControlPlane:
         self._run("kube-apiserver", flags)
         self._wait_for("API server", self._api_server_is_ready)
 
-    def _start_scheduler(self, port: int) -> None:
+    def _start_scheduler(self, port: int, plain_port: int) -> None:
         kubeconfig = self._component_kubeconfig("kube-scheduler")
-        version = "v1beta1" if self._programs.minor < 23 else "v1"
-        configuration = {
+        minor = self._programs.minor
+        version = "v1beta1" if minor < _SECURE_ONLY else "v1beta3" if minor < 25 else "v1"
+        configuration: dict[str, object] = {
             "apiVersion": f"kubescheduler.config.k8s.io/{version}",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(kubeconfig)},
@@ -196,6 +199,8 @@ class ControlPlane:
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,
         }
+        if minor < _SECURE_ONLY:  # the second port cannot be closed, only kept from the network and other clusters
+            configuration |= dict.fromkeys(("healthzBindAddress", "metricsBindAddress"), f"{HOST}:{plain_port}")
         path = self._folder / "scheduler.yaml"
         path.write_text(yaml.safe_dump(configuration))
         self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
@@ -223,7 +228,7 @@ class ControlPlane:
     def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
         flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._folder / "pki"}
         flags |= {"authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
-        if self._programs.minor < 23:  # the port without authentication, which later versions do not have
+        if self._programs.minor < _SECURE_ONLY:
             flags["port"] = 0
         return flags
 
