@@ -212,8 +212,10 @@ def test_a_lost_node_and_one_that_comes_back(own_cluster, pods, tmp_path):
     pods.gone("on-silent")
     ends_within(5, pids["silent"])
     own_cluster.wait_for_node("silent")
-    own_cluster.lose_node("silent")
+    own_cluster.add_node("dark", 0)
+    pods.gone("on-dark")  # its node is there again, and says that it runs no more
     for node in ("dark", "silent"):
+        own_cluster.lose_node(node)
         core.delete_node(node)
 
 
