@@ -9,10 +9,11 @@ watches its pods, runs them, reports what became of them, serves their logs. Wha
 - Volumes are folders below ``$ELASTICDL_POD_ROOT``, where the container would see ``/``. Mount paths that occur in the
   command, in ``env`` and as ``workingDir`` are replaced by the real ones. A mounted service account also sets
   ``KUBECONFIG``, since ``/var/run/secrets`` cannot be had. What is mounted is not refreshed when its source changes.
-- A pod has an address of its own, ``127.<node>.x.y``, that is reached from everywhere on this machine. There are no
-  Service addresses and no DNS; the API server accepts no loopback address as an endpoint of a Service.
+- A pod has an address of its own, ``127.<node>.x.y``, that is reached from everywhere on this machine. There is no DNS,
+  and the API server accepts no loopback address as an endpoint of a Service; ``NAME.NAMESPACE.svc:PORT`` in a container's
+  environment leads to the Service's first pod all the same (``services``).
 - Probes and ``preStop`` are not run: a container is ready when it runs. A pod with init containers is refused.
-  ``exec``, ``attach`` and ``port-forward`` are not served.
+  ``exec`` and ``attach`` are not served.
 - Every image is there, except those whose name begins with ``missing/``.
 - What a machine does by itself is done on request: an annotation ``OOM_KILL`` with a new value kills the containers as
   the kernel would for want of memory, ``EVICT`` evicts the pod as a node short of memory does.

@@ -1,4 +1,4 @@
-"""The part of the kubelet's own API that `kubectl logs` needs."""
+"""The kubelet's own API, as far as `kubectl logs` and `kubectl port-forward` need it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from tests.cluster.node.port_forward import forward
 from tests.cluster.pki import Pair
 
 PORT = 10250  # as on every node; it also tells other clusters of this machine that the address is taken
@@ -29,9 +30,19 @@ class LogFile:
 
 # From namespace, pod, container and whether the previous run is meant; None if there is no such container.
 FindLog = Callable[[str, str, str, bool], LogFile | None]
+# From namespace and pod; None if there is no such pod.
+FindAddress = Callable[[str, str], str | None]
 
 
-def bind(address: str, find: FindLog, identity: Pair, authority: str) -> ThreadingHTTPServer:
+@dataclass(frozen=True, slots=True)
+class Find:
+    """What is asked for, by name."""
+
+    log: FindLog
+    address: FindAddress
+
+
+def bind(address: str, found: Find, identity: Pair, authority: str) -> ThreadingHTTPServer:
     """A server at ``address`` for holders of a certificate of ``authority``.
 
     Raises:
@@ -42,7 +53,7 @@ def bind(address: str, find: FindLog, identity: Pair, authority: str) -> Threadi
     context.load_cert_chain(identity.certificate, identity.key)
 
     class Handler(_Handler):
-        find_log = staticmethod(find)
+        find = found
 
     server = ThreadingHTTPServer((address, PORT), Handler, bind_and_activate=False)
     server.allow_reuse_address = False
@@ -62,25 +73,38 @@ def serve(server: ThreadingHTTPServer) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    find_log: FindLog
+    find: Find
+    protocol_version = "HTTP/1.1"  # a connection that becomes another protocol is not for 1.0
     timeout = 30
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         parts = url.path.strip("/").split("/")
+        if len(parts) >= 3 and parts[0] == "portForward":
+            self._forward(parts[1], parts[2], query)
+            return
+        self.close_connection = True
         found = None
         if len(parts) == 4 and parts[0] == "containerLogs":
-            found = self.find_log(parts[1], parts[2], parts[3], query.get("previous") == "true")
+            found = self.find.log(parts[1], parts[2], parts[3], query.get("previous") == "true")
         if found is None or not found.path.exists():
             self.send_error(404, "no such log")
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
+        self.send_header("Connection", "close")
         self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for chunk in _content(found, query):
                 self.wfile.write(chunk)
+
+    def _forward(self, namespace: str, pod: str, query: dict[str, str]) -> None:
+        address = self.find.address(namespace, pod)
+        if address is None or not query.get("port", "").isdigit():
+            self.send_error(404, "no such pod, or no port")
+            return
+        forward(self, address, int(query["port"]))
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not worth a line."""

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 from tests.cluster.node.api import Api, ApiError, Json, Unreachable
 from tests.cluster.node.container import Container
 from tests.cluster.node.devices import Devices
-from tests.cluster.node.logs import PORT, LogFile, bind, serve
+from tests.cluster.node.logs import PORT, Find, LogFile, bind, serve
 from tests.cluster.node.pod import GPU, Host, Pod
 from tests.cluster.node.reporter import Reporter, timestamp
+from tests.cluster.node.services import Services
 from tests.cluster.pki import Pair
 
 _RETRY_S = 0.2
@@ -84,9 +85,10 @@ class Node:
 
     def _bind(self) -> tuple[ThreadingHTTPServer, int]:
         """A server for the logs, and the second number of this node's addresses, which nobody else has while it runs."""
+        find = Find(self._find_log, self._find_address)
         for network in random.sample(range(1, 255), 254):
             try:
-                return bind(f"127.{network}.0.1", self._find_log, self._identity, self._settings.authority), network
+                return bind(f"127.{network}.0.1", find, self._identity, self._settings.authority), network
             except OSError:
                 continue
         raise OSError(f"port {PORT} is taken on all of 127.1.0.1 to 127.254.0.1")
@@ -108,6 +110,7 @@ class Node:
             restart_backoff=settings.restart_backoff_s,
             # From 127.n.1.0 on, each once: an old peer's address never belongs to a new pod.
             new_address=lambda: "127.{}.{}.{}".format(network, *divmod(next(numbers), 256)),
+            services=Services(self._api, f"127.{network}"),
         )
 
     def _register(self, address: str) -> None:
@@ -206,6 +209,11 @@ class Node:
         for each in (each for pod in pods for each in pod.containers if each.view.name == container):
             return LogFile(each.log(previous=previous), growing=partial(_is_writing, each, previous))
         return None
+
+    def _find_address(self, namespace: str, name: str) -> str | None:
+        with self._lock:
+            found = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
+        return found[-1].address if found else None
 
     def _insist(self, attempt: Callable[[], None]) -> None:
         while True:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.cluster.node import EVICT, MISSING_IMAGES, OOM_KILL
@@ -22,6 +22,7 @@ from tests.cluster.node.container import NEVER, Container
 from tests.cluster.node.devices import Devices
 from tests.cluster.node.environment import CannotStart, Invocation, invocation
 from tests.cluster.node.reporter import PodRef, Reporter, timestamp
+from tests.cluster.node.services import Services
 from tests.cluster.node.status import PodView, Verdict, phase, pod_status
 from tests.cluster.node.volumes import Sources, Unready, link_mounts, make_volume
 from tests.cluster.processes import Leashed
@@ -45,6 +46,7 @@ class Host:
     environment: Mapping[str, str]
     restart_backoff: float
     new_address: Callable[[], str]
+    services: Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Pod:
             Container(each, self._folder / each["name"], self._logs, host.restart_backoff)
             for each in self._spec["containers"]
         ]
-        self._address = host.address if self._spec.get("hostNetwork") else host.new_address()
+        self.address = host.address if self._spec.get("hostNetwork") else host.new_address()
         self._started = timestamp()
         self._devices: list[int] = []
         self._made: set[str] = set()
@@ -217,7 +219,7 @@ class Pod:
         return self._host.reporter.event(self.ref, "Started", f"Started container {container.view.name}")
 
     def _prepare(self, container: Container) -> Invocation:
-        facts = {"status.podIP": self._address, "status.podIPs": self._address, "status.hostIP": self._host.address}
+        facts = {"status.podIP": self.address, "status.podIPs": self.address, "status.hostIP": self._host.address}
         sources = Sources(self._host.api, self._manifest, facts)
         volumes, root, temporary = self._folder / "volumes", container.folder / "root", container.folder / "tmp"
         volumes.mkdir(exist_ok=True)
@@ -231,7 +233,8 @@ class Pod:
         given = {**self._host.environment, "HOSTNAME": self.ref.name, "HOME": str(root), "TMPDIR": str(temporary)}
         if self._devices:
             given["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, self._devices))
-        return invocation(container.spec, sources, given, places, root)
+        what = invocation(container.spec, sources, given, places, root)
+        return replace(what, env={name: self._host.services.resolved(value) for name, value in what.env.items()})
 
     def _tell_end(self, container: Container, process: Leashed) -> None:
         self._inbox.put(_Exited(container, process.wait()))
@@ -255,7 +258,7 @@ class Pod:
 
     def _view(self) -> PodView:
         return PodView(
-            self.ref.uid, self._host.address, self._address, self._started, self._policy, self._ending(), self._verdict
+            self.ref.uid, self._host.address, self.address, self._started, self._policy, self._ending(), self._verdict
         )
 
     def _finished(self) -> bool:

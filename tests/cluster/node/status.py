@@ -89,7 +89,7 @@ def pod_status(pod: PodView, containers: list[ContainerView], now: str) -> Json:
         "startTime": pod.started,
         "hostIP": pod.host_address,
         "podIP": pod.address,
-        "podIPs": [{"ip": pod.address}],
+        "podIPs": [{"$patch": "replace"}, {"ip": pod.address}],  # an earlier node may have told another one
         "conditions": conditions,
         "containerStatuses": [_container_status(pod, each) for each in containers],
     }
