@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
-from elasticdl.common.manifests.names import Role, labels, selector
+from elasticdl.common.credentials import Role
+from elasticdl.common.manifests.names import labels, selector
 from elasticdl.master.events import WorkerPending
-from elasticdl.master.launchers.kubernetes.api import OfficialPods, event_source, pod_source
+from elasticdl.master.launchers.kubernetes.api import OfficialPods, connect, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
 
@@ -67,7 +68,7 @@ def make_launcher(api, pods, report, patience=None):
 
 
 def worker_pods(cluster, namespace, work, gpus=3, **spec):
-    owner = make_owner(cluster.client(), namespace)
+    owner = make_owner(connect(kubeconfig=str(cluster.kubeconfig)), namespace)
     return WorkerPods(JOB, namespace, owner, template(cluster.image, work, gpus, **spec), most=4)
 
 
@@ -108,7 +109,7 @@ async def kubernetes_bench(cluster, namespace, work):
         (work / f".{worker_id}").write_text(str(code))
         (work / f".{worker_id}").rename(work / str(worker_id))
 
-    bench, api = PatientBench(end), cluster.client()
+    bench, api = PatientBench(end), connect(kubeconfig=str(cluster.kubeconfig))
     bench.launcher = make_launcher(api, worker_pods(cluster, namespace, work), bench.reports.put_nowait)
     yield bench
     await bench.launcher.close()

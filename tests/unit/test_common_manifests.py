@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.names import Role
 from elasticdl.common.manifests.pods import Program, make_pod
 from elasticdl.common.manifests.template import read_pod_template
 from elasticdl.common.manifests.worker import worker_template

@@ -301,6 +301,32 @@ def test_a_pod_that_comes_late_from_a_master_that_is_gone_is_deleted(play):
     play(story)
 
 
+def test_a_pod_that_comes_after_it_was_given_up_is_deleted(play):
+    async def story(scene):
+        scene.pods.failures["create"] = [ApiFailure(0, "timed out")] * 1000
+        await scene.launcher.launch(0)
+        await scene.next(WorkerPending)
+        scene.launcher.kill(0)
+        await scene.next(WorkerExited)
+        scene.pods._create(PODS.manifest(0, 0))
+        await scene.called("delete", f"{JOB}-worker-0", 1, times=2)
+
+    play(story)
+
+
+def test_a_container_beside_the_worker_is_ended_with_it(play):
+    async def story(scene):
+        await scene.placed(0)
+        name = f"{JOB}-worker-0"
+        known = scene.objects.objects[name]
+        known["spec"]["containers"] = [*known["spec"]["containers"], {"name": "sidecar"}]
+        scene.show(0, "Running", terminated(0))
+        assert (await scene.next(WorkerExited)).cause is ExitCause.CLEAN
+        await scene.called("delete", name, 1)
+
+    play(story)
+
+
 def test_a_cluster_that_never_answers_is_unreachable(play):
     async def story(scene):
         scene.objects.failures = [ApiFailure(0, "refused")] * 1000

@@ -124,8 +124,8 @@ def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
     assert ledger.ever_placed
     assert ledger.seen(pod(5, phase="Running", state=RUNNING)) == []
     assert ledger.launch(8) == 0  # those have 5 and 7
-    assert ledger.superseded(6)
-    assert not ledger.superseded(9)
+    assert ledger.unwanted(6)
+    assert not ledger.unwanted(9)
     assert ledger.missing([pod(5)]) == [7]
     assert ledger.seen(pod(7, conditions=FULL["status"]["conditions"], node="")) == [WorkerPending(7, "0/2 nodes")]
 

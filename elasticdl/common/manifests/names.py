@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from elasticdl.common.credentials import Role as Role
 
 APPLICATION_LABEL = "app.kubernetes.io/name"
 APPLICATION = "elasticdl"
@@ -14,13 +14,6 @@ PLACE_LABEL = "elasticdl.org/place"
 ELASTIC_LABEL = "elastic"
 CONTAINER = "elasticdl"  # in every pod of a job, so that one template fits all
 MASTER_PORT = 50001
-
-
-class Role(StrEnum):
-    MASTER = "master"
-    WORKER = "worker"
-    OWNER = "owner"  # who submitted the job; has no pod
-    METRICS = "metrics"  # who may only read the metrics; has no pod
 
 
 def labels(job: str, role: Role) -> dict[str, str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.common import environment as variables
+from elasticdl.common.credentials import Role
 from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.names import CONTAINER, ELASTIC_LABEL, Role, labels, spec_name, tls_name
+from elasticdl.common.manifests.names import CONTAINER, ELASTIC_LABEL, labels, spec_name, tls_name
 from elasticdl.common.quantities import Volume, parse_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.common import environment as variables
-from elasticdl.common.manifests.names import Role, master_address
+from elasticdl.common.credentials import Role
+from elasticdl.common.manifests.names import master_address
 from elasticdl.common.manifests.pods import Manifest, Program, make_pod
 from elasticdl.common.quantities import KUEUE, parse_quantity, parse_queue, requirements
 from elasticdl.common.spec import JobSpec

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import urllib3
 from kubernetes import client, config
 
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.manifests.names import Role, selector
+from elasticdl.common.manifests.names import selector
 from elasticdl.master.launchers.kubernetes.pods import Manifest
 
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
@@ -87,18 +88,18 @@ class PodApi(Protocol):
         """Those of the job that are not over."""
 
 
-def connect(context: str = "") -> client.ApiClient:
-    """A client as the environment has it: a kubeconfig that is named, the pod's own service account, ~/.kube/config.
+def connect(context: str = "", kubeconfig: str = "") -> client.ApiClient:
+    """A client as the environment has it: what is named, the pod's own service account, the user's kubeconfig.
 
     Raises:
         UserError: there is nothing of that, or no such context.
     """
     configuration = client.Configuration()
     try:
-        if not context and ACCOUNT.joinpath("token").exists():
+        if not (context or kubeconfig) and ACCOUNT.joinpath("token").exists():
             config.load_incluster_config(client_configuration=configuration)
         else:
-            config.load_kube_config(context=context or None, client_configuration=configuration)
+            config.load_kube_config(kubeconfig or None, context or None, client_configuration=configuration)
     except config.ConfigException as error:
         raise UserError(f"no cluster is configured: {' '.join(str(error).split())}") from None
     configuration.retries = False  # whoever calls knows better what may be repeated

@@ -39,7 +39,7 @@ from elasticdl.master.launchers.kubernetes.watch import Watch
 REQUESTS_AT_ONCE = 8
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
-_INVALID = 422
+_INVALID = (400, 422)
 _EXISTS = 409
 _ABSENT = 404
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Patience:
     close: float = 60.0
     start: float = 60.0  # for the first list
     first_retry: float = 0.5
-    longest_retry: float = 30.0
+    longest_retry: float = 8.0  # so long may a job be blind after the API server is back
 
 
 class KubernetesLauncher:
@@ -203,7 +203,7 @@ class KubernetesLauncher:
                     pod = await self._request(manifest)
                 except ApiFailure as failure:
                     certain = certain and not failure.uncertain
-                    if failure.status == _INVALID:
+                    if failure.status in _INVALID:
                         self._refuse(worker_id, str(failure))
                         return
                     self._look(
@@ -301,12 +301,11 @@ class KubernetesLauncher:
         worker_id = worker_id_of(pod)
         if kind == "DELETED":
             self._look(worker_id, self._ledger.gone(worker_id, pod))
-        elif self._ledger.superseded(worker_id):  # asked for by a master that did not live to see it
-            if _is_over(pod) or pod["metadata"].get("deletionTimestamp"):
-                return
+            return
+        self._look(worker_id, self._ledger.seen(pod))
+        # Made late, for a master that is gone or a request that was given up; or only a container beside it still runs.
+        if self._ledger.unwanted(worker_id) and not (_is_over(pod) or pod["metadata"].get("deletionTimestamp")):
             self._room.start(self._delete(worker_id, KILL_GRACE))
-        else:
-            self._look(worker_id, self._ledger.seen(pod))
 
     def event_told(self, event: Manifest) -> None:
         job, _, number = str(event["involvedObject"].get("name", "")).rpartition("-worker-")

@@ -60,9 +60,9 @@ class Ledger:
     def known(self, worker_id: int) -> bool:
         return worker_id in self._entries or worker_id in self._ended
 
-    def superseded(self, worker_id: int) -> bool:
-        """Whether it is one that nobody here asked for, from before some that were."""
-        return not self.known(worker_id) and worker_id < max([*self._entries, *self._ended], default=-1)
+    def unwanted(self, worker_id: int) -> bool:
+        """Whether nobody waits for it: its end was told, or it was asked for before others by nobody here."""
+        return worker_id not in self._entries and worker_id <= max([*self._entries, *self._ended], default=-1)
 
     def launch(self, worker_id: int) -> int:
         """Begin an entry; the first free place is its."""
