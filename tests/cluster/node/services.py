@@ -1,0 +1,91 @@
+"""What DNS and kube-proxy are to containers: the names of Services in their environment lead somewhere.
+
+Where a container would look up ``NAME.NAMESPACE.svc``, a process of this machine can't. So a name with a port in its
+environment is replaced by an address of this node, where each connection is passed on to the first pod that the Service
+selects at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import socket
+import socketserver
+import threading
+from urllib.parse import quote
+
+from tests.cluster.node.api import Api, ApiError, Json, Unreachable
+
+_NAME = re.compile(r"(?<![\w.-])([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?:(\d+)(?![\w.-])")
+_CONNECT_S = 5.0
+_CHUNK = 1 << 16
+
+
+class Services:
+    """``prefix``: the first two numbers of the node's addresses."""
+
+    def __init__(self, api: Api, prefix: str) -> None:
+        self._api = api
+        self._prefix = prefix
+        self._hosts = itertools.count(2)
+        self._places: dict[tuple[str, str, int], str] = {}
+        self._lock = threading.Lock()
+
+    def resolved(self, text: str) -> str:
+        """The text with the names of Services replaced."""
+        return _NAME.sub(lambda found: self._place(found[1], found[2], int(found[3])), text)
+
+    def _place(self, name: str, namespace: str, port: int) -> str:
+        key = (name, namespace, port)
+        with self._lock:
+            if key not in self._places:
+                self._places[key] = self._serve(name, namespace, port)
+            return self._places[key]
+
+    def _serve(self, name: str, namespace: str, port: int) -> str:
+        services = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                services._pass_on(self.request, name, namespace, port)
+
+        address = f"{self._prefix}.0.{next(self._hosts)}"
+        server = socketserver.ThreadingTCPServer((address, port), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, name=f"service {name}", daemon=True).start()
+        return f"{address}:{port}"
+
+    def _pass_on(self, client: socket.socket, name: str, namespace: str, port: int) -> None:
+        with contextlib.suppress(OSError, ApiError, Unreachable):  # the client sees that nobody is there
+            address = self._first_pod(name, namespace)
+            with socket.create_connection((address, port), _CONNECT_S) as target:
+                target.settimeout(None)
+                there = threading.Thread(target=_copy, args=(client, target), daemon=True)
+                there.start()
+                _copy(target, client)
+                there.join()
+
+    def _first_pod(self, name: str, namespace: str) -> str:
+        path = f"/api/v1/namespaces/{namespace}"
+        wanted = self._api.get(f"{path}/services/{quote(name)}")["spec"]["selector"]
+        selector = ",".join(f"{key}={value}" for key, value in wanted.items())
+        found = self._api.get(f"{path}/pods", labelSelector=selector)["items"]
+        addresses = [pod["status"]["podIP"] for pod in found if _runs(pod)]
+        if not addresses:
+            raise ConnectionRefusedError(f"no pod of service {name}")
+        return str(addresses[0])
+
+
+def _runs(pod: Json) -> bool:
+    return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Until either is closed, whereupon both are."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
