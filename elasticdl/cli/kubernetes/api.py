@@ -1,0 +1,235 @@
+"""The requests that the command line makes of a cluster: one namespace of it, as the user of a kubeconfig.
+
+Every failure is one of this project's errors, in one line: `NotDoneError` (a UserError) for what the cluster refuses,
+UnreachableError for one that does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import client, config
+
+from elasticdl.common.errors import UnreachableError, UserError
+
+Object = dict[str, Any]
+ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
+DEFAULT_NAMESPACE = "default"
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_MERGE = "application/merge-patch+json"
+
+ABSENT, EXISTS, INVALID, FORBIDDEN = 404, 409, 422, 403
+
+# By the word with which the client's methods end, as in create_namespaced_job.
+_KINDS: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "Job": (client.BatchV1Api, "job"),
+    "Pod": (client.CoreV1Api, "pod"),
+    "Service": (client.CoreV1Api, "service"),
+    "ServiceAccount": (client.CoreV1Api, "service_account"),
+    "Secret": (client.CoreV1Api, "secret"),
+    "ConfigMap": (client.CoreV1Api, "config_map"),
+    "PersistentVolumeClaim": (client.CoreV1Api, "persistent_volume_claim"),
+    "Event": (client.CoreV1Api, "event"),
+    "Role": (client.RbacAuthorizationV1Api, "role"),
+    "RoleBinding": (client.RbacAuthorizationV1Api, "role_binding"),
+    "NetworkPolicy": (client.NetworkingV1Api, "network_policy"),
+}
+
+
+class NotDoneError(UserError):
+    """The cluster refuses a request; ``status`` is that of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def by_quota(self) -> bool:
+        return self.status == FORBIDDEN and "exceeded quota" in str(self)
+
+    @property
+    def by_rights(self) -> bool:
+        """The user may not do this at all, whatever the object."""
+        return self.status == FORBIDDEN and "cannot " in str(self) and "resource" in str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where jobs are, as people say it; empty is what the kubeconfig says."""
+
+    namespace: str = ""
+    context: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.namespace or self.context)
+
+    @property
+    def flags(self) -> str:
+        """To be added to a command so that it finds the same place."""
+        given = (("--namespace", self.namespace), ("--kube_context", self.context))
+        return "".join(f" {flag} {value}" for flag, value in given if value)
+
+
+class Cluster:
+    """One namespace of a cluster. Objects are plain mappings."""
+
+    def __init__(self, configuration: client.Configuration, namespace: str) -> None:
+        self._configuration = configuration
+        self._client = client.ApiClient(configuration)
+        self.namespace = namespace
+
+    @property
+    def server(self) -> str:
+        return str(self._configuration.host)
+
+    def another_client(self) -> client.ApiClient:
+        """For requests of a kind that change the client while they are made."""
+        return client.ApiClient(self._configuration)
+
+    def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """With ``dry_run`` the server does all but keep it."""
+        options = {"dry_run": "All"} if dry_run else {}
+        return self._ask("create", manifest["kind"], self.namespace, manifest, **options)
+
+    def read(self, kind: str, name: str) -> Object:
+        return self._ask("read", kind, name, self.namespace)
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """As `read`; None if there is none."""
+        try:
+            return self.read(kind, name)
+        except NotDoneError as error:
+            if error.status != ABSENT:
+                raise
+            return None
+
+    def list(self, kind: str, **selection: str) -> list[Object]:
+        """``selection``: label_selector, field_selector."""
+        found: list[Object] = self._ask("list", kind, self.namespace, **selection)["items"]
+        return found
+
+    def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> Object:
+        return self._ask("patch", kind, name, self.namespace, change, _content_type=_MERGE)
+
+    def delete(self, kind: str, name: str, *, foreground: bool = False) -> bool:
+        """With all that it owns, and, if asked to, only after that. Whether there was any."""
+        policy = "Foreground" if foreground else "Background"
+        try:
+            self._ask("delete", kind, name, self.namespace, propagation_policy=policy)
+        except NotDoneError as error:
+            if error.status != ABSENT:
+                raise
+            return False
+        return True
+
+    def log(self, pod: str, *, follow: bool = False) -> urllib3.BaseHTTPResponse:
+        """The bytes of a pod's log, to be read as they come, and closed."""
+        from elasticdl.common.manifests.names import CONTAINER
+
+        api = client.CoreV1Api(self._client)
+        with self._failures(f"read the log of {pod}"):
+            response: urllib3.BaseHTTPResponse = api.read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                follow=follow,
+                _preload_content=False,
+                _request_timeout=(ANSWER_SECONDS[0], None) if follow else ANSWER_SECONDS,
+            )
+        return response
+
+    def _ask(self, verb: str, kind: str, *arguments: Any, **options: Any) -> Object:
+        make_api, word = _KINDS[kind]
+        method = getattr(make_api(self._client), f"{verb}_namespaced_{word}")
+        with self._failures(f"{verb} {word.replace('_', ' ')}s"):
+            response = method(*arguments, **options, _preload_content=False, _request_timeout=ANSWER_SECONDS)
+            answer: Object = json.loads(response.data)
+        return answer
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except client.ApiException as error:
+            if not error.status or error.status >= 500:
+                raise UnreachableError(f"the cluster at {self.server} failed: {_message(error)}") from error
+            raise NotDoneError(error.status, self._explain(error.status, _message(error), what)) from error
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise UnreachableError(f"the cluster at {self.server} does not answer: {_one_line(error)}") from error
+
+    def _explain(self, status: int, message: str, what: str) -> str:
+        if status == 401:
+            return f"the cluster at {self.server} does not know you: log in anew, or choose another --kube_context"
+        if status == FORBIDDEN and "cannot " in message and "resource" in message:
+            return f"you may not {what} in namespace {self.namespace}: {message}"
+        if status == ABSENT and f'namespaces "{self.namespace}" not found' in message:
+            return f"there is no namespace {self.namespace} in the cluster at {self.server}: choose another --namespace"
+        return message
+
+
+def connect(place: Place) -> Cluster:
+    """The cluster of a kubeconfig's context or, within a pod and without a kubeconfig, the pod's own.
+
+    Raises:
+        UserError: there is no kubeconfig, or no such context in it.
+    """
+    configuration = client.Configuration()
+    try:
+        namespace = _load(configuration, place.context)
+    except config.ConfigException as error:
+        raise UserError(f"no cluster is configured: {_one_line(error)}") from None
+    except (OSError, ValueError) as error:  # yaml's errors are not ValueErrors, but what it holds may raise them
+        raise UserError(f"the kubeconfig can't be read: {_one_line(error)}") from None
+    configuration.retries = False
+    return Cluster(configuration, place.namespace or namespace)
+
+
+def is_configured(place: Place) -> bool:
+    """Whether there is any cluster to be asked."""
+    if place.context or _in_a_pod():
+        return True
+    try:
+        return bool(config.list_kube_config_contexts(_kubeconfig())[0])
+    except (config.ConfigException, OSError):
+        return False
+
+
+def _load(configuration: client.Configuration, context: str) -> str:
+    """Fill the configuration; returns the namespace that goes with it."""
+    if not context and _in_a_pod():
+        config.load_incluster_config(client_configuration=configuration)
+        return (_ACCOUNT / "namespace").read_text().strip()
+    contexts, active = config.list_kube_config_contexts(_kubeconfig())
+    names = [each["name"] for each in contexts]
+    if context and context not in names:
+        raise UserError(f"there is no context {context} in the kubeconfig: it has {', '.join(names) or 'none'}")
+    config.load_kube_config(_kubeconfig(), context=context or None, client_configuration=configuration)
+    chosen = next(each for each in contexts if each["name"] == context) if context else active
+    return str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
+
+
+def _kubeconfig() -> str | None:
+    """The client itself looks at the variable only when it is imported."""
+    return os.environ.get("KUBECONFIG") or None
+
+
+def _in_a_pod() -> bool:
+    return (_ACCOUNT / "token").exists()
+
+
+def _message(error: client.ApiException) -> str:
+    try:
+        return _one_line(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return _one_line(f"{error.status} {error.reason}")
+
+
+def _one_line(what: object) -> str:
+    return " ".join(str(what).split())

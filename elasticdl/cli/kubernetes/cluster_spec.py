@@ -1,0 +1,75 @@
+"""``--cluster_spec``: the user's module that adapts a job's pods and its service to a cluster, as ElasticDL has it.
+
+    class MyCluster:
+        def with_pod(self, pod): ...          # a kubernetes.client.V1Pod, returned as it shall be
+        def with_service(self, service): ...  # a V1Service
+    cluster = MyCluster()
+
+It is run once, when the job is submitted; either method may be missing.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes import client
+
+from elasticdl.common.errors import UserError
+
+Manifest = dict[str, Any]
+_OPTION = "--cluster_spec"
+
+
+class ClusterSpec:
+    """``path`` may be empty: then nothing is changed."""
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            UserError: it can't be run, or has no ``cluster``.
+        """
+        self._path = path
+        self._cluster = _load(path) if path else None
+        self._client = client.ApiClient()
+
+    def adapt_pod(self, pod: Manifest) -> Manifest:
+        """A pod's metadata and spec.
+
+        Raises:
+            UserError: the user's method raised, or returned no pod.
+        """
+        adapted = self._adapt("with_pod", "V1Pod", {"apiVersion": "v1", "kind": "Pod", **pod})
+        return {"metadata": adapted["metadata"], "spec": adapted["spec"]}
+
+    def adapt_service(self, service: Manifest) -> Manifest:
+        """Raises as `adapt_pod`."""
+        return self._adapt("with_service", "V1Service", service)
+
+    def _adapt(self, method: str, kind: str, manifest: Mapping[str, Any]) -> Manifest:
+        adapt = getattr(self._cluster, method, None)
+        if adapt is None:
+            return dict(manifest)
+        # The client has no public way from a mapping to its own classes that all of its versions share.
+        built = self._client._ApiClient__deserialize(manifest, kind)
+        try:
+            adapted = adapt(built)
+        except Exception as error:  # the user's code may raise anything
+            raise UserError(f"{_OPTION} {self._path}: {method} raised {type(error).__name__}: {error}") from error
+        if type(adapted) is not type(built):
+            raise UserError(f"{_OPTION} {self._path}: {method} must return the {kind}, not {adapted!r}")
+        made: Manifest = self._client.sanitize_for_serialization(adapted)
+        return made
+
+
+def _load(path: str) -> object:
+    try:
+        names = runpy.run_path(path)
+    except OSError as error:
+        raise UserError(f"{_OPTION} {path}: {error.strerror}") from None
+    except Exception as error:  # as above
+        raise UserError(f"{_OPTION} {path} raised {type(error).__name__}: {error}") from error
+    if "cluster" not in names:
+        raise UserError(f"{_OPTION} {path} must define `cluster`, an object with with_pod and with_service")
+    return names["cluster"]

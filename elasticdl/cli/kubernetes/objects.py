@@ -1,0 +1,180 @@
+"""What a job on a cluster consists of before any worker is there: pure manifests.
+
+The Job keeps one master pod alive, and owns the rest: whoever deletes it deletes all.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common.credentials import Role, TlsFiles
+from elasticdl.common.environment import HOST
+from elasticdl.common.manifests import names
+from elasticdl.common.manifests.pods import SPEC_FILE, SPEC_FOLDER, Manifest, Program, make_pod
+from elasticdl.common.manifests.worker import TEMPLATE_FILE
+from elasticdl.common.quantities import parse_priority, requirements
+from elasticdl.common.spec import JobSpec
+
+MASTER_COMMAND = ("python", "-m", "elasticdl.master.cluster", "--spec", f"{SPEC_FOLDER}/{SPEC_FILE}")
+# A master that was lost is started again whatever its number; one whose job is over sets this to 0 itself.
+BACKOFF_LIMIT = 10_000
+NAMESPACE, POD_UID = "ELASTICDL_NAMESPACE", "ELASTICDL_POD_UID"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the objects are made from. Pods and service are as the user's template and module left them."""
+
+    spec: JobSpec
+    namespace: str
+    master: Manifest  # pod: metadata and spec
+    worker: Manifest
+    service: Manifest
+    certificates: Mapping[Role, TlsFiles]
+
+
+def master_pod(spec: JobSpec, template: Mapping[str, Any]) -> Manifest:
+    """The master's pod, without a name.
+
+    Raises:
+        ValueError: the user's template can't be merged.
+    """
+    program = Program(
+        role=names.Role.MASTER,
+        command=MASTER_COMMAND,
+        resources=requirements(spec.master_resource_request, spec.master_resource_limit),
+        priority_class=spec.master_pod_priority,
+        env=(
+            _of_the_pod(HOST, "status.podIP"),
+            _of_the_pod(NAMESPACE, "metadata.namespace"),
+            _of_the_pod(POD_UID, "metadata.uid"),
+        ),
+        spec={"serviceAccountName": account_name(spec), "automountServiceAccountToken": True},
+    )
+    return make_pod(spec, program, template)
+
+
+def _of_the_pod(variable: str, path: str) -> Manifest:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def account_name(spec: JobSpec) -> str:
+    return spec.service_account or names.master_name(spec.job_name)
+
+
+def make_service(spec: JobSpec) -> Manifest:
+    """By which the workers find the master. It has no address of its own, and does not wait for readiness."""
+    job = spec.job_name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": names.master_name(job), "labels": names.labels(job, names.Role.MASTER)},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(names.Role.MASTER)},
+            "ports": [{"name": "grpc", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT}],
+        },
+    }
+
+
+def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
+    """``parallelism`` 0: nothing is started yet."""
+    spec = {
+        "parallelism": parallelism,
+        "completions": 1,
+        "backoffLimit": BACKOFF_LIMIT,
+        "template": parts.master,
+    }
+    return {**_head(parts, "Job", names.master_name(parts.spec.job_name), "batch/v1"), "spec": spec}
+
+
+def companions(parts: Parts) -> list[Manifest]:
+    """Everything but the Job, in the order in which it is to be made."""
+    made = [] if parts.spec.service_account else _account(parts)
+    made += [_secret(parts, role, files) for role, files in parts.certificates.items()]
+    made += [_specification(parts), _state(parts), _network_policy(parts)]
+    service = parts.service
+    return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
+
+
+def owned(manifest: Manifest, job: Manifest) -> Manifest:
+    """The same object as a part of the Job, which the server has made."""
+    metadata = job["metadata"]
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
+
+
+def pod_of(parts: Parts, pod: Manifest, role: names.Role) -> Manifest:
+    """A whole pod, to ask the cluster whether it would take it."""
+    metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
+
+
+def urgent_class(spec: JobSpec) -> str:
+    """The PriorityClass of some or all of the workers; empty for none."""
+    priority = parse_priority(spec.worker_pod_priority)
+    return priority.class_name if priority else ""
+
+
+def rules(job: str) -> list[Manifest]:
+    """What the master may do, and nothing else; worker pods have no names that are known beforehand."""
+    return [
+        _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
+        _rule("", "events", ["list", "watch"]),
+        _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
+        _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
+    ]
+
+
+def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manifest:
+    made: Manifest = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+    return {**made, "resourceNames": [only]} if only else made
+
+
+def _account(parts: Parts) -> list[Manifest]:
+    name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": rules(parts.spec.job_name)}
+    binding = {
+        **_head(parts, "RoleBinding", name, f"{group}/v1"),
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": parts.namespace}],
+    }
+    # The token is mounted into the master's pod only.
+    account = {**_head(parts, "ServiceAccount", name), "automountServiceAccountToken": False}
+    return [account, role, binding]
+
+
+def _secret(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
+    data = {name: base64.b64encode(content).decode() for name, content in files.to_mapping().items()}
+    name = names.tls_name(parts.spec.job_name, names.Role(role))
+    return {**_head(parts, "Secret", name), "type": "kubernetes.io/tls", "data": data}
+
+
+def _specification(parts: Parts) -> Manifest:
+    data = {SPEC_FILE: parts.spec.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
+    return {**_head(parts, "ConfigMap", names.spec_name(parts.spec.job_name)), "immutable": True, "data": data}
+
+
+def _state(parts: Parts) -> Manifest:
+    return _head(parts, "ConfigMap", names.state_name(parts.spec.job_name))
+
+
+def _network_policy(parts: Parts) -> Manifest:
+    """Only the job's own pods come in. A port-forward comes from the pod's node, which no policy keeps out."""
+    job = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name}}
+    spec = {"podSelector": job, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": job}]}]}
+    return {**_head(parts, "NetworkPolicy", parts.spec.job_name, "networking.k8s.io/v1"), "spec": spec}
+
+
+def _head(parts: Parts, kind: str, name: str, version: str = "v1") -> Manifest:
+    labels = {names.APPLICATION_LABEL: names.APPLICATION, names.JOB_LABEL: parts.spec.job_name}
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": parts.namespace, "labels": labels},
+    }

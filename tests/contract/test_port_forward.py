@@ -1,0 +1,106 @@
+"""A port of this machine that leads through the API server into a pod."""
+
+import socket
+import threading
+
+import pytest
+from kubernetes import client
+
+from elasticdl.cli.kubernetes.api import Place, connect
+from elasticdl.cli.kubernetes.port_forward import forwarded
+from elasticdl.common.manifests.names import Role, labels
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+ECHO = """
+import os, socket, threading
+def echo(connection):
+    while data := connection.recv(1 << 16):
+        connection.sendall(data)
+    connection.close()
+server = socket.create_server((os.environ["IP"], 50001))
+print("listening", flush=True)
+while True:
+    threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.fixture
+def place(cluster, namespace, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    return connect(Place(namespace))
+
+
+def start_echo(cluster, place, pods, name):
+    spec = {
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": "elasticdl",
+                "image": cluster.image,
+                "command": ["python", "-c", ECHO],
+                "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            }
+        ],
+    }
+    pod = {"metadata": {"name": name, "labels": labels("j", Role.MASTER)}, "spec": spec}
+    client.CoreV1Api(cluster.client()).create_namespaced_pod(place.namespace, pod)
+    pods.said(name, "listening")
+
+
+def say(address, data):
+    """What comes back."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.settimeout(10)
+        writer = threading.Thread(target=connection.sendall, args=(data,))
+        writer.start()
+        found = b""
+        while len(found) < len(data):
+            try:
+                chunk = connection.recv(1 << 16)
+            except ConnectionResetError:
+                break
+            if not chunk:
+                break
+            found += chunk
+        writer.join()
+        return found
+
+
+def is_left():
+    """Threads of a port-forward that do not end; the client's own take a moment to say goodbye."""
+    mine = [thread for thread in threading.enumerate() if "port" in thread.name]
+    for thread in mine:
+        thread.join(10 if thread.name.startswith("Kubernetes") else 0)
+    return [thread.name for thread in mine if thread.is_alive()]
+
+
+def test_it_leads_to_the_master_and_to_its_successor(cluster, place, pods):
+    start_echo(cluster, place, pods, "first")
+    with forwarded(place, "j") as address:
+        assert say(address, b"hello") == b"hello"
+        big = bytes(range(256)) * 4096
+        assert say(address, big) == big
+        pods.delete("first", grace_period_seconds=0)
+        pods.gone("first")
+        assert say(address, b"hello") == b""
+        start_echo(cluster, place, pods, "second")
+        assert say(address, b"again") == b"again"
+    host, _, port = address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    assert is_left() == []
+
+
+def test_what_goes_through_it_ends_with_it(cluster, place, pods):
+    start_echo(cluster, place, pods, "first")
+    with forwarded(place, "j") as address:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), 10)
+        connection.settimeout(10)
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+    with connection:
+        assert connection.recv(1) == b""
+    assert is_left() == []

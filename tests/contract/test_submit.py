@@ -1,0 +1,199 @@
+"""Submitting a job to a real API server: all of its objects, or none."""
+
+import contextlib
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+from kubernetes import client
+
+from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.api import Place, connect
+from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.spec import JobSpec
+from tests.cluster.kit import until
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+JOB = "digits"
+KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy")
+
+
+@pytest.fixture
+def place(cluster, namespace, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    return connect(Place(namespace))
+
+
+def job(image="local/host", **options):
+    return JobSpec.model_validate({"image": image, "job_name": JOB, "model_def": "digits.mlp_torch", **options})
+
+
+def submission(place, said=None, **options):
+    parts = make_parts(job(**options), place.namespace, datetime.now(UTC))
+    return Submission(place, parts, [].append if said is None else said.append)
+
+
+def names_there(place):
+    """What is in the namespace and not there by itself."""
+    by_itself = {"default", "kube-root-ca.crt"}
+    found = {(kind, each["metadata"]["name"]) for kind in KINDS for each in place.list(kind)}
+    return {(kind, name) for kind, name in found if name not in by_itself and "-token-" not in name}
+
+
+def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
+    submitted = submission(place)
+    submitted.check()
+    assert names_there(place) == set()
+    submitted.make()
+    assert names_there(place) == {
+        ("Job", "digits-master"),
+        ("Service", "digits-master"),
+        ("ServiceAccount", "digits-master"),
+        ("Role", "digits-master"),
+        ("RoleBinding", "digits-master"),
+        *(("Secret", f"digits-{role}-tls") for role in ("master", "worker", "owner", "metrics")),
+        ("ConfigMap", "digits-spec"),
+        ("ConfigMap", "digits-state"),
+        ("NetworkPolicy", "digits"),
+    }
+    uid = place.read("Job", "digits-master")["metadata"]["uid"]
+    for kind in set(KINDS) - {"Job"}:
+        for each in place.list(kind, label_selector="elasticdl.org/job=digits"):
+            (owner,) = each["metadata"]["ownerReferences"]
+            assert owner["uid"] == uid, each["metadata"]["name"]
+    core = client.CoreV1Api(cluster.client())
+    until(lambda pods: len(pods) == 1, "the master's pod", core.list_namespaced_pod, namespace)
+    assert place.delete("Job", "digits-master")
+    until(lambda pods: not pods, "no pod", core.list_namespaced_pod, namespace)
+    until(lambda services: "digits-master" not in services, "no service", core.list_namespaced_service, namespace)
+    secret = lambda secrets: not any(name.endswith("-tls") for name in secrets)  # noqa: E731
+    until(secret, "no secret", core.list_namespaced_secret, namespace)
+
+
+def test_a_name_that_exists(place):
+    submission(place).make()
+    before = names_there(place)
+    line = f"there is a job named digits in namespace {place.namespace} already: choose another --job_name, "
+    for attempt in (submission(place).check, submission(place).make):
+        with pytest.raises(UserError, match=line):
+            attempt()
+    assert names_there(place) == before
+
+
+def template(tmp_path, **spec):
+    path = tmp_path / "pod.yaml"
+    path.write_text(yaml.safe_dump({"spec": spec}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"worker_pod_priority": "sky=0.5"}, "the cluster refuses the worker's pod: no PriorityClass with name sky was"),
+        ({"volume": "claim_name=data,mount_path=/data"}, "--volume: there is no PersistentVolumeClaim data in namespace"),
+        ({"service_account": "me"}, "--service_account: there is no ServiceAccount me in namespace"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_is_made(place, options, line):
+    with pytest.raises(UserError) as caught:
+        submission(place, **options).check()
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+    assert names_there(place) == set()
+
+
+def test_the_masters_priority_is_found_out_when_it_is_made_and_nothing_stays(place):
+    submitted = submission(place, master_pod_priority="sky")
+    with pytest.raises(UserError, match="the cluster refuses the master's pod: no PriorityClass with name sky was found"):
+        submitted.make()
+    assert names_there(place) == set()
+
+
+def test_a_template_that_the_cluster_finds_invalid(place, tmp_path):
+    with pytest.raises(UserError, match=r"the cluster refuses the Job digits-master: .*tolerations.*operator.*Sometimes"):
+        submission(place, pod_template=template(tmp_path, tolerations=[{"operator": "Sometimes"}])).check()
+    assert names_there(place) == set()
+
+
+@contextlib.contextmanager
+def quota(place, cluster, **hard):
+    core = client.CoreV1Api(cluster.client())
+    core.create_namespaced_resource_quota(place.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
+    until(
+        lambda found: found["small"].status.hard, "quota", core.list_namespaced_resource_quota, place.namespace
+    )
+    yield
+
+
+def test_a_quota_that_has_no_room_for_the_master(place, cluster):
+    with quota(place, cluster, pods="0"):
+        with pytest.raises(UserError, match="the cluster refuses the master's pod: exceeded quota: small"):
+            submission(place).make()
+        assert names_there(place) == set()
+
+
+def test_a_quota_that_has_no_room_for_workers_is_worth_a_warning(place, cluster):
+    said = []
+    with quota(place, cluster, **{"requests.cpu": "500m"}):
+        submission(place, said).check()
+    assert len(said) == 1
+    assert "no worker has a place in the namespace's quota: the cluster refuses the worker's pod: exceeded" in said[0]
+
+
+def test_no_such_namespace_and_no_such_context(cluster, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    with pytest.raises(UserError, match="there is no namespace nowhere in the cluster at https"):
+        submission(connect(Place("nowhere"))).check()
+    with pytest.raises(UserError, match="there is no context elsewhere in the kubeconfig: it has "):
+        connect(Place(context="elsewhere"))
+
+
+def test_who_may_not_make_a_job_is_told_so(place, own_cluster, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(own_cluster.user_kubeconfig("guest", [])))
+    stranger = connect(Place(place.namespace))
+    with pytest.raises(UserError, match=f"you may not create jobs in namespace {place.namespace}: .*cannot create"):
+        submission(stranger).check()
+    assert names_there(place) == set()
+
+
+def test_a_cluster_that_does_not_answer(place, cluster, tmp_path, monkeypatch):
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(UnreachableError, match="the cluster at https://127.0.0.1:9 does not answer: "):
+        submission(connect(Place("x"))).check()
+
+
+def test_what_was_made_is_deleted_when_something_fails_half_way(place):
+    first = objects.companions(submission(place).parts)[-1]
+    place.create(first)
+    said = []
+    submitted = submission(place, said)
+    with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
+        submitted.make()
+    assert names_there(place) == {("Service", "digits-master")}
+    assert said == []
+
+
+def test_the_masters_account_can_do_what_its_role_says_and_nothing_else(place, cluster):
+    submission(place).make()
+    api = client.AuthorizationV1Api(cluster.client())
+
+    def may(verb, resource, name="", group="", namespace=None):
+        attributes = {"namespace": namespace or place.namespace, "verb": verb, "resource": resource, "group": group}
+        spec = {"user": f"system:serviceaccount:{place.namespace}:digits-master"}
+        spec["resourceAttributes"] = {**attributes, "name": name}
+        return api.create_subject_access_review({"spec": spec}).status.allowed
+
+    verbs = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+    resources = (("", "pods"), ("", "events"), ("", "configmaps"), ("batch", "jobs"), ("", "secrets"), ("", "pods/exec"))
+    for group, resource in (*resources, ("", "serviceaccounts"), ("rbac.authorization.k8s.io", "roles")):
+        allowed = {verb for verb in verbs if may(verb, resource, "other", group)}
+        expected = {"pods": set(verbs) - {"patch", "update"}, "events": {"list", "watch"}}
+        assert allowed == expected.get(resource, set()), resource
+    for group, resource, name in (("", "configmaps", "digits-state"), ("batch", "jobs", "digits-master")):
+        assert {verb for verb in verbs if may(verb, resource, name, group)} == {"get", "patch"}
+    assert not may("list", "pods", namespace="default")
