@@ -16,6 +16,7 @@ Entry = dict[str, Any]
 
 EVENTS = {
     "job_started": "job, workers (MIN-MAX), specification",
+    "master_restarted": "world, members, missing (worker ids that were expected and have not come), seconds until it knew",
     "worker_launched": "worker, reason",
     "worker_pending": "worker, reason: asked for, but there is no place for it yet",
     "worker_started": "worker, host, pid",

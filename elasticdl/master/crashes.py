@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elasticdl.master.memory import CrashMemory
+
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 _DOUBLINGS = 16
@@ -12,11 +14,15 @@ STEPS_TO_FORGET_CRASHES = 100
 
 
 class Crashes:
-    def __init__(self) -> None:
-        self._at_start = 0  # in a row, by workers that had reached no world
-        self._in_training = 0
-        self._last_step = 0
+    def __init__(self, memory: CrashMemory) -> None:
+        self._at_start = memory.at_start
+        self._in_training = memory.in_training
+        self._last_step = memory.last_step
         self._held_until: list[float] = []  # one for each replacement that has to wait
+
+    def memory(self) -> CrashMemory:
+        """Without the delays of replacements: time has passed when it is used."""
+        return CrashMemory(self._at_start, self._in_training, self._last_step)
 
     def trained(self, step: int) -> None:
         if step - self._last_step >= STEPS_TO_FORGET_CRASHES:

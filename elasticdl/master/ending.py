@@ -6,7 +6,7 @@ another are done without.
 
 from __future__ import annotations
 
-from elasticdl.master.fleet import Fleet, WorkerState
+from elasticdl.master.fleet import Fleet
 from elasticdl.master.instructions import (
     EndJob,
     Instruction,
@@ -17,15 +17,18 @@ from elasticdl.master.instructions import (
     TerminateWorker,
 )
 from elasticdl.master.settings import Settings
+from elasticdl.master.workers import WorkerState
 
 
 class Ending:
-    def __init__(self, fleet: Fleet, settings: Settings) -> None:
+    """``outcome`` if it was decided before; it has to be decided again once it is known who is left."""
+
+    def __init__(self, fleet: Fleet, settings: Settings, outcome: Outcome | None) -> None:
         self._fleet = fleet
         self._settings = settings
         self._deadline = 0.0  # by when they are killed and, once killed, given up
         self._killed = False
-        self.outcome: Outcome | None = None
+        self.outcome = outcome
 
     def decide(self, outcome: Outcome, now: float) -> list[Instruction]:
         """This is how the job ends: tell everybody to leave."""

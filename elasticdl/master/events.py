@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.common.spec import WorkerRange
+from elasticdl.master.instructions import Member
 
 
 class ExitCause(StrEnum):
@@ -42,13 +43,17 @@ class FailureCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnected:
-    """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none."""
+    """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
+
+    With its session a worker says again what it said in the one before: its asking, that it leaves, its last word.
+    """
 
     worker_id: int
     host: str
     pid: int
     world_version: int = 0
     step: int = 0
+    members: tuple[Member, ...] = ()  # of that world, by rank
 
 
 @dataclass(frozen=True, slots=True)

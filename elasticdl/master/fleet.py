@@ -22,43 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from elasticdl.master.crashes import Crashes
-from elasticdl.master.events import ExitCause, WorkerExited
+from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited
 from elasticdl.master.instructions import DrainWorker, Instruction, KillWorker, LaunchWorker, Record
-
-
-class WorkerState(StrEnum):
-    PENDING = "pending"  # asked for; the launcher has no place for it
-    STARTING = "starting"  # its process was asked for or runs, and has not connected
-    RUNNING = "running"  # has had a session
-    DRAINING = "draining"  # told to leave
-    CONDEMNED = "condemned"  # given up; its process is being killed
-
+from elasticdl.master.memory import NO_FLEET, FleetMemory, WorkerMemory
+from elasticdl.master.workers import LIVE, Worker, WorkerState
 
 # A launcher that was told to kill may see the worker deleted: that is no news, but these always are.
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 _CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
-_LIVE = (WorkerState.PENDING, WorkerState.STARTING, WorkerState.RUNNING)
-
-
-@dataclass(slots=True)
-class Worker:
-    worker_id: int
-    reason: str  # why it is in its state
-    state: WorkerState = WorkerState.STARTING
-    host: str = ""
-    pid: int = 0
-    reached_world: bool = False
-    finished: bool = False
-    ready_by: float | None = None  # until it has asked for a world
-    leave_by: float | None = None
-    failure: str = ""  # why it has crashed, whatever its exit code says
-
-    @property
-    def live(self) -> bool:
-        return self.state in _LIVE and not self.finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +43,33 @@ class Verdict:
     fatal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What an earlier master has left: workers that are gone, those who should come back, and kills to carry out."""
+
+    missing: tuple[int, ...]
+    expected: frozenset[int]  # who may be in a world
+    kills: tuple[KillWorker, ...]
+
+
 class Fleet:
-    def __init__(self, start_timeout: float, drain_grace: float, *, own_program: bool) -> None:
+    def __init__(
+        self, start_timeout: float, drain_grace: float, *, own_program: bool, memory: FleetMemory = NO_FLEET
+    ) -> None:
         self._start_timeout = start_timeout
         self._drain_grace = drain_grace
         self._own_program = own_program
-        self._next_id = 0
-        self._crashes = Crashes()
+        self._remembered = {worker.worker_id: worker for worker in memory.workers}
+        self._next_id = memory.next_id
+        self._crashes = Crashes(memory.crashes)
         self._left: list[str] = []  # of those not yet replaced
         self.workers: dict[int, Worker] = {}
-        self.completed = 0  # finished and gone
+        self.completed = list(memory.completed)  # finished and gone
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was ever launched."""
+        return self._next_id == 0
 
     def get(self, worker_id: int) -> Worker | None:
         """None for a worker that is gone, given up, or was never asked for: its events mean nothing any more."""
@@ -90,18 +80,62 @@ class Fleet:
     def all_completed(self) -> bool:
         """Every process that ran has finished, and none is left but those without a place."""
         idle = all(w.state is WorkerState.PENDING for w in self.workers.values())
-        return self.completed > 0 and idle and not self._crashes.holding
+        return bool(self.completed) and idle and not self._crashes.holding
 
     @property
     def finishing(self) -> bool:
         """A worker whose training is complete still runs."""
         return any(w.finished for w in self.workers.values())
 
+    # ---- what an earlier master has left ----
+
+    def memory(self) -> FleetMemory:
+        """What another fleet needs to go on from here."""
+        workers = tuple(
+            WorkerMemory(w.worker_id, w.state, w.reason, w.reached_world, w.finished, w.failure)
+            for w in self.workers.values()
+        )
+        return FleetMemory(self._next_id, tuple(self.completed), self._crashes.memory(), workers)
+
+    def adopt(self, found: Sequence[FoundWorker], now: float) -> Adoption:
+        """Take up the workers of an earlier master: those that it remembered, and those that are there."""
+        there = {worker.worker_id: worker for worker in found}
+        remembered, self._remembered = self._remembered, {}
+        for worker_id in sorted({*there, *remembered}):
+            seen, known = there.get(worker_id, FoundWorker(worker_id)), remembered.get(worker_id)
+            self.workers[worker_id] = self._take_up(seen, known, now)
+        self._next_id = max([self._next_id, *(worker_id + 1 for worker_id in there)])
+        condemned = [self.workers[worker_id] for worker_id in there if not self.get(worker_id)]
+        return Adoption(
+            missing=tuple(sorted(set(remembered).difference(there))),
+            expected=frozenset(
+                w.worker_id
+                for w in self.workers.values()
+                if w.live and w.host and (w.reached_world or w.worker_id not in remembered)
+            ),
+            kills=tuple(KillWorker(w.worker_id, w.reason) for w in condemned),
+        )
+
+    def _take_up(self, found: FoundWorker, known: WorkerMemory | None, now: float) -> Worker:
+        if known is None:
+            state = WorkerState.STARTING if found.host else WorkerState.PENDING
+            known = WorkerMemory(found.worker_id, state, "found by this master")
+        worker = Worker(found.worker_id, known.reason, known.state, found.host, found.pid, known.reached_world)
+        worker.finished, worker.failure, worker.unheard = known.finished, known.failure, True
+        if worker.state is WorkerState.DRAINING or worker.failure:
+            worker.leave_by = now + self._drain_grace
+        silent = self._own_program and worker.state is WorkerState.STARTING
+        if worker.host and not (worker.reached_world or silent):
+            worker.ready_by = now + self._start_timeout
+        return worker
+
     # ---- what happened ----
 
     def pending(self, worker_id: int, reason: str) -> list[Instruction]:
         worker = self.get(worker_id)
         if worker is None or worker.state not in (WorkerState.STARTING, WorkerState.PENDING) or worker.pid:
+            return []
+        if (worker.state, worker.reason) == (WorkerState.PENDING, reason):
             return []
         worker.state, worker.reason = WorkerState.PENDING, reason
         return [Record("worker_pending", {"worker": worker_id, "reason": reason})]
@@ -121,6 +155,7 @@ class Fleet:
         worker = self.get(worker_id)
         if worker is None:
             return
+        worker.unheard = False
         worker.host, worker.pid = host, pid  # behind a shell the process that was placed is another one
         if worker.state in (WorkerState.STARTING, WorkerState.PENDING):
             worker.state, worker.reason = WorkerState.RUNNING, ""
@@ -179,7 +214,7 @@ class Fleet:
             return None
         cause, reason = self._judge(worker, event)
         if cause is ExitCause.FINISHED:
-            self.completed += 1
+            self.completed.append(event.worker_id)
         elif worker.live:
             self._left.append(f"worker {event.worker_id} {reason}")
         fatal = ""
@@ -209,7 +244,7 @@ class Fleet:
             if worker.leave_by is not None and now > worker.leave_by:
                 out += self.condemn(worker.worker_id, f"had not left {self._drain_grace:g} s after it was to")
         live = [w for w in self.workers.values() if w.live]
-        wanted = maximum - self.completed - sum(w.finished for w in self.workers.values())
+        wanted = maximum - len(self.completed) - sum(w.finished for w in self.workers.values())
         for _ in range(wanted - len(live) - self._crashes.held(now)):
             out += self._launch()
         if len(live) > wanted:
@@ -230,7 +265,7 @@ class Fleet:
     ) -> list[Instruction]:
         place = {worker_id: index for index, worker_id in enumerate(precedence)}
         last = len(place)
-        live.sort(key=lambda w: (place.get(w.worker_id, last), _LIVE[::-1].index(w.state), w.worker_id))
+        live.sort(key=lambda w: (place.get(w.worker_id, last), LIVE[::-1].index(w.state), w.worker_id))
         out: list[Instruction] = []
         for worker in reversed(live[max(0, wanted) :]):
             if worker.state is WorkerState.RUNNING:
@@ -256,4 +291,6 @@ class Fleet:
             return event.cause, told
         if self._own_program:
             return ExitCause.FINISHED, "finished"
+        if worker.unheard:  # one that had finished would have waited to say so
+            return ExitCause.DRAINED, "left while there was no master"
         return ExitCause.CRASHED, "ended without having finished"

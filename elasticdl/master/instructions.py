@@ -95,6 +95,16 @@ class DumpStacks:
     worker_id: int
 
 
+# ---- to the edge's own record of the world ----
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptWorld:
+    """This world goes on under a new master; its members know it."""
+
+    world: World
+
+
 # ---- to the launcher ----
 
 
@@ -154,6 +164,7 @@ Instruction = (
     AnnounceChange
     | BreakWorld
     | PublishWorld
+    | AdoptWorld
     | DrainWorker
     | StopWorkers
     | DumpStacks

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from elasticdl.master import events as e
 from elasticdl.master import instructions as i
 from elasticdl.master.ending import Ending
-from elasticdl.master.fleet import Fleet, Worker, WorkerState
+from elasticdl.master.fleet import Fleet
 from elasticdl.master.instructions import Instruction, Phase
 from elasticdl.master.liveness import Liveness, Stall
+from elasticdl.master.memory import JobMemory
+from elasticdl.master.recovery import Recovery
 from elasticdl.master.settings import Settings
 from elasticdl.master.view import JobView, view_worker
+from elasticdl.master.workers import Worker, WorkerState
 from elasticdl.master.world import Rendezvous
 
 # Between asking a stuck worker for its stacks and killing it.
@@ -23,16 +26,22 @@ TIME_TO_DUMP = 1.0
 
 
 class Job:
-    def __init__(self, settings: Settings) -> None:
+    """With a ``memory`` it goes on where an earlier one was, once it has been told what was found."""
+
+    def __init__(self, settings: Settings, memory: JobMemory | None = None) -> None:
+        past = memory or JobMemory(settings.workers)
         self._settings = settings
-        self._limits = settings.workers
+        self._limits = past.limits
         self._rendezvous = Rendezvous(settings.join_window)
-        self._fleet = Fleet(settings.start_timeout, settings.stop_grace, own_program=settings.own_program)
+        self._fleet = Fleet(
+            settings.start_timeout, settings.stop_grace, own_program=settings.own_program, memory=past.fleet
+        )
         self._liveness = Liveness(settings.heartbeat_timeout, settings.progress_timeout)
         self._doomed: dict[int, float] = {}  # by when they will be killed, unless they move
-        self._step = 0
-        self._ending = Ending(self._fleet, settings)
-        self._phase = Phase.PENDING
+        self._step = past.step
+        self._ending = Ending(self._fleet, settings, past.outcome)
+        self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
+        self._recovery = Recovery(settings.recovery_timeout, past.world) if memory else None
 
     def step(self, event: e.Event, now: float) -> list[Instruction]:
         if self._phase.final:
@@ -50,11 +59,16 @@ class Job:
             case e.NoticeReported():
                 return [i.Record(event.event, event.fields)]
         out = self._handle(event, now)
-        if self._ending.outcome is None:
+        if self._ending.outcome is None and self._recovery is None:
             out += self._advance(now)
         out += [*self._close(), *self._note_phase()]
         # Starting a process takes the edge longer than anything else, and workers may be waiting to be told something.
         return sorted(out, key=lambda instruction: isinstance(instruction, i.LaunchWorker))
+
+    def memory(self) -> JobMemory:
+        """What another job needs to go on from here. Changes only with an event that is not a mere number."""
+        world = self._recovery.world if self._recovery else self._rendezvous.world
+        return JobMemory(self._limits, self._fleet.memory(), world, self._phase, self._ending.outcome, self._step)
 
     def view(self) -> JobView:
         world, peers, outcome = self._rendezvous.world, self._rendezvous.peers, self._ending.outcome
@@ -63,15 +77,86 @@ class Job:
             phase=phase,
             reason=reason,
             traceback=outcome.traceback if outcome else "",
-            world_version=world.version if world else 0,
+            world_version=self._rendezvous.version,
             last_change=world.reason if world else "",
             limits=self._limits,
             workers=tuple(view_worker(w, peers.get(w.worker_id)) for w in self._fleet.workers.values()),
         )
 
+    # ---- after another master ----
+
+    def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
+        if self._recovery is None and event.workers and self._fleet.untouched:  # what was known of them is lost
+            self._recovery = Recovery(self._settings.recovery_timeout, None)
+        if self._recovery is None or self._recovery.begun:
+            return []
+        adoption = self._fleet.adopt(event.workers, now)
+        self._recovery.begin(adoption.expected, now)
+        for worker_id in adoption.missing:
+            gone = e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, "it was not there when the master started again")
+            self._recovery.hold(gone)
+        out: list[Instruction] = list(adoption.kills)
+        if self._ending.outcome or self._recovery.over(now):
+            out += self._recover(self._recovery, now)
+        return [*out, *self._ending.decide(self._ending.outcome, now)] if self._ending.outcome else out
+
+    def _listen(self, event: e.Event, recovery: Recovery, now: float) -> list[Instruction]:
+        match event:
+            case e.StopRequested() | e.LauncherFailed() if recovery.begun:  # no world is to be formed any more
+                return [*self._recover(recovery, now), *self._act(event, now)]
+            case e.ScaleRequested():
+                return self._act(event, now)
+            case e.Tick():
+                pass
+            case e.WorkerFinished(worker_id):
+                self._fleet.finished(worker_id)  # must be remembered as soon as it is taken
+                recovery.hold(event)
+            case _:
+                recovery.hold(event)
+        return self._recover(recovery, now) if recovery.over(now) else []
+
+    def _recover(self, recovery: Recovery, now: float) -> list[Instruction]:
+        """Take up what was found, and go on as if it had always been so."""
+        world, missing = recovery.world, recovery.missing if recovery.over(now) else []
+        fields = {
+            "world": world.version if world else 0,
+            "members": list(world.worker_ids) if world else [],
+            "missing": missing,
+            "seconds": round(recovery.waited(now), 6),
+        }
+        out: list[Instruction] = [i.Record("master_restarted", fields)]
+        if world:
+            self._rendezvous.adopt(world, recovery.connected)
+            self._fleet.reached_world(world.worker_ids)
+            out.append(i.AdoptWorld(world))
+            for worker_id in world.worker_ids:
+                self._settle(worker_id, now)
+        for event in recovery.held:
+            out += self._act(event, now)
+        late = f"had not come back {self._settings.recovery_timeout:g} s after the master was started again"
+        for worker_id in missing:
+            out += self._give_up(worker_id, late, now)
+        self._recovery = None  # only now, so that who is to be launched or let go is seen from the whole
+        return [*out, *self._reconcile(now)]
+
+    def _settle(self, worker_id: int, now: float) -> None:
+        """What had become of a member before the earlier master was gone."""
+        worker = self._fleet.get(worker_id)
+        if worker_id in self._fleet.completed or (worker and worker.finished):
+            self._rendezvous.finish(worker_id)
+        elif worker is None or worker.failure:
+            self._rendezvous.remove(worker_id, f"worker {worker_id} was lost while there was no master", now)
+        elif worker.state is WorkerState.DRAINING:
+            self._rendezvous.drain(worker_id, worker.reason, now)
+
     # ---- events ----
 
     def _handle(self, event: e.Event, now: float) -> list[Instruction]:
+        if isinstance(event, e.WorkersFound):
+            return self._find(event, now)
+        return self._act(event, now) if self._recovery is None else self._listen(event, self._recovery, now)
+
+    def _act(self, event: e.Event, now: float) -> list[Instruction]:
         match event:
             case e.Tick():
                 return self._tick(now)
@@ -124,12 +209,16 @@ class Job:
         if worker.finished or worker.failure:
             return []
         self._liveness.connected(event.worker_id, now)
+        if event.world_version:  # it was ready for it
+            self._fleet.ready(event.worker_id)
+            self._liveness.asked(event.worker_id, now)
         out = self._rendezvous.connect(event, now)
         if event.worker_id in self._rendezvous.overdue:
             self._liveness.restart((event.worker_id,), now)
         if outcome := self._ending.outcome:
             return [i.StopWorkers((event.worker_id,), outcome.reason, outcome.checkpoint)]
-        if worker.state is WorkerState.DRAINING:  # in case it was not told before its connection broke
+        if worker.state is WorkerState.DRAINING:  # it may not have been told, and must not be let in
+            self._rendezvous.drain(event.worker_id, worker.reason, now)
             return [*out, i.DrainWorker(event.worker_id, worker.reason)]
         return out
 
@@ -223,7 +312,7 @@ class Job:
         return self._fleet.condemn(worker_id, reason, crashed=crashed)
 
     def _reconcile(self, now: float) -> list[Instruction]:
-        if self._ending.outcome or self._rendezvous.ending or self._rendezvous.hurried(now):
+        if self._recovery or self._ending.outcome or self._rendezvous.ending or self._rendezvous.hurried(now):
             return []
         out = self._fleet.reconcile(self._limits.maximum, self._rendezvous.precedence, now)
         for instruction in out:
@@ -245,7 +334,7 @@ class Job:
             if isinstance(instruction, i.PublishWorld | i.BreakWorld):
                 self._liveness.restart(instruction.worker_ids, now)
         if was_ending and not self._rendezvous.ending:  # what looked like the end was not
-            self._fleet.completed = 0
+            self._fleet.completed.clear()
         if self._is_complete():
             out += self._ending.decide(i.Outcome(Phase.SUCCEEDED, "training is complete"), now)
         return out
@@ -285,10 +374,13 @@ class Job:
         """The phase, and why the job is in it."""
         if self._ending.outcome:
             return (self._phase if self._phase.final else Phase.STOPPING), self._ending.outcome.reason
+        if self._recovery:
+            return self._phase, "the master was started again, and waits for workers to come back"
         if self._rendezvous.world is None:
             if self._settings.own_program and any(w.pid for w in self._fleet.workers.values()):
                 return Phase.RUNNING, self._rendezvous.starved or "no worker has joined yet"
-            return Phase.PENDING, self._rendezvous.starved or "workers are starting"
+            phase = Phase.WAITING if self._rendezvous.version else Phase.PENDING
+            return phase, self._rendezvous.starved or "workers are starting"
         if self._rendezvous.starved:
             return Phase.WAITING, self._rendezvous.starved
         return Phase.RUNNING, ""

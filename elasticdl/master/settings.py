@@ -17,6 +17,8 @@ class Settings:
     heartbeat_timeout: float = 2.0
     progress_timeout: float = 300.0
     stop_grace: float = 30.0
+    # For workers to come back to a master that was started again; an address may take as long to be known everywhere.
+    recovery_timeout: float = 60.0
     # The user's own program may do without the library: then exit code 0 is all it says when it has finished.
     own_program: bool = False
 

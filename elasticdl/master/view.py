@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.fleet import Worker, WorkerState
 from elasticdl.master.instructions import Phase
 from elasticdl.master.peers import Peer, Standing
+from elasticdl.master.workers import Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ Judging who is dead or stuck is not done here: `elasticdl.master.liveness` and t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
@@ -74,6 +75,11 @@ class Rendezvous:
     # ---- what the job asks ----
 
     @property
+    def version(self) -> int:
+        """Of the newest world there is or was, 0 if there was none."""
+        return self._version
+
+    @property
     def members(self) -> frozenset[int]:
         """Those who train, or leave their world without having asked for the next."""
         return frozenset(self._unready)
@@ -111,6 +117,16 @@ class Rendezvous:
 
     # ---- what happened ----
 
+    def adopt(self, world: World, connected: Collection[int]) -> None:
+        """Take up a world that another has formed: all its members stand in it, wherever they are."""
+        self.world, self._version = world, max(self._version, world.version)
+        for rank, member in enumerate(world.members):
+            self._arrivals += 1
+            peer = self.peers[member.worker_id] = Peer(member.worker_id, member.host, self._arrivals, Standing.MEMBER)
+            peer.connected, peer.world_version, peer.rank = member.worker_id in connected, world.version, rank
+            peer.step, peer.has_state = member.step, True
+            self._unready.add(member.worker_id)
+
     def connect(self, event: WorkerConnected, now: float) -> list[Instruction]:
         self._version = max(self._version, event.world_version)
         peer = self.peers.get(event.worker_id)
@@ -144,6 +160,7 @@ class Rendezvous:
             return []
         if peer.standing in (Standing.MEMBER, Standing.LEFT) and event.left_world != current:
             return []  # about an earlier world: late, or sent again
+        self._version = max(self._version, event.left_world)
         peer.step, peer.has_state = event.step, event.has_state
         if peer.standing is Standing.MEMBER:
             self._leave_world(peer, event, now)

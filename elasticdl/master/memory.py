@@ -1,0 +1,98 @@
+"""What a master must remember so that another can take its place.
+
+Where the training stands is not in it: workers know that, and tell. It is kept outside of the master
+(`elasticdl.master.keeper`), each time before anything is done that a successor must know of. Two memories are equal if
+a successor would act alike on both; numbers that only grow, and that workers tell again, are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.instructions import Outcome, Phase, World
+from elasticdl.master.workers import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class CrashMemory:
+    at_start: int = 0  # in a row, by workers that had reached no world
+    in_training: int = 0
+    last_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    worker_id: int
+    state: WorkerState
+    reason: str
+    reached_world: bool = False
+    finished: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMemory:
+    next_id: int = 0
+    completed: tuple[int, ...] = ()
+    crashes: CrashMemory = CrashMemory()
+    workers: tuple[WorkerMemory, ...] = ()
+
+
+NO_FLEET = FleetMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """Of the core."""
+
+    limits: WorkerRange
+    fleet: FleetMemory = NO_FLEET
+    world: World | None = None  # the last; nobody may have heard of it
+    phase: Phase = Phase.PENDING
+    outcome: Outcome | None = None
+    step: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMemory:
+    """Of the numbers that are shown, and of the steps that are in them."""
+
+    epochs_done: int = 0
+    epoch: int = field(default=0, compare=False)
+    total_epochs: int = field(default=0, compare=False)
+    step: int = field(default=0, compare=False)
+    total_steps: int = field(default=0, compare=False)
+    samples: int = field(default=0, compare=False)
+    loss: float = field(default=math.nan, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    diverged: bool = False
+    counted: int = field(default=0, compare=False)
+    epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)
+    newest: tuple[int, int] = field(default=(0, 0), compare=False)  # world and step of the last report taken
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    job: JobMemory
+    training: TrainingMemory
+    started: float  # when the first master of the job did; seconds since the epoch
+
+    def to_json(self) -> str:
+        return json.dumps(_ADAPTER.dump_python(self, mode="json"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Memory:
+        """
+        Raises:
+            ValueError: this is no memory, or one of another version of this package.
+        """
+        return _ADAPTER.validate_python(json.loads(text))
+
+
+_ADAPTER = TypeAdapter(Memory)

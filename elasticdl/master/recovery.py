@@ -1,0 +1,85 @@
+"""The first moments of a master that follows another: it listens, and decides nothing, until it knows what there is.
+
+Workers go on training meanwhile. What they and the launcher say is held back; once everybody who may be in a world has
+spoken, or the time for it is over, the world is taken up as its members have it, and what was held back is acted upon
+in its order. So a world that is intact stays, and whoever died in between is seen to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticdl.master import events as e
+from elasticdl.master.instructions import World
+
+_OF_A_SESSION = (
+    e.WorkerConnected,
+    e.WorkerDisconnected,
+    e.WorkerAsked,
+    e.WorkerDraining,
+    e.WorkerFinished,
+    e.WorkerFailed,
+)
+
+
+class Recovery:
+    def __init__(self, timeout: float, remembered: World | None) -> None:
+        self._timeout = timeout
+        self._remembered = remembered
+        self._since: float | None = None
+        self._awaited: set[int] = set()
+        self._claims: dict[int, World] = {}
+        self._left = 0  # the newest world that somebody has left
+        self.held: list[e.Event] = []
+        self.connected: set[int] = set()
+
+    @property
+    def begun(self) -> bool:
+        return self._since is not None
+
+    def begin(self, expected: Iterable[int], now: float) -> None:
+        """It is known who is there; ``expected`` may be in a world, and are waited for."""
+        self._since, self._awaited = now, set(expected).difference(self.connected)
+
+    def hold(self, event: e.Event) -> None:
+        match event:
+            case e.WorkerConnected(worker_id):
+                # It says again whatever of its earlier session is still true.
+                self.held = [
+                    old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
+                ]
+                self._awaited.discard(worker_id)
+                self.connected.add(worker_id)
+                self._claims.pop(worker_id, None)
+                if event.members:
+                    self._claims[worker_id] = World(event.world_version, event.members, "")
+            case e.WorkerDisconnected(worker_id):
+                self.connected.discard(worker_id)
+            case e.WorkerAsked():
+                self._left = max(self._left, event.left_world)
+            case e.WorkerExited(worker_id):
+                self._awaited.discard(worker_id)
+                self.connected.discard(worker_id)
+                self._claims.pop(worker_id, None)
+        self.held.append(event)
+
+    def over(self, now: float) -> bool:
+        return self._since is not None and (not self._awaited or self.waited(now) >= self._timeout)
+
+    def waited(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
+    @property
+    def missing(self) -> list[int]:
+        """Those who were expected and have not come."""
+        return sorted(self._awaited)
+
+    @property
+    def world(self) -> World | None:
+        """The newest world that anybody knows of.
+
+        One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
+        """
+        known = [*([self._remembered] if self._remembered else []), *self._claims.values()]
+        newest = max(known, key=lambda world: world.version, default=None)
+        return newest if newest and newest.version >= self._left else None

@@ -1,0 +1,296 @@
+"""The master dies, at any point, and another follows: it has the last saved memory, what there is, and what workers say."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from master_kit import NEVER, RECOVERY_TIMEOUT, TICK, Cluster
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master import events as e
+from elasticdl.master import instructions as i
+from elasticdl.master.instructions import Member, Outcome, Phase, World
+from elasticdl.master.job import Job
+from elasticdl.master.memory import (
+    CrashMemory,
+    FleetMemory,
+    JobMemory,
+    Memory,
+    TrainingMemory,
+    WorkerMemory,
+)
+from elasticdl.master.settings import Settings
+from elasticdl.master.workers import WorkerState
+
+SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
+DEATHS = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=3)
+
+
+def train(minimum=2, maximum=4, **more):
+    cluster = Cluster(minimum, maximum, **more)
+    cluster.live(2)
+    assert cluster.job.view().phase is Phase.RUNNING
+    return cluster
+
+
+def members(cluster):
+    return {w.worker_id for w in cluster.job.view().workers if w.state == "member"}
+
+
+def of(kind, cluster):
+    return [instruction for instruction in cluster.story if isinstance(instruction, kind)]
+
+
+# ---- a world that nothing has happened to ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, SOON), min_size=4, max_size=4)), max_size=3))
+def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(absences):
+    cluster = train()
+    version, told = cluster.version, len(cluster.story)
+    for ticks, delays in absences:
+        steps = [worker.step for worker in cluster.workers.values()]
+        cluster.die()
+        cluster.live(ticks * TICK)
+        for worker, away in zip(cluster.workers.values(), delays, strict=True):
+            worker.away = away
+        cluster.rise()
+        cluster.live(RECOVERY_TIMEOUT + 1)
+        assert all(w.step >= step + ticks for w, step in zip(cluster.workers.values(), steps, strict=True))
+    cluster.live(20)
+    news = [it for it in cluster.story[told:] if not isinstance(it, i.Record | i.AdoptWorld)]
+    assert news == []
+    assert cluster.version == version
+    assert members(cluster) == set(cluster.workers) == {0, 1, 2, 3}
+
+
+def test_a_master_that_remembers_nothing_learns_the_world_from_its_members():
+    cluster = train()
+    cluster.die()
+    cluster.rise(remember=False)
+    cluster.live(3)
+    assert members(cluster) == {0, 1, 2, 3}
+    cluster.exit(3, e.ExitCause.KILLED)
+    cluster.live(5)
+    assert members(cluster) == {0, 1, 2, 4}
+    assert cluster.version > 1
+
+
+def test_until_all_are_back_the_job_says_what_it_waits_for():
+    cluster = train()
+    for worker in cluster.workers.values():
+        worker.away = 4
+    cluster.restart()
+    cluster.live(1)
+    view = cluster.job.view()
+    assert (view.phase, view.reason) == (
+        Phase.RUNNING,
+        "the master was started again, and waits for workers to come back",
+    )
+    cluster.live(3)
+    assert (cluster.job.view().phase, cluster.job.view().reason) == (Phase.RUNNING, "")
+    (record,) = [r.fields for r in of(i.Record, cluster) if r.event == "master_restarted"]
+    assert {**record, "seconds": 0} == {"world": cluster.version, "members": [0, 1, 2, 3], "missing": [], "seconds": 0}
+    phases = [r.fields["phase"] for r in of(i.Record, cluster) if r.event == "phase"]
+    assert phases == ["running"]
+
+
+# ---- what happened in the absence is noticed ----
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_member_that_died_in_the_absence_is_missed(found):
+    cluster = train()
+    cluster.die()
+    cluster.exit(1 if found else 2, e.ExitCause.KILLED)
+    cluster.rise()
+    cluster.live(5)
+    assert len(members(cluster)) == 4
+    left = [r.fields["cause"] for r in of(i.Record, cluster) if r.event == "worker_left"]
+    assert left == ["killed" if found else "deleted"]
+
+
+def test_a_member_that_never_comes_back_is_lost_when_the_time_is_over():
+    cluster = train()
+    cluster.die()
+    cluster.workers[2].frozen = True
+    cluster.rise()
+    cluster.live(RECOVERY_TIMEOUT - 1)
+    assert of(i.BreakWorld, cluster) == []
+    cluster.live(10)
+    (broken,) = of(i.BreakWorld, cluster)
+    assert broken.reason == "worker 2: had not come back 8 s after the master was started again"
+    assert members(cluster) == {0, 1, 3, 4}
+
+
+def test_members_whose_world_broke_in_the_absence_wait_for_the_rest():
+    cluster = train()
+    cluster.die()
+    cluster.exit(3, e.ExitCause.KILLED)
+    for worker in cluster.workers.values():
+        cluster.ask(worker, broken=True)
+    cluster.workers[2].away = 6
+    cluster.rise()
+    cluster.live(2)
+    assert cluster.version == 1
+    cluster.live(6)
+    assert members(cluster) == {0, 1, 2, 4}
+
+
+def test_a_world_that_was_remembered_but_not_announced_is_announced_as_it_was():
+    cluster = train()
+    cluster.exit(3, e.ExitCause.KILLED)
+    for worker in list(cluster.workers.values()):
+        cluster.fuse = 0 if worker.worker_id == 2 else None
+        worker.orders.clear()
+        cluster.ask(worker, broken=True)
+    assert cluster.job is None
+    assert cluster.saved.world.version == 2
+    cluster.rise()
+    cluster.live(1)
+    assert cluster.worlds[2] == cluster.saved.world or cluster.version > 2
+    assert cluster.worlds[2].worker_ids == (0, 1, 2)
+
+
+def test_one_that_left_in_the_absence_counts_as_no_crash():
+    cluster = train()
+    for worker_id in (3, 4, 5, 6):
+        cluster.die()
+        cluster.leave(worker_id)
+        cluster.rise()
+        cluster.live(6)
+        assert len(members(cluster)) == 4
+    left = [r.fields for r in of(i.Record, cluster) if r.event == "worker_left"]
+    assert {(r["cause"], r["reason"]) for r in left} == {("drained", "left while there was no master")}
+
+
+def test_the_account_of_crashes_goes_on():
+    cluster = Cluster(1, 1)
+    cluster.post(e.WorkersFound(()))
+    cluster.post(e.Tick())
+    for worker_id in range(3):
+        assert set(cluster.workers) == {worker_id}
+        cluster.exit(worker_id, e.ExitCause.CRASHED)
+        cluster.restart()
+    assert cluster.end.reason == "3 workers in a row failed at the start, last worker 2: crashed"
+
+
+# ---- any history ----
+
+FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "away", "break", "repeat", "scale", "die", "rise", "wait"]
+HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(HISTORIES)
+def test_the_world_forms_again_whenever_the_master_dies(history):
+    """Ids and versions, and that no intact world is broken, are watched by the cluster."""
+    cluster = Cluster(minimum=2, maximum=4)
+    cluster.live(2)
+    for fate, number in history:
+        cluster.befall(fate, number)
+        cluster.post(e.Tick())
+    cluster.fuse = None
+    if cluster.job is None:
+        cluster.rise()
+    cluster.live(80)
+    view = cluster.job.view()
+    assert view.phase is Phase.RUNNING
+    assert len(members(cluster)) == cluster.limits.maximum
+    inside = {w.worker_id for w in cluster.workers.values() if w.world == cluster.version and not w.asked}
+    assert members(cluster) == inside
+
+
+# ---- the end ----
+
+
+def survive(cluster, deaths):
+    """Let the master die after so many instructions, and again; then leave it in peace."""
+    for after, ticks in deaths:
+        if cluster.end:
+            break
+        cluster.fuse = after
+        cluster.live(ticks * TICK)
+        if not cluster.end:
+            cluster.die()
+            cluster.live(ticks * TICK)
+            cluster.rise()
+    cluster.fuse = None
+    cluster.live(60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(DEATHS, st.integers(3, 20), st.booleans())
+def test_training_that_was_complete_stays_complete(deaths, last_step, own_program):
+    cluster = train(last_step=last_step, own_program=own_program)
+    survive(cluster, deaths)
+    assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
+    assert cluster.launched == {0, 1, 2, 3}
+    assert len(cluster.worlds) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(DEATHS, st.integers(0, 10), st.sampled_from(["stop", "fail", "launcher"]))
+def test_an_end_that_was_decided_stays_decided(deaths, first, how):
+    cluster = train()
+    event, end = {
+        "stop": (e.StopRequested("enough"), i.EndJob(Phase.STOPPED, "enough")),
+        "fail": (
+            e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback"),
+            i.EndJob(Phase.FAILED, "ValueError: no", "Traceback"),
+        ),
+        "launcher": (e.LauncherFailed("no such claim"), i.EndJob(Phase.FAILED, "no such claim")),
+    }[how]
+    cluster.workers[1].frozen = how == "fail"
+    cluster.fuse = first
+    cluster.post(event)
+    if cluster.job is None:
+        cluster.rise()
+    survive(cluster, deaths)
+    assert cluster.end == end
+    assert cluster.launched == {0, 1, 2, 3}
+    assert len(cluster.worlds) == 1
+
+
+def test_a_stop_is_not_held_up_by_those_who_have_not_come_back():
+    cluster = train()
+    for worker in cluster.workers.values():
+        worker.away = 6
+    cluster.restart()
+    cluster.post(e.StopRequested("enough"))
+    assert cluster.job.view().phase is Phase.STOPPING
+    cluster.live(10)
+    assert cluster.end == i.EndJob(Phase.STOPPED, "enough")
+
+
+# ---- memory ----
+
+
+def test_a_memory_is_the_same_after_it_was_written_and_read():
+    world = World(3, (Member(1, "a", 7, True), Member(4, "b", 0, False)), "worker 4 joins")
+    workers = (WorkerMemory(1, WorkerState.DRAINING, "SIGTERM", reached_world=True, failure="no"),)
+    fleet = FleetMemory(5, (0, 2), CrashMemory(1, 2, 3), workers)
+    job = JobMemory(WorkerRange(minimum=1, maximum=3), fleet, world, Phase.STOPPING, Outcome(Phase.FAILED, "no"), 7)
+    memory = Memory(job, TrainingMemory(2, metrics={"accuracy": 0.5}), 12.5)
+    again = Memory.from_json(memory.to_json())
+    assert again == memory
+    assert (again.job.step, math.isnan(again.training.loss)) == (7, True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"job": 1}', "no"])
+def test_what_is_no_memory_is_refused(text):
+    with pytest.raises(ValueError, match=r"validation error|Expecting value"):
+        Memory.from_json(text)
+
+
+def test_numbers_that_only_grow_make_no_difference():
+    job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
+    before = job.memory()
+    step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
+    job.step(e.ProgressReported(0, (step,), NEVER, 1), 0.0)
+    assert job.memory() == before
+    assert job.memory().step == 7
+    job.step(e.Tick(), 1.0)
+    assert job.memory() != before
