@@ -59,6 +59,13 @@ class MasterClient:
         with self._translated():
             yield from self._stub.Watch(pb.StatusRequest(), metadata=self._metadata)
 
+    def events(self, *, follow: bool) -> Iterator[str]:
+        """The lines of the journal so far and, when following, those to come until the job has ended."""
+        timeout = None if follow else CALL_TIMEOUT
+        with self._translated():
+            for entry in self._stub.Events(pb.EventsRequest(follow=follow), metadata=self._metadata, timeout=timeout):
+                yield entry.json
+
     def close(self) -> None:
         """Streams that still run end with UnreachableError."""
         self._channel.close()

@@ -29,6 +29,7 @@ COMMANDS = {
     "logs": "show the logs of a job's master and workers",
     "events": "show what happened in a job: worlds, pauses, evaluations, checkpoints",
     "stop": "stop a running job",
+    "delete": "remove a job on a Kubernetes cluster, with everything that belongs to it",
 }
 
 USAGE = "usage: elasticdl COMMAND [OPTIONS]\n\n{commands}\n\n`elasticdl COMMAND --help` shows the options of a command."

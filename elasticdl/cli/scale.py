@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticdl.cli.client import connect
-from elasticdl.cli.jobs import find_job, running_master
+from elasticdl.cli.finding import add_job, find
 from elasticdl.cli.parser import Parser
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange, Workers
@@ -15,11 +14,11 @@ from elasticdl.common.spec import WorkerRange, Workers
 
 def command(argv: Sequence[str]) -> int:
     parser = Parser("scale", "Change the number of workers of a running job.")
-    parser.add_argument("job", nargs="?", help="name of the job; may be left out if only one runs")
+    add_job(parser)
     parser.add_argument("workers", metavar="N|MIN-MAX", help="workers to have from now on, as in 3 or 2-4")
     given = parser.parse(argv)
     workers = parse_workers(given.workers)
-    with connect(running_master(find_job(given.job))) as client:
+    with find(given).client() as client:
         print(client.scale(workers))
     return 0
 

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.client import connect
-from elasticdl.cli.jobs import Life, find_job, last_status, life_of
+from elasticdl.cli.finding import add_job, find
+from elasticdl.cli.handle import JobHandle
+from elasticdl.cli.local_job import LocalJob
+from elasticdl.cli.on_cluster import list_on_cluster
 from elasticdl.cli.panel import render
 from elasticdl.cli.parser import Parser
 from elasticdl.cli.text import count_of, duration, is_over, members, metrics_text, progress_line, wanted_workers
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.jobdir import JobDir, list_jobs
-from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.common.jobdir import list_jobs
 
 
 def command(argv: Sequence[str]) -> int:
     parser = Parser("status", "Show one job, or all jobs.")
-    parser.add_argument("job", nargs="?", help="name of the job; all jobs if not given")
-    name = parser.parse(argv).job
+    add_job(parser, "name of the job; all jobs if not given")
+    given = parser.parse(argv)
     console = Console(highlight=False)
-    if name is None:
-        show_all(console)
+    if given.job is not None:
+        show_one(console, find(given))
+    elif given.namespace or given.kube_context:
+        show_all(console, list_on_cluster(given.namespace, given.kube_context))
     else:
-        show_one(console, find_job(name))
+        show_all(console, [LocalJob(job) for job in list_jobs()])
     return 0
 
 
-def current_status(job: JobDir) -> pb.JobStatus:
-    """What is known about a job: from its master while it runs, else from its files.
-
-    Raises:
-        UnreachableError: its master runs but does not answer.
-    """
-    ended = last_status(job)
-    if ended is not None:
-        return ended
-    life = life_of(job, time.time())
-    address = job.read_master()
-    if life is Life.RUNNING and address is not None:
-        with connect(address) as client:
-            return client.status()
-    reason = "its master is gone without a word" if life is Life.LOST else "its master is starting"
-    return pb.JobStatus(job_name=job.name, phase=life.value, reason=reason, time_left=-1)
-
-
-def show_all(console: Console) -> None:
-    jobs = list_jobs()
+def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
     if not jobs:
         console.print("there are no jobs")
         return
@@ -62,9 +45,9 @@ def show_all(console: Console) -> None:
     console.print(table)
 
 
-def row(job: JobDir) -> tuple[str, ...]:
+def row(job: JobHandle) -> tuple[str, ...]:
     try:
-        status = current_status(job)
+        status = job.status()
     except UnreachableError as error:
         return job.name, "unreachable", "", "", "", str(error)
     workers = (
@@ -80,8 +63,8 @@ def row(job: JobDir) -> tuple[str, ...]:
     )
 
 
-def show_one(console: Console, job: JobDir) -> None:
-    status = current_status(job)
+def show_one(console: Console, job: JobHandle) -> None:
+    status = job.status()
     if console.is_terminal:
         console.print(render(status, age=0.0))
     else:
@@ -92,4 +75,4 @@ def show_one(console: Console, job: JobDir) -> None:
             print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {worker.reason}' if worker.reason else ''}")
     if status.metrics:
         print(f"metrics: {metrics_text(status.metrics)}")
-    print(f"files: {job.path}")
+    print(job.whereabouts)

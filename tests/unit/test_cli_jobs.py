@@ -195,7 +195,7 @@ def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
 
 @pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
 def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
-    monkeypatch.setattr("elasticdl.cli.stop.wait_until_over", lambda *args: None)
+    monkeypatch.setattr("elasticdl.cli.local_job.LocalJob.wait_until_over", lambda *args: None)
     run(capsys, "stop", "live", flag)
     (request,) = running.requests
     assert (request.checkpoint, request.now) == (checkpoint, now)

@@ -30,6 +30,7 @@ TRAIN_FLAGS = """
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy --restart_policy
 --pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
+--yaml --dry_run --detach
 """
 
 RUN_FLAGS = """
@@ -41,6 +42,7 @@ RUN_FLAGS = """
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy --restart_policy
 --pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
+--yaml --dry_run --detach
 """
 
 

@@ -18,9 +18,11 @@ import urllib3
 from kubernetes import client, config
 
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.manifests.names import CONTAINER
 
 Object = dict[str, Any]
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
+SILENCE_SECONDS = 7 * 24 * 3600.0  # of a log that is followed: a job may have nothing to say
 DEFAULT_NAMESPACE = "default"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MERGE = "application/merge-patch+json"
@@ -131,18 +133,17 @@ class Cluster:
 
     def log(self, pod: str, *, follow: bool = False) -> urllib3.BaseHTTPResponse:
         """The bytes of a pod's log, to be read as they come, and closed."""
-        from elasticdl.common.manifests.names import CONTAINER
-
         api = client.CoreV1Api(self._client)
         with self._failures(f"read the log of {pod}"):
-            response: urllib3.BaseHTTPResponse = api.read_namespaced_pod_log(
+            answer: Any = api.read_namespaced_pod_log(
                 pod,
                 self.namespace,
                 container=CONTAINER,
                 follow=follow,
                 _preload_content=False,
-                _request_timeout=(ANSWER_SECONDS[0], None) if follow else ANSWER_SECONDS,
+                _request_timeout=(ANSWER_SECONDS[0], SILENCE_SECONDS) if follow else ANSWER_SECONDS,
             )
+        response: urllib3.BaseHTTPResponse = answer
         return response
 
     def _ask(self, verb: str, kind: str, *arguments: Any, **options: Any) -> Object:
@@ -189,6 +190,13 @@ def connect(place: Place) -> Cluster:
         raise UserError(f"the kubeconfig can't be read: {_one_line(error)}") from None
     configuration.retries = False
     return Cluster(configuration, place.namespace or namespace)
+
+
+def namespace_of(place: Place) -> str:
+    """The namespace that `connect` would choose; no cluster need be configured."""
+    if place.namespace:
+        return place.namespace
+    return connect(place).namespace if is_configured(place) else DEFAULT_NAMESPACE
 
 
 def is_configured(place: Place) -> bool:

@@ -32,7 +32,7 @@ class ClusterSpec:
         """
         self._path = path
         self._cluster = _load(path) if path else None
-        self._client = client.ApiClient()
+        self._client: Any = client.ApiClient()
 
     def adapt_pod(self, pod: Manifest) -> Manifest:
         """A pod's metadata and spec.

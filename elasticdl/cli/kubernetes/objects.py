@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.credentials import Role, TlsFiles
-from elasticdl.common.environment import HOST
+from elasticdl.common.environment import HOST, NAMESPACE, POD_UID
 from elasticdl.common.manifests import names
 from elasticdl.common.manifests.pods import SPEC_FILE, SPEC_FOLDER, Manifest, Program, make_pod
 from elasticdl.common.manifests.worker import TEMPLATE_FILE
 from elasticdl.common.quantities import parse_priority, requirements
 from elasticdl.common.spec import JobSpec
 
-MASTER_COMMAND = ("python", "-m", "elasticdl.master.cluster", "--spec", f"{SPEC_FOLDER}/{SPEC_FILE}")
+MASTER_COMMAND = ("python", "-m", "elasticdl.master.cluster", "--job_folder", SPEC_FOLDER)
 # A master that was lost is started again whatever its number; one whose job is over sets this to 0 itself.
 BACKOFF_LIMIT = 10_000
-NAMESPACE, POD_UID = "ELASTICDL_NAMESPACE", "ELASTICDL_POD_UID"
 
 
 @dataclass(frozen=True, slots=True)

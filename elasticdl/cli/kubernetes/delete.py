@@ -1,0 +1,50 @@
+"""Removing a job: its Job, and all that goes by its label, so that also what has no owner goes."""
+
+from __future__ import annotations
+
+import time
+
+from elasticdl.cli.kubernetes.api import Cluster, Place, connect
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.manifests.names import APPLICATION, APPLICATION_LABEL, JOB_LABEL
+
+# What the master works with goes after it; until then it may still leave in good order.
+KINDS = ("Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap")
+TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
+POLL = 0.5
+
+
+def delete(name: str, namespace: str, context: str) -> str:
+    """Returns when all is gone.
+
+    Raises:
+        UserError: there is no such job, or the cluster does not let it be deleted.
+        UnreachableError: pods are still there after a long time.
+    """
+    cluster = connect(Place(namespace, context))
+    if not _delete_once(cluster, name):
+        raise UserError(f"there is nothing of a job {name} in namespace {cluster.namespace}")
+    wait_until_gone(cluster, name)
+    return f"job {name} deleted"
+
+
+def wait_until_gone(cluster: Cluster, name: str) -> None:
+    """What comes into being meanwhile is deleted as well."""
+    deadline = time.monotonic() + TIMEOUT
+    while left := _delete_once(cluster, name):
+        if time.monotonic() > deadline:
+            names = ", ".join(left)
+            raise UnreachableError(f"{names} of job {name} are still there {TIMEOUT:.0f} s after they were deleted")
+        time.sleep(POLL)
+
+
+def _delete_once(cluster: Cluster, name: str) -> list[str]:
+    """What there was."""
+    found = []
+    for kind in KINDS:
+        for each in cluster.list(kind, label_selector=f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}={name}"):
+            metadata = each["metadata"]
+            found.append(f"{kind} {metadata['name']}")
+            if not metadata.get("deletionTimestamp"):
+                cluster.delete(kind, metadata["name"])
+    return found

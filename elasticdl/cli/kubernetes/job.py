@@ -1,0 +1,209 @@
+"""A job of a cluster, as the commands see any job: from its master while that runs, else from what it has left."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from elasticdl.cli.client import MasterClient
+from elasticdl.cli.client import connect as connect_client
+from elasticdl.cli.handle import Growing
+from elasticdl.cli.kubernetes.api import Cluster, Object, Place, connect, is_configured
+from elasticdl.cli.kubernetes.journal import followed_journal
+from elasticdl.cli.kubernetes.logs import followed_logs, read_logs
+from elasticdl.cli.kubernetes.plight import finished, plight_of
+from elasticdl.cli.kubernetes.port_forward import find_master, forwarded, is_running
+from elasticdl.cli.kubernetes.text import Text
+from elasticdl.cli.nearest import did_you_mean
+from elasticdl.cli.text import is_over
+from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.manifests.names import (
+    APPLICATION,
+    APPLICATION_LABEL,
+    JOB_LABEL,
+    Role,
+    master_name,
+    spec_name,
+    state_name,
+    tls_name,
+)
+from elasticdl.common.manifests.pods import SPEC_FILE
+from elasticdl.common.manifests.state import State, unpack_state
+from elasticdl.common.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
+
+POLL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterJob:
+    """See `elasticdl.cli.handle.JobHandle`."""
+
+    cluster: Cluster
+    name: str
+    place: Place = field(default_factory=Place)
+
+    @property
+    def whereabouts(self) -> str:
+        return f"namespace {self.cluster.namespace} of the cluster at {self.cluster.server}"
+
+    def spec(self) -> JobSpec:
+        return JobSpec.from_json(self.cluster.read("ConfigMap", spec_name(self.name))["data"][SPEC_FILE])
+
+    def status(self) -> pb.JobStatus:
+        kept = self.kept_status()
+        if kept is not None and is_over(kept):
+            return kept
+        job = self.cluster.find("Job", master_name(self.name))
+        if job is None:
+            return self._described("lost", "it was deleted")
+        if how := finished(job):
+            # Between the two looks it may have written how it ended.
+            kept = self.kept_status()
+            if kept is not None and is_over(kept):
+                return kept
+            return self._described("lost", f"its Job is {how.lower()}, and its master has not said how it ended")
+        pod = find_master(self.cluster, self.name)
+        if is_running(pod):
+            with self.client() as client:
+                return client.status()
+        reason = plight_of(pod).reason
+        if kept is not None:
+            kept.reason = f"there is no master at the moment: {reason}; this was its last word"
+            return kept
+        return self._described("starting", reason)
+
+    def kept_status(self) -> pb.JobStatus | None:
+        """The last that was written down."""
+        text = self.state().status
+        return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
+
+    def state(self) -> State:
+        found = self.cluster.find("ConfigMap", state_name(self.name))
+        try:
+            return unpack_state(found) if found else State()
+        except ValueError as error:
+            raise UserError(f"job {self.name}: {error}") from None
+
+    def _described(self, phase: str, reason: str) -> pb.JobStatus:
+        return pb.JobStatus(job_name=self.name, phase=phase, reason=reason, time_left=-1)
+
+    @contextmanager
+    def client(self) -> Iterator[MasterClient]:
+        pod = find_master(self.cluster, self.name)
+        if not is_running(pod):
+            kept = self.kept_status()
+            how = f"it has {kept.phase}" if kept and is_over(kept) else plight_of(pod).reason
+            raise UserError(f"job {self.name} is not running: {how}")
+        with self.endpoint() as endpoint, connect_client(endpoint) as client:
+            yield client
+
+    @contextmanager
+    def endpoint(self) -> Iterator[Endpoint]:
+        """The way to its master, whichever that is at the moment; the owner's certificate is here until the end."""
+        secret = self.cluster.read("Secret", tls_name(self.name, Role.OWNER))
+        files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
+        with (
+            tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
+            forwarded(self.cluster, self.name) as address,
+        ):
+            TlsFiles.from_mapping(files).write(Path(folder))
+            title = f"the master of job {self.name} in namespace {self.cluster.namespace}"
+            yield Endpoint(address, TlsFolder(Path(folder)), title)
+
+    @contextmanager
+    def journal(self, *, follow: bool) -> Iterator[Growing]:
+        if follow:
+            with followed_journal(self) as journal:
+                yield journal
+        else:
+            yield Text(self.journal_now())
+
+    def journal_now(self) -> list[str]:
+        """The master's own, if there is one that answers."""
+        try:
+            with self.client() as client:
+                return list(client.events(follow=False))
+        except ElasticDLError:
+            return self.state().journal.splitlines()
+
+    def has_ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        kept = self.kept_status()
+        if kept is not None and is_over(kept):
+            return True
+        job = self.cluster.find("Job", master_name(self.name))
+        return job is None or bool(finished(job))
+
+    @contextmanager
+    def logs(self, worker: int | None, *, follow: bool) -> Iterator[Growing]:
+        if follow:
+            with followed_logs(self, worker) as logs:
+                yield logs
+        else:
+            yield Text(read_logs(self.cluster, self.name, worker))
+
+    def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
+        deadline = time.monotonic() + timeout
+        while not self.has_ended():
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"job {self.name} has not ended {timeout:.0f} s after it was told to; "
+                    f"`elasticdl stop {self.name}{self.place.flags} --now` ends it at once"
+                )
+            time.sleep(POLL)
+        return self.kept_status()
+
+
+def find(name: str | None, namespace: str, context: str) -> ClusterJob:
+    """
+    Raises:
+        UserError: there is no such job, or which one is meant is not clear.
+    """
+    place = Place(namespace, context)
+    cluster = connect(place)
+    if name is not None:
+        if cluster.find("Job", master_name(name)):
+            return ClusterJob(cluster, name, place)
+        near = did_you_mean(name, [_name_of(job) for job in _jobs(cluster)])
+        hint = f": {near}" if near.endswith("?") else ""
+        raise UserError(f"there is no job {name} in namespace {cluster.namespace}{hint}")
+    running = [_name_of(job) for job in _jobs(cluster) if not finished(job)]
+    if len(running) == 1:
+        return ClusterJob(cluster, running[0], place)
+    if running:
+        raise UserError(f"{len(running)} jobs are running, so name one: {', '.join(running)}")
+    raise UserError(f"no job is running in namespace {cluster.namespace}; name one to look at an old one")
+
+
+def find_if_configured(name: str) -> ClusterJob | None:
+    """The job of the kubeconfig's current context, if there are both."""
+    place = Place()
+    if not is_configured(place):
+        return None
+    cluster = connect(place)
+    return ClusterJob(cluster, name) if cluster.find("Job", master_name(name)) else None
+
+
+def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
+    """The newest first."""
+    place = Place(namespace, context)
+    cluster = connect(place)
+    return [ClusterJob(cluster, _name_of(job), place) for job in _jobs(cluster)]
+
+
+def _jobs(cluster: Cluster) -> list[Object]:
+    found = cluster.list("Job", label_selector=f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}")
+    return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+
+
+def _name_of(job: Object) -> str:
+    return str(job["metadata"]["labels"][JOB_LABEL])

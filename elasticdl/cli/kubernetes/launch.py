@@ -1,0 +1,87 @@
+"""Submitting a job and following it: what ``train`` and ``run`` do when there is an image."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.api import Cluster, Place, connect, namespace_of
+from elasticdl.cli.kubernetes.follow import follow
+from elasticdl.cli.kubernetes.job import ClusterJob
+from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.names import made_up_name
+from elasticdl.cli.signals import caught, interrupt
+from elasticdl.cli.submission import SubmissionOptions
+from elasticdl.common.errors import UserError
+from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.common.manifests.names import master_name
+from elasticdl.common.quantities import parse_envs
+from elasticdl.common.spec import JobSpec
+
+NAME_ATTEMPTS = 20
+
+
+def run_job(spec: JobSpec, options: SubmissionOptions) -> int:
+    """Returns the exit code.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was started, and nothing stays.
+        JobFailedError: the job failed.
+        UnreachableError: the cluster does not answer.
+        Interrupted: a signal came; once the job is submitted, it goes on.
+    """
+    refuse_variables(parse_envs(spec.envs))
+    place = Place(spec.namespace, spec.kube_context)
+    if options.yaml:
+        return _write(spec, place, options.yaml)
+    with caught(interrupt):
+        cluster = connect(place)
+        parts = make_parts(_named(spec, cluster), cluster.namespace, datetime.now(UTC))
+        submission = Submission(cluster, parts, lambda line: print(line, file=sys.stderr, flush=True))
+        submission.check()
+        if options.dry_run:
+            print(_dumped([*objects.companions(parts), objects.make_job(parts)]), end="")
+            return 0
+        submission.make()
+    job = ClusterJob(cluster, parts.spec.job_name, place)
+    print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
+    return 0 if options.detach else follow(job, parts.spec)
+
+
+def _named(spec: JobSpec, cluster: Cluster | None) -> JobSpec:
+    """The same job with a name that is not taken."""
+    if spec.job_name:
+        return spec
+    rng = random.SystemRandom()
+    for name in (made_up_name(rng) for _ in range(NAME_ATTEMPTS)):
+        if cluster is None or cluster.find("Job", master_name(name)) is None:
+            return spec.model_copy(update={"job_name": name})
+    return spec.model_copy(update={"job_name": f"job-{rng.randrange(10**9)}"})
+
+
+def _write(spec: JobSpec, place: Place, file: str) -> int:
+    """The objects as a file that somebody else applies; no cluster is asked."""
+    parts = make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC))
+    text = _dumped([*objects.companions(parts), objects.make_job(parts)])
+    try:
+        Path(file).unlink(missing_ok=True)  # whoever could read an old one must not read the keys
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(text)
+    except OSError as error:
+        raise UserError(f"--yaml {file}: {error.strerror}") from None
+    name = parts.spec.job_name
+    print(f"job {name} written to {file}, with its secret keys: `kubectl apply -f {file}` starts it")
+    return 0
+
+
+def _dumped(manifests: Sequence[dict[str, Any]]) -> str:
+    text: str = yaml.safe_dump_all(manifests, sort_keys=False)
+    return text

@@ -1,0 +1,130 @@
+"""The logs of a job's pods, as far as the pods are still there: those that were deleted have taken theirs along."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import urllib3
+
+from elasticdl.cli.kubernetes.api import Cluster, NotDoneError, Object
+from elasticdl.cli.kubernetes.text import Stream
+from elasticdl.cli.log_reader import in_order, merged, prefix
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.manifests.names import JOB_LABEL, ROLE_LABEL, WORKER_LABEL, Role
+
+if TYPE_CHECKING:
+    from elasticdl.cli.kubernetes.job import ClusterJob
+
+LOOK_SECONDS = 2.0  # between two looks for further pods
+JOIN_SECONDS = 5.0
+
+
+def read_logs(cluster: Cluster, job: str, worker: int | None) -> list[str]:
+    """What there is, in the order of time as far as the lines tell it.
+
+    Raises:
+        UserError: there is no such worker.
+    """
+    pods = find_pods(cluster, job, worker)
+    if worker is not None and not pods:
+        names = ", ".join(in_order(iter({writer(pod) for pod in find_pods(cluster, job, None)}))) or "nobody"
+        raise UserError(f"job {job} has no worker {worker}; it has logs of {names}")
+    written: dict[str, list[str]] = {}
+    for pod in pods:
+        lines = written.setdefault(_prefix(pod, worker), [])
+        with contextlib.suppress(NotDoneError):  # its container has not begun yet
+            lines += _text(cluster, pod).splitlines()
+    return merged(written)
+
+
+def find_pods(cluster: Cluster, job: str, worker: int | None) -> list[Object]:
+    """The oldest first."""
+    selector = f"{JOB_LABEL}={job}" + (f",{WORKER_LABEL}={worker}" if worker is not None else "")
+    pods = [pod for pod in cluster.list("Pod", label_selector=selector) if ROLE_LABEL in pod["metadata"]["labels"]]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+
+def writer(pod: Object) -> str:
+    labels = pod["metadata"]["labels"]
+    return f"worker-{labels[WORKER_LABEL]}" if WORKER_LABEL in labels else str(Role.MASTER)
+
+
+@contextmanager
+def followed_logs(job: ClusterJob, worker: int | None) -> Iterator[Stream]:
+    """All lines that are there and come, until the job has ended."""
+    following = _Following(job, worker)
+    stream = Stream("logs", following.run)
+    stream.start()
+    try:
+        yield stream
+    finally:
+        stream.stopped.set()
+        following.close()
+        stream.stop(JOIN_SECONDS)
+
+
+class _Following:
+    """A thread that looks for pods, and one for each pod that was found."""
+
+    def __init__(self, job: ClusterJob, worker: int | None) -> None:
+        self._job = job
+        self._worker = worker
+        self._readers: dict[str, threading.Thread] = {}
+        self._open: set[urllib3.BaseHTTPResponse] = set()
+
+    def run(self, stream: Stream) -> None:
+        while not stream.stopped.is_set():
+            ended = False
+            with contextlib.suppress(UnreachableError):
+                ended = self._job.has_ended()  # asked first, so that no pod is missed
+                for pod in find_pods(self._job.cluster, self._job.name, self._worker):
+                    self._take_up(pod, stream)
+            if ended:
+                break
+            stream.stopped.wait(LOOK_SECONDS)
+        for thread in self._readers.values():
+            thread.join(JOIN_SECONDS)
+
+    def close(self) -> None:
+        for response in tuple(self._open):
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+                response.shutdown()
+
+    def _take_up(self, pod: Object, stream: Stream) -> None:
+        uid = pod["metadata"]["uid"]
+        begun = any("waiting" not in each["state"] for each in pod.get("status", {}).get("containerStatuses") or ())
+        if uid not in self._readers and begun:
+            thread = threading.Thread(target=self._read, args=(pod, stream), name=f"log {uid}", daemon=True)
+            self._readers[uid] = thread
+            thread.start()
+
+    def _read(self, pod: Object, stream: Stream) -> None:
+        start = _prefix(pod, self._worker)
+        with contextlib.suppress(ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError):
+            response = self._job.cluster.log(pod["metadata"]["name"], follow=True)
+            self._open.add(response)
+            with contextlib.closing(response):
+                for line in _lines(response):
+                    stream.put(start + line)
+
+
+def _prefix(pod: Object, worker: int | None) -> str:
+    return prefix(writer(pod), None if worker is None else writer(pod))
+
+
+def _text(cluster: Cluster, pod: Object) -> str:
+    with contextlib.closing(cluster.log(pod["metadata"]["name"])) as response:
+        return bytes(response.data).decode(errors="replace")
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
+    rest = b""
+    for chunk in response.stream(amt=None):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
