@@ -40,6 +40,7 @@ def environment(pod):
 def test_a_worker_knows_its_master_its_address_and_its_papers():
     assert environment(worker(envs="A=1,HOME=/home/me")) == {
         "ELASTICDL_MASTER": "digits-master.lab.svc:50001",
+        "ELASTICDL_MASTER_TIMEOUT": "600",
         "ELASTICDL_HOST": {"fieldRef": {"fieldPath": "status.podIP"}},
         "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
         "ELASTICDL_TLS": "/etc/elasticdl/tls",

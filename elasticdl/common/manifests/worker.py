@@ -18,6 +18,8 @@ from elasticdl.common.quantities import KUEUE, parse_quantity, parse_queue, requ
 from elasticdl.common.spec import JobSpec
 
 TEMPLATE_FILE = "worker.json"
+# A worker goes on so long without a master, which may have to be put on another node and pull its image there.
+MASTER_TIMEOUT = 600.0
 WORKER_COMMAND = ("python", "-m", "elasticdl.worker.main")
 OWN_PROGRAM = ("python", "-m", "elasticdl.common.startup")
 
@@ -44,6 +46,7 @@ def worker_template(spec: JobSpec, namespace: str, template: Mapping[str, Any]) 
 def _environment(spec: JobSpec, namespace: str) -> tuple[Manifest, ...]:
     made: list[Manifest] = [
         {"name": variables.MASTER, "value": master_address(spec.job_name, namespace)},
+        {"name": variables.MASTER_TIMEOUT, "value": f"{MASTER_TIMEOUT:g}"},
         {"name": variables.HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     limits = requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})

@@ -18,7 +18,7 @@ from kubernetes import client, config
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.manifests.names import selector
+from elasticdl.common.manifests.names import master_name, selector, state_name
 from elasticdl.master.launchers.kubernetes.pods import Manifest
 
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
@@ -26,6 +26,7 @@ ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 WATCH_SECONDS = 240
 SILENCE_SECONDS = 130.0
 GONE = 410
+_MERGE = "application/merge-patch+json"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
@@ -132,6 +133,30 @@ class OfficialPods:
             field_selector=_NOT_OVER,
             grace_period_seconds=grace,
         )
+
+
+class OfficialJob:
+    """The master's own Job, and the ConfigMap of its state."""
+
+    def __init__(self, api: client.ApiClient, job: str, namespace: str) -> None:
+        self._batch = client.BatchV1Api(api)
+        self._core = client.CoreV1Api(api)
+        self._job = job
+        self._namespace = namespace
+
+    def read_job(self) -> Manifest:
+        return _answer(self._batch.read_namespaced_job, master_name(self._job), self._namespace)
+
+    def patch_job(self, change: Manifest) -> Manifest:
+        name = master_name(self._job)
+        return _answer(self._batch.patch_namespaced_job, name, self._namespace, change, _content_type=_MERGE)
+
+    def read_state(self) -> Manifest:
+        return _answer(self._core.read_namespaced_config_map, state_name(self._job), self._namespace)
+
+    def patch_state(self, change: Manifest) -> Manifest:
+        name = state_name(self._job)
+        return _answer(self._core.patch_namespaced_config_map, name, self._namespace, change, _content_type=_MERGE)
 
 
 class OfficialSource:

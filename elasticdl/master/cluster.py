@@ -1,0 +1,239 @@
+"""`python -m elasticdl.master.cluster --job_folder DIR`: the master of a job on a Kubernetes cluster, in a pod.
+
+It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
+backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
+them over. Anything else: it broke, and another may do better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from elasticdl.common import environment as variables
+from elasticdl.common.credentials import TlsFolder
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.manifests.names import MASTER_PORT
+from elasticdl.common.manifests.worker import TEMPLATE_FILE
+from elasticdl.common.quantities import parse_priority
+from elasticdl.common.spec import JobSpec
+from elasticdl.master import events as e
+from elasticdl.master.access import TlsAccess
+from elasticdl.master.instructions import EndJob, Phase
+from elasticdl.master.launchers.base import Report
+from elasticdl.master.launchers.kubernetes import api
+from elasticdl.master.launchers.kubernetes.backoff import Backoff
+from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark
+from elasticdl.master.main import EXIT_CODES, EXIT_USER_ERROR, read_spec
+from elasticdl.master.serve import Site, serve
+from elasticdl.master.servicer import Server
+from elasticdl.proto import elasticdl_pb2 as pb
+
+EXIT_LEFT = 143
+# For the cluster to answer at the beginning, and to take the last word at the end.
+PATIENCE = 120.0
+_LOOPBACKS = ("127.0.0.1", "[::1]")
+_log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """This master is not the job's any more, or will soon not be; the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The pod that this master is in."""
+
+    namespace: str
+    uid: str
+    address: str
+    tls: TlsFolder
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Pod:
+        """
+        Raises:
+            UserError: a variable is missing.
+        """
+        try:
+            namespace, uid, address, folder = (
+                environ[name] for name in (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+            )
+        except KeyError as missing:
+            raise UserError(
+                f"{missing.args[0]} is not set: a cluster's master is started by `elasticdl train`"
+            ) from None
+        return cls(namespace, uid, address, TlsFolder(Path(folder)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.cluster", description=__doc__)
+    parser.add_argument("--job_folder", required=True, type=Path, help="folder with job.json and worker.json")
+    folder = parser.parse_args(argv).job_folder
+    try:
+        pod, spec = Pod.from_env(os.environ), read_spec(JobDir(folder))
+        template = json.loads((folder / TEMPLATE_FILE).read_text())
+        logging.basicConfig(
+            level=spec.log_level, format=f"%(asctime)s {spec.job_name} %(levelname)s %(name)s: %(message)s"
+        )
+        with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
+            job_dir = JobDir(Path(scratch) / spec.job_name)
+            job_dir.path.mkdir()
+            return asyncio.run(Master(spec, pod, template, job_dir).run())
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except (RelievedError, UnreachableError) as error:
+        _log.warning("%s", error)
+        return EXIT_LEFT
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    spec: JobSpec
+    pod: Pod
+    template: Mapping[str, Any]
+    job_dir: JobDir
+
+    async def run(self) -> int:
+        """Returns the exit code.
+
+        Raises:
+            RelievedError: it was told to leave.
+            UnreachableError: the cluster does not answer.
+        """
+        client = api.connect()
+        job = api.OfficialJob(client, self.spec.job_name, self.pod.namespace)
+        relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def relieve(reason: str) -> None:
+            if not relieved.done():
+                relieved.set_result(reason)
+
+        mark = Mark(self.pod.uid, lambda: relieve("another master has taken over"))
+        state = ClusterState(job, mark, self.job_dir.journal)
+        with _signals(relieve):
+            try:
+                end = await self._serve(job, client, state, relieved)
+                status = self.job_dir.status.read_text()
+            except UserError as error:
+                failed = pb.JobStatus(job_name=self.spec.job_name, phase=str(Phase.FAILED), reason=str(error))
+                await self._conclude(job, state, json_format.MessageToJson(failed), again=False)
+                raise
+            await self._conclude(job, state, status, again=end.phase is Phase.SUCCEEDED)
+        return EXIT_CODES[end.phase]
+
+    async def _serve(
+        self, job: api.OfficialJob, client: Any, state: ClusterState, relieved: asyncio.Future[str]
+    ) -> EndJob:
+        owner = (await insist(job.read_job, "read the job"))["metadata"]
+        launchers: list[KubernetesLauncher] = []
+
+        def make_launcher(report: Report) -> KubernetesLauncher:
+            launchers.append(self._launcher(client, Owner(owner["name"], owner["uid"]), report))
+            return launchers[0]
+
+        @asynccontextmanager
+        async def attend(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+            async with state.keeping_journal():
+                yield
+
+        site = Site(self._server(), make_launcher, state, attend)
+        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, site))
+        awaited: set[asyncio.Future[Any]] = {serving, relieved}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return serving.result()
+        for launcher in launchers:
+            await launcher.detach()  # before the end of `serve` could end the workers
+        serving.cancel()
+        await asyncio.wait({serving})
+        raise RelievedError(f"leaving the job to another master: {relieved.result()}")
+
+    def _server(self) -> Server:
+        server = Server(_bracketed(self.pod.address), TlsAccess.load(self.pod.tls))
+        port = server.bind(MASTER_PORT)
+        # A port-forward comes in there; in a pod of its own network nobody else can have the port.
+        reached = [server.bind_also(loopback, port) for loopback in _LOOPBACKS]
+        if not any(reached):
+            _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
+        return server
+
+    def _launcher(self, client: Any, owner: Owner, report: Report) -> KubernetesLauncher:
+        job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
+        cluster = Cluster(
+            api.OfficialPods(client, job, namespace),
+            api.pod_source(client, job, namespace),
+            api.event_source(client, namespace),
+        )
+        priority = parse_priority(self.spec.worker_pod_priority)
+        pods = WorkerPods(job, namespace, owner, self.template, workers.maximum, priority)
+        return KubernetesLauncher(cluster, pods, report, Patience(), random.Random())
+
+    async def _conclude(self, job: api.OfficialJob, state: ClusterState, status: str, *, again: bool) -> None:
+        """Write down how the job has ended; ``again``: the Job needs no telling that it is over."""
+        deadline, backoff = asyncio.get_running_loop().time() + PATIENCE, Backoff(random.Random())
+        while True:
+            try:
+                await state.finish(status)
+                break
+            except OSError as error:
+                delay = backoff.delay()
+                if asyncio.get_running_loop().time() + delay > deadline:
+                    raise UnreachableError(f"can't write down how the job has ended: {error}") from error
+            await asyncio.sleep(delay)
+        if not again:
+            await insist(lambda: job.patch_job({"spec": {"backoffLimit": 0}}), "end the job")
+
+
+async def insist(request: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
+    """Ask until there is an answer, within bounds.
+
+    Raises:
+        UnreachableError: there was none, or it was no.
+    """
+    deadline, backoff = asyncio.get_running_loop().time() + PATIENCE, Backoff(random.Random())
+    while True:
+        try:
+            return await asyncio.to_thread(request)
+        except api.ApiFailure as failure:
+            delay = backoff.delay(failure.retry_after)
+            if asyncio.get_running_loop().time() + delay > deadline:
+                raise UnreachableError(f"can't {what}: {failure}") from failure
+        await asyncio.sleep(delay)
+
+
+@contextmanager
+def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, relieve, f"it got {number.name}")
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,200 @@
+"""What a master keeps in its job's ConfigMap: whole, fenced, and seldom enough."""
+
+import asyncio
+import copy
+import json
+
+import pytest
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.manifests.state import HOLDER, JOURNAL, Packer, State, unpack_state
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.launchers.kubernetes import state as state_module
+from elasticdl.master.launchers.kubernetes.api import ApiFailure
+from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark, ReplacedError
+from elasticdl.master.memory import JobMemory, Memory, TrainingMemory
+
+
+class FakeApi:
+    """A ConfigMap with optimistic locking; the next requests may fail as told."""
+
+    def __init__(self):
+        self.object = {"metadata": {"resourceVersion": "1"}}
+        self.failures = []  # (status, whether it was done all the same)
+        self.patches = 0
+
+    def read_state(self):
+        return copy.deepcopy(self.object)
+
+    def patch_state(self, change):
+        status, done = self.failures.pop(0) if self.failures else (0, True)
+        if status and not done:
+            raise ApiFailure(status, "no")
+        wanted = change["metadata"].pop("resourceVersion")
+        if wanted != self.object["metadata"]["resourceVersion"]:
+            raise ApiFailure(409, "conflict")
+        self.patches += 1
+        _merge(self.object, copy.deepcopy(change))
+        self.object["metadata"]["resourceVersion"] = str(int(wanted) + 1)
+        if status:
+            raise ApiFailure(status, "the answer was lost")
+        return copy.deepcopy(self.object)
+
+    @property
+    def state(self):
+        return unpack_state(self.object)
+
+
+def _merge(target, change):
+    for key, value in change.items():
+        if isinstance(value, dict):
+            _merge(target.setdefault(key, {}), value)
+        else:
+            target[key] = value
+
+
+def memory(step=0):
+    return Memory(JobMemory(WorkerRange(minimum=1, maximum=2), step=step), TrainingMemory(), started=1.0)
+
+
+@pytest.fixture
+def api():
+    return FakeApi()
+
+
+class Bench:
+    def __init__(self, api, folder, holder="one"):
+        self.replaced = 0
+        self.journal = folder / f"{holder}.jsonl"
+        self.store = ClusterState(api, Mark(holder, self._count), self.journal)
+
+    def _count(self):
+        self.replaced += 1
+
+    def write(self, line):
+        with self.journal.open("a") as file:
+            file.write(line)
+
+
+def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
+    async def run():
+        first = Bench(api, tmp_path)
+        assert await first.store.load() is None
+        first.write('{"event": "a"}\n')
+        await first.store.save(memory(7))
+        first.write('{"event": "b"}\n{"eve')
+        await first.store.save(memory(8))
+        second = Bench(api, tmp_path, "two")
+        assert await second.store.load() == memory(8)
+        assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
+        second.write('{"event": "c"}\n')
+        await second.store.finish('{"phase": "failed"}')
+
+    asyncio.run(run())
+    events = [json.loads(line)["event"] for line in api.state.journal.splitlines()]
+    assert events == ["a", "b", "c"]
+    assert (api.state.status, api.state.holder) == ('{"phase": "failed"}', "two")
+    assert Memory.from_json(api.state.memory) == memory(8)
+
+
+def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
+    async def run():
+        first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
+        await first.store.load()
+        await first.store.save(memory(1))
+        await second.store.load()
+        with pytest.raises(ReplacedError, match="pod two"):
+            await first.store.save(memory(2))
+        assert (first.replaced, second.replaced) == (1, 0)
+        await second.store.save(memory(3))
+        with pytest.raises(ReplacedError):
+            await first.store.finish("{}")
+
+    asyncio.run(run())
+    assert Memory.from_json(api.state.memory).job.step == 3
+    assert api.state.status == ""
+
+
+def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(api, tmp_path):
+    async def run():
+        first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
+        await first.store.load()
+        read = api.read_state
+
+        def read_state():
+            found = read()
+            if api.object["metadata"]["annotations"][HOLDER] == "one":
+                api.read_state = read
+                asyncio.run(Bench(api, tmp_path).store._patch({"data": {"memory.json": memory(5).to_json()}}))
+            return found
+
+        api.read_state = read_state
+        assert (await second.store.load()).job.step == 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failure", [(429, False), (503, False), (500, True)])
+def test_a_write_that_fails_is_done_when_it_is_tried_again(api, tmp_path, failure):
+    async def run():
+        bench = Bench(api, tmp_path)
+        await bench.store.load()
+        api.failures = [failure]
+        with pytest.raises(OSError):  # noqa: PT011
+            await bench.store.save(memory(1))
+        await bench.store.save(memory(2))
+        assert bench.replaced == 0
+
+    asyncio.run(run())
+    assert Memory.from_json(api.state.memory).job.step == 2
+
+
+def test_damage_is_the_users_business(api, tmp_path):
+    for broken in ({"data": {"memory.json": "{}"}}, {"binaryData": {JOURNAL: "AAAA"}}):
+        api.object = {"metadata": {"resourceVersion": "1"}, **broken}
+        with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
+            asyncio.run(Bench(api, tmp_path).store.load())
+
+
+def test_the_journal_is_written_by_itself(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "JOURNAL_SECONDS", 0.01)
+
+    async def run():
+        bench = Bench(api, tmp_path)
+        await bench.store.load()
+        async with bench.store.keeping_journal():
+            bench.write("a\n")
+            while api.state.journal != "a\n":
+                await asyncio.sleep(0.005)
+            patches = api.patches
+            await asyncio.sleep(0.05)
+            assert api.patches == patches, "nothing new, nothing written"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_journal_that_is_too_long_loses_its_older_half(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
+
+    async def run():
+        bench = Bench(api, tmp_path)
+        await bench.store.load()
+        for number in range(2000):
+            bench.write(f"entry {number * 7919 % 10007}\n")
+            if number % 100 == 99:
+                await bench.store.save(memory(number))
+        return bench.journal.read_text().splitlines()
+
+    written = asyncio.run(run())
+    kept = api.state.journal.splitlines()
+    assert 0 < len(kept) < 2000
+    assert kept == written[-len(kept) :]
+
+
+def test_text_is_packed_as_it_comes():
+    packer = Packer()
+    packed = []
+    for text in ("one\n", "two\n", ""):
+        packer.add(text)
+        packed.append(unpack_state({"metadata": {}, "binaryData": {JOURNAL: packer.packed()}}))
+    assert packed == [State(journal="one\n"), State(journal="one\ntwo\n"), State(journal="one\ntwo\n")]
