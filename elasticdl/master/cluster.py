@@ -237,3 +237,7 @@ def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
 
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+if __name__ == "__main__":
+    sys.exit(main())

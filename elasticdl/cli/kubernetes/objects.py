@@ -43,7 +43,7 @@ def master_pod(spec: JobSpec, template: Mapping[str, Any]) -> Manifest:
         ValueError: the user's template can't be merged.
     """
     program = Program(
-        role=names.Role.MASTER,
+        role=Role.MASTER,
         command=MASTER_COMMAND,
         resources=requirements(spec.master_resource_request, spec.master_resource_limit),
         priority_class=spec.master_pod_priority,
@@ -71,11 +71,11 @@ def make_service(spec: JobSpec) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": names.master_name(job), "labels": names.labels(job, names.Role.MASTER)},
+        "metadata": {"name": names.master_name(job), "labels": names.labels(job, Role.MASTER)},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(names.Role.MASTER)},
+            "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)},
             "ports": [{"name": "grpc", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT}],
         },
     }
@@ -108,7 +108,7 @@ def owned(manifest: Manifest, job: Manifest) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
-def pod_of(parts: Parts, pod: Manifest, role: names.Role) -> Manifest:
+def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
     """A whole pod, to ask the cluster whether it would take it."""
     metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
@@ -150,7 +150,7 @@ def _account(parts: Parts) -> list[Manifest]:
 
 def _secret(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
     data = {name: base64.b64encode(content).decode() for name, content in files.to_mapping().items()}
-    name = names.tls_name(parts.spec.job_name, names.Role(role))
+    name = names.tls_name(parts.spec.job_name, role)
     return {**_head(parts, "Secret", name), "type": "kubernetes.io/tls", "data": data}
 
 

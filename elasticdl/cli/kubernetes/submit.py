@@ -16,8 +16,8 @@ from elasticdl.cli.kubernetes.api import ABSENT, EXISTS, Cluster, NotDoneError, 
 from elasticdl.cli.kubernetes.cluster_spec import ClusterSpec
 from elasticdl.cli.kubernetes.objects import Parts
 from elasticdl.common.certificates import issue
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.manifests import names
 from elasticdl.common.manifests.merge import merge
 from elasticdl.common.manifests.pods import Manifest, fixed_labels
 from elasticdl.common.manifests.template import read_pod_template
@@ -40,12 +40,12 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     """
     template, cluster_spec = read_pod_template(spec.pod_template), ClusterSpec(spec.cluster_spec)
 
-    def adapted(pod: Manifest, role: names.Role) -> Manifest:
+    def adapted(pod: Manifest, role: Role) -> Manifest:
         return merge(cluster_spec.adapt_pod(pod), {"metadata": {"labels": fixed_labels(spec, role)}})
 
     try:
-        master = adapted(objects.master_pod(spec, template), names.Role.MASTER)
-        worker = adapted(worker_template(spec, namespace, template), names.Role.WORKER)
+        master = adapted(objects.master_pod(spec, template), Role.MASTER)
+        worker = adapted(worker_template(spec, namespace, template), Role.WORKER)
     except ValueError as error:
         raise UserError(f"--pod_template {spec.pod_template}: {error}") from None
     return Parts(
@@ -80,7 +80,7 @@ class Submission:
             self._require("PersistentVolumeClaim", claim, "--volume")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
-            self._try_pod(self.parts.master, names.Role.MASTER)
+            self._try_pod(self.parts.master, Role.MASTER)
         self._try_workers()
 
     def make(self) -> None:
@@ -133,13 +133,13 @@ class Submission:
         spec = self.parts.spec
         priority = {"priorityClassName": name} if (name := objects.urgent_class(spec)) else {}
         try:
-            self._try_pod(merge(self.parts.worker, {"spec": priority}), names.Role.WORKER)
+            self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
         except NotDoneError as error:
             if not error.by_quota:
                 raise
             self.say(f"warning: as things are, no worker has a place in the namespace's quota: {error}")
 
-    def _try_pod(self, pod: Manifest, role: names.Role) -> None:
+    def _try_pod(self, pod: Manifest, role: Role) -> None:
         """Raises NotDoneError if the cluster refuses such a pod; who may make none can't ask."""
         try:
             self.cluster.create(objects.pod_of(self.parts, pod, role), dry_run=True)
@@ -153,7 +153,7 @@ class Submission:
         deadline = time.monotonic() + TOKEN_SECONDS
         while True:
             try:
-                return self._try_pod(self.parts.master, names.Role.MASTER)
+                return self._try_pod(self.parts.master, Role.MASTER)
             except NotDoneError as error:
                 if "service account" not in str(error) or time.monotonic() > deadline:
                     raise
