@@ -22,8 +22,13 @@ WORKER_ID = "ELASTICDL_WORKER_ID"
 JOB_SPEC = "ELASTICDL_JOB_SPEC"
 HOST = "ELASTICDL_HOST"
 INTERFACE = "ELASTICDL_INTERFACE"
+# Of the pod that a master is in.
+NAMESPACE = "ELASTICDL_NAMESPACE"
+POD_UID = "ELASTICDL_POD_UID"
 # Set for every worker of a job that puts several on one GPU: NCCL refuses that, so all of them reduce through the host.
 SHARED_GPU = "ELASTICDL_SHARED_GPU"
+# Seconds that a worker does without a master, one that is starting included, before it gives up.
+MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
 
@@ -38,6 +43,7 @@ class WorkerEnvironment:
     job_spec: str  # path of the job's specification, JSON
     host: str = LOOPBACK  # by which other workers reach this one
     interface: str = "lo"  # network interface for the collective; found by the host where it is not known beforehand
+    master_timeout: float = 30.0  # training goes on without a master for this long
 
     def to_env(self) -> dict[str, str]:
         return {
@@ -49,6 +55,7 @@ class WorkerEnvironment:
             JOB_SPEC: self.job_spec,
             HOST: self.host,
             INTERFACE: self.interface,
+            MASTER_TIMEOUT: f"{self.master_timeout:g}",
         }
 
     @classmethod
@@ -69,6 +76,7 @@ class WorkerEnvironment:
                 job_spec=environ[JOB_SPEC],
                 host=host,
                 interface=environ.get(INTERFACE) or interface_of(host),
+                master_timeout=_seconds(environ, MASTER_TIMEOUT, 30.0),
             )
         except KeyError as missing:
             raise UserError(
@@ -76,6 +84,13 @@ class WorkerEnvironment:
             ) from None
         except ValueError:
             raise UserError(f"{WORKER_ID} must be a whole number, not {environ[WORKER_ID]!r}") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(environ.get(name, default))
+    except ValueError:
+        raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
 
 
 def _credentials(environ: Mapping[str, str]) -> Credentials:

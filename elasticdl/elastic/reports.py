@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -36,7 +37,7 @@ class Reports:
     """A thread that beats; the training thread only leaves numbers here.
 
     Every worker keeps its last steps and rank 0 sends them. What a rank 0 that is killed did not come to send, the
-    next one does: the master takes each step once.
+    next one does, and what a stream may have lost is sent again in the next: the master takes each step once.
     """
 
     def __init__(self, send: Callable[[pb.WorkerMessage], None]) -> None:
@@ -46,9 +47,10 @@ class Reports:
         self._progress = 0
         self._waiting = False
         self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
+        self._told = (0, 0)  # world and step of the last one that was sent
         self._speaks = False
         self.step = 0
-        self._flushing = threading.Lock()
+        self._lock = threading.Lock()  # between the training thread and the beat: reports must stay in order
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="elasticdl-heartbeat", daemon=True)
 
@@ -73,25 +75,32 @@ class Reports:
         self._waiting = waiting
 
     def add(self, report: StepReport) -> None:
-        self._steps.append(report)
+        with self._lock:
+            self._steps.append(report)
 
     def flush(self) -> None:
-        with self._flushing:  # by the training thread and by the beat: reports must stay in order
-            self._flush()
+        with self._lock:
+            if news := self._news():
+                self._send(news)
 
-    def _flush(self) -> None:
-        if not self._speaks or not self._steps:
-            return
-        steps = [self._steps.popleft() for _ in range(len(self._steps))]
-        self._send(
-            pb.WorkerMessage(
-                progress=pb.Progress(
-                    steps=[_to_proto(step) for step in steps],
-                    total_steps=steps[-1].total_steps,
-                    total_epochs=steps[-1].total_epochs,
-                )
-            )
-        )
+    def again(self) -> pb.WorkerMessage | None:
+        """All the steps that were kept, for a stream that follows one in which some may have been lost."""
+        with self._lock:
+            self._told = (0, 0)
+            return self._news()
+
+    def _news(self) -> pb.WorkerMessage | None:
+        if not self._speaks:
+            return None
+        told = self._told
+        steps = list(takewhile(lambda report: (report.world_version, report.step) > told, reversed(self._steps)))[::-1]
+        if not steps:
+            return None
+        last = steps[-1]
+        self._told = (last.world_version, last.step)
+        reports = [_to_proto(step) for step in steps]
+        progress = pb.Progress(steps=reports, total_steps=last.total_steps, total_epochs=last.total_epochs)
+        return pb.WorkerMessage(progress=progress)
 
     def _beat(self) -> None:
         last = 0.0

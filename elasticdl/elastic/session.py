@@ -121,11 +121,14 @@ class Session:
         self._changed = threading.Condition()
         self._world: World | None = None  # published, not yet entered
         self._inside = 0  # version of the world this worker is in; 0 between worlds
+        self._members: tuple[Member, ...] = ()  # of that world
+        self._puts: list[pb.WorkerMessage] = []  # into the store of that world
         self._broken = 0  # version of the newest world known to be broken
         self._change = 0  # version of the world to leave after the step
         self._ask: pb.WorkerMessage | None = None  # not yet answered
         self._last_word: pb.WorkerMessage | None = None
         self._stopped: Stopped | None = None
+        self._draining: pb.WorkerMessage | None = None
         self._lost: str | None = None
         self._stream = MasterStream(environment, self)
         self._reports = Reports(self._stream.send)
@@ -152,7 +155,8 @@ class Session:
             while self._stopped is None and self._lost is None:
                 world, self._world = self._world, None
                 if world is not None and world.version > max(left, self._broken):
-                    self._inside, self._ask = world.version, None
+                    self._inside, self._members, self._ask = world.version, world.members, None
+                    self._puts.clear()
                     self._reports.enter(world.version, speaks=world.rank == 0)
                     self.store.open_world(world.version, rank_entry(world))
                     return world
@@ -170,7 +174,8 @@ class Session:
         with self._changed:
             if self._stopped is None:
                 self._stopped = Stopped(reason, checkpoint=False)
-                self._stream.send(pb.WorkerMessage(draining=pb.Draining(reason=reason)))
+                self._draining = pb.WorkerMessage(draining=pb.Draining(reason=reason))
+                self._stream.send(self._draining)
                 self._changed.notify_all()
 
     def advance(self, *, waiting: bool) -> None:
@@ -201,8 +206,11 @@ class Session:
         self._stream.send(self._ask)
 
     def _publish(self, world: int, key: Key, value: bytes) -> None:
-        entry = pb.KvPut(world_version=world, scope=key[0], key=key[1], value=value)
-        self._stream.send(pb.WorkerMessage(kv_put=entry))
+        put = pb.WorkerMessage(kv_put=pb.KvPut(world_version=world, scope=key[0], key=key[1], value=value))
+        with self._changed:
+            if world == self._inside:
+                self._puts.append(put)
+        self._stream.send(put)
 
     # -- the stream's thread --
 
@@ -214,9 +222,18 @@ class Session:
                 pid=os.getpid(),
                 world_version=self._inside,
                 step=self._reports.step,
+                members=[
+                    pb.Member(worker_id=m.worker_id, host=m.host, step=m.step, has_state=m.has_state)
+                    for m in (self._members if self._inside else ())
+                ],
             )
-            again = [message for message in (self._ask, self._last_word) if message is not None]
-        return [pb.WorkerMessage(hello=hello), *again]
+            puts = self._puts if self._inside else []
+            again = [*puts, self._ask, self._reports.again(), self._draining, self._last_word]
+        return [pb.WorkerMessage(hello=hello), *(message for message in again if message is not None)]
+
+    @property
+    def has_last_word(self) -> bool:
+        return self._last_word is not None
 
     def lost(self, reason: str) -> None:
         with self._changed:

@@ -19,7 +19,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 RECONNECT_SECONDS = 0.2
-MASTER_GONE_SECONDS = 30.0
+# For the master to take what is still to be said; with a last word, as long as there may be no master at all.
+CLOSE_SECONDS = 5.0
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -39,6 +40,10 @@ class Listener(Protocol):
 
     def lost(self, reason: str) -> None:
         """There is no master to be had; the stream has given up."""
+
+    @property
+    def has_last_word(self) -> bool:
+        """Whether the greeting brings something that the master must hear before this worker ends."""
 
 
 class MasterStream:
@@ -60,15 +65,22 @@ class MasterStream:
         self._outbox.put(message)
 
     def close(self) -> None:
-        """Send what is queued, end the stream and wait (bounded) for the master to take it."""
+        """Send what is queued, end the stream and wait (bounded) for the master to take it.
+
+        A last word is not given up because there is no master at the moment: without it a worker that has finished would
+        be missed and replaced.
+        """
+        patience = self._environment.master_timeout if self._listener.has_last_word else 0.0
         self._closing.set()
         self._outbox.put(None)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=CLOSE_SECONDS + patience)
 
     def _keep(self) -> None:
-        while not self._closing.is_set():
+        while not self._closing.is_set() or self._listener.has_last_word:
             try:
                 self._converse()
+                if self._closing.is_set():
+                    return
                 problem = "the master ended the session"
             except (grpc.RpcError, UserError) as error:
                 problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
@@ -76,11 +88,14 @@ class MasterStream:
                     self._listener.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
             silence = time.monotonic() - self._last_contact
-            if silence > MASTER_GONE_SECONDS:
+            if silence > self._environment.master_timeout:
                 self._listener.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
                 return
             log.debug("session with the master interrupted: %s", problem)
-            self._closing.wait(RECONNECT_SECONDS)
+            if self._closing.is_set():
+                time.sleep(RECONNECT_SECONDS)
+            else:
+                self._closing.wait(RECONNECT_SECONDS)
 
     def _refusal(self, error: Exception) -> str | None:
         """Why trying again is of no use, if it is not."""
@@ -103,9 +118,10 @@ class MasterStream:
             finally:
                 if spoken:  # until now there was a master, however little it had to say
                     self._last_contact = time.monotonic()
-                if not self._closing.is_set():
-                    # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
-                    self._outbox = queue.SimpleQueue()
+                # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
+                self._outbox = queue.SimpleQueue()
+                if self._closing.is_set():
+                    self._outbox.put(None)
                 outbox.put(None)
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:

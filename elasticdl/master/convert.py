@@ -15,7 +15,8 @@ ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step)
+    members = tuple(i.Member(m.worker_id, m.host, m.step, m.has_state) for m in hello.members)
+    return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step, members)
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:

@@ -59,12 +59,13 @@ class Fleet:
         self._start_timeout = start_timeout
         self._drain_grace = drain_grace
         self._own_program = own_program
-        self._remembered = {worker.worker_id: worker for worker in memory.workers}
+        self._memory = memory
         self._next_id = memory.next_id
         self._crashes = Crashes(memory.crashes)
         self._left: list[str] = []  # of those not yet replaced
         self.workers: dict[int, Worker] = {}
-        self.completed = list(memory.completed)  # finished and gone
+        there = {worker.worker_id for worker in memory.workers}
+        self.completed = [worker_id for worker_id in memory.finished if worker_id not in there]  # finished and gone
 
     @property
     def untouched(self) -> bool:
@@ -91,16 +92,15 @@ class Fleet:
 
     def memory(self) -> FleetMemory:
         """What another fleet needs to go on from here."""
-        workers = tuple(
-            WorkerMemory(w.worker_id, w.state, w.reason, w.reached_world, w.finished, w.failure)
-            for w in self.workers.values()
-        )
-        return FleetMemory(self._next_id, tuple(self.completed), self._crashes.memory(), workers)
+        workers = self.workers.values()
+        finished = sorted([*self.completed, *(w.worker_id for w in workers if w.finished)])
+        each = tuple(WorkerMemory(w.worker_id, w.state, w.reason, w.reached_world, w.failure) for w in workers)
+        return FleetMemory(self._next_id, tuple(finished), self._crashes.memory(), each)
 
     def adopt(self, found: Sequence[FoundWorker], now: float) -> Adoption:
         """Take up the workers of an earlier master: those that it remembered, and those that are there."""
         there = {worker.worker_id: worker for worker in found}
-        remembered, self._remembered = self._remembered, {}
+        remembered = {worker.worker_id: worker for worker in self._memory.workers}
         for worker_id in sorted({*there, *remembered}):
             seen, known = there.get(worker_id, FoundWorker(worker_id)), remembered.get(worker_id)
             self.workers[worker_id] = self._take_up(seen, known, now)
@@ -121,7 +121,8 @@ class Fleet:
             state = WorkerState.STARTING if found.host else WorkerState.PENDING
             known = WorkerMemory(found.worker_id, state, "found by this master")
         worker = Worker(found.worker_id, known.reason, known.state, found.host, found.pid, known.reached_world)
-        worker.finished, worker.failure, worker.unheard = known.finished, known.failure, True
+        worker.finished = worker.worker_id in self._memory.finished
+        worker.failure, worker.unheard = known.failure, True
         if worker.state is WorkerState.DRAINING or worker.failure:
             worker.leave_by = now + self._drain_grace
         silent = self._own_program and worker.state is WorkerState.STARTING

@@ -19,6 +19,7 @@ from elasticdl.common.startup import python_path
 from elasticdl.master import events as e
 from elasticdl.master.access import TokenAccess
 from elasticdl.master.instructions import EndJob
+from elasticdl.master.keeper import Nowhere
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
@@ -49,7 +50,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFact
             yield
 
     try:
-        return await serve(spec, job_dir, Site(server, partial(make_launcher, address), attend))
+        return await serve(spec, job_dir, Site(server, partial(make_launcher, address), Nowhere(), attend))
     finally:
         job_dir.master.unlink(missing_ok=True)
 

@@ -2,7 +2,7 @@
 
 Where the training stands is not in it: workers know that, and tell. It is kept outside of the master
 (`elasticdl.master.keeper`), each time before anything is done that a successor must know of. Two memories are equal if
-a successor would act alike on both; numbers that only grow, and that workers tell again, are not compared.
+it does no harm to have the older one: what only grows, and what is seen or told again, is not compared.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ class WorkerMemory:
     state: WorkerState
     reason: str
     reached_world: bool = False
-    finished: bool = False
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
     next_id: int = 0
-    completed: tuple[int, ...] = ()
-    crashes: CrashMemory = CrashMemory()
-    workers: tuple[WorkerMemory, ...] = ()
+    finished: tuple[int, ...] = ()  # whether they are gone or not
+    crashes: CrashMemory = field(default=CrashMemory(), compare=False)
+    workers: tuple[WorkerMemory, ...] = field(default=(), compare=False)
 
 
 NO_FLEET = FleetMemory()
@@ -70,8 +69,8 @@ class TrainingMemory:
     total_steps: int = field(default=0, compare=False)
     samples: int = field(default=0, compare=False)
     loss: float = field(default=math.nan, compare=False)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    diverged: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    diverged: bool = field(default=False, compare=False)
     counted: int = field(default=0, compare=False)
     epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)
     newest: tuple[int, int] = field(default=(0, 0), compare=False)  # world and step of the last report taken

@@ -18,8 +18,10 @@ from elasticdl.master.convert import to_status
 from elasticdl.master.instructions import EndJob
 from elasticdl.master.job import Job
 from elasticdl.master.journal import Journal
+from elasticdl.master.keeper import Keeper, MemoryStore
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.loop import Loop, Mailbox, Ports
+from elasticdl.master.memory import Memory
 from elasticdl.master.servicer import Server, Servicer, StatusFeed
 from elasticdl.master.sessions import KeyValueRelay, Sessions
 from elasticdl.master.settings import Settings
@@ -41,6 +43,7 @@ class Site:
 
     server: Server  # its port is taken
     make_launcher: Callable[[Report], Launcher]
+    store: MemoryStore
     attend: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
 
 
@@ -65,25 +68,36 @@ class _NoBoard:
 
 
 async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
-    """Run the job to its end: nothing of it remains but its files."""
+    """Run the job to its end, or on to it where an earlier master died: nothing of it remains but its files.
+
+    Raises:
+        UserError: what an earlier master has left can't be read.
+    """
+    past = await site.store.load()
+    started = past.started if past else time.time()
+    began = time.monotonic() - (time.time() - started)
     mailbox, sessions = Mailbox(), Sessions()
     relay = KeyValueRelay(sessions)
-    job, training = Job(Settings.from_spec(spec)), Training(started=time.monotonic())
+    job = Job(Settings.from_spec(spec), past.job if past else None)
+    training = Training.go_on(began, past.training) if past else Training(began)
+
+    def recall() -> Memory:
+        return Memory(job.memory(), training.memory(), started)
 
     def status() -> pb.JobStatus:
         return to_status(job_dir.name, job.view(), training, time.monotonic())
 
     journal, feed, board = Journal(job_dir.journal), StatusFeed(status), _tensorboard(spec)
     launcher = site.make_launcher(mailbox.post)
-    ports = Ports(launcher, sessions, relay, journal, board.world_formed)
+    keeper = Keeper(site.store, recall, time.monotonic)
+    ports = Ports(launcher, sessions, relay, journal, keeper, board.world_formed)
     loop = Loop(job, ports, training, board.observe, time.monotonic)
     welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec))
     try:
-        await site.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome))
-        journal.append(
-            "job_started",
-            {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)},
-        )
+        await site.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome, mailbox.settled))
+        if past is None:
+            about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
+            journal.append("job_started", about)
         async with site.attend(mailbox.post):
             end = await loop.run(mailbox)
             await launcher.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -63,6 +63,7 @@ class Servicer(pb_grpc.MasterServicer):
     feed: StatusFeed
     journal: Journal
     welcome: pb.Welcome
+    settled: Callable[[], Awaitable[None]]  # waits until everything that was posted is acted upon and remembered
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -94,6 +95,7 @@ class Servicer(pb_grpc.MasterServicer):
                     self.relay.put(worker_id, message.kv_put)
                 else:
                     self.post(to_event(worker_id, message))
+            await self.settled()  # a worker may end once its session has
         finally:
             if not outbox.replaced:
                 outbox.close()
@@ -120,11 +122,13 @@ class Servicer(pb_grpc.MasterServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.post(e.ScaleRequested(workers))
+        await self.settled()
         return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
         self.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        await self.settled()
         return pb.StopReply()
 
 
@@ -149,6 +153,13 @@ class Server:
         if bound == 0:
             raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
         return bound
+
+    def bind_also(self, host: str, port: int) -> bool:
+        """Listen at one more address as well; whether it was to be had."""
+        try:
+            return self._access.add_port(self._server, f"{host}:{port}") != 0
+        except RuntimeError:
+            return False
 
     async def start(self, servicer: Servicer) -> None:
         pb_grpc.add_MasterServicer_to_server(servicer, self._server)

@@ -64,22 +64,30 @@ class KeyValueRelay:
         self._sessions = sessions
         self._version = 0
         self._members: tuple[int, ...] = ()
-        self._entries: list[pb.MasterMessage] = []
+        self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
+        self._early: list[tuple[int, pb.KvPut]] = []  # before a world was known, which a new master learns from workers
 
     def begin_world(self, version: int, members: tuple[int, ...]) -> None:
         if version != self._version:
-            self._version, self._members, self._entries = version, members, []
+            self._version, self._members, self._entries = version, members, {}
+            early, self._early = self._early, []
+            for worker_id, put in early:
+                self.put(worker_id, put)
 
     def put(self, worker_id: int, put: pb.KvPut) -> None:
+        """Members put again, in a new session, what they put before: what is known is not passed on twice."""
+        if self._version == 0:
+            self._early.append((worker_id, put))
         if put.world_version != self._version or worker_id not in self._members:
             return
         entry = pb.KvEntry(world_version=put.world_version, scope=put.scope, key=put.key, value=put.value)
-        message = pb.MasterMessage(kv_entry=entry)
-        self._entries.append(message)
-        self._sessions.send((other for other in self._members if other != worker_id), message)
+        message, name = pb.MasterMessage(kv_entry=entry), (put.scope, put.key)
+        if self._entries.get(name) != message:
+            self._entries[name] = message
+            self._sessions.send((other for other in self._members if other != worker_id), message)
 
     def replay(self, worker_id: int) -> None:
         """Everything again, for a member that has reconnected and may have missed some."""
         if worker_id in self._members:
-            for message in self._entries:
+            for message in self._entries.values():
                 self._sessions.send((worker_id,), message)

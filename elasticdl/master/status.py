@@ -9,6 +9,8 @@ from typing import Any
 
 from elasticdl.master import events as e
 from elasticdl.master.instructions import Record
+from elasticdl.master.memory import TrainingMemory
+from elasticdl.master.steps import StepFilter
 
 # Samples per second are counted over this long.
 WINDOW_SECONDS = 5.0
@@ -31,6 +33,46 @@ class Training:
     _epoch_loss: tuple[float, int] = (0.0, 0)  # sum over the samples of the epoch that were reported, and their number
     _diverged: bool = False
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
+    _steps: StepFilter = field(default_factory=StepFilter)
+
+    @classmethod
+    def go_on(cls, started: float, past: TrainingMemory) -> Training:
+        """Where an earlier master was."""
+        return cls(
+            started=started,
+            epoch=past.epoch,
+            total_epochs=past.total_epochs,
+            step=past.step,
+            total_steps=past.total_steps,
+            samples=past.samples,
+            loss=past.loss,
+            epochs_done=past.epochs_done,
+            metrics=dict(past.metrics),
+            _counted=past.counted,
+            _epoch_loss=past.epoch_loss,
+            _diverged=past.diverged,
+            _steps=StepFilter(past.newest),
+        )
+
+    def memory(self) -> TrainingMemory:
+        return TrainingMemory(
+            epoch=self.epoch,
+            total_epochs=self.total_epochs,
+            step=self.step,
+            total_steps=self.total_steps,
+            samples=self.samples,
+            loss=self.loss,
+            epochs_done=self.epochs_done,
+            metrics=dict(self.metrics),
+            counted=self._counted,
+            epoch_loss=self._epoch_loss,
+            diverged=self._diverged,
+            newest=self._steps.newest,
+        )
+
+    def news(self, event: e.ProgressReported) -> e.ProgressReported:
+        """The event without the steps that are known."""
+        return self._steps.news(event)
 
     def observe(self, event: e.Event, now: float) -> list[Record]:
         """Take note of an event; returns what it adds to the journal."""

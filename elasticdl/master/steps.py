@@ -14,12 +14,12 @@ class StepFilter:
     since the state was lost, are those of a later world and pass.
     """
 
-    def __init__(self) -> None:
-        self._newest = (0, 0)  # world, step
+    def __init__(self, newest: tuple[int, int] = (0, 0)) -> None:
+        self.newest = newest  # world and step of the last one taken
 
     def news(self, event: e.ProgressReported) -> e.ProgressReported:
         """The event without the steps that are known."""
-        fresh = tuple(step for step in event.steps if (step.world_version, step.step) > self._newest)
+        fresh = tuple(step for step in event.steps if (step.world_version, step.step) > self.newest)
         if fresh:
-            self._newest = (fresh[-1].world_version, fresh[-1].step)
+            self.newest = (fresh[-1].world_version, fresh[-1].step)
         return replace(event, steps=fresh)

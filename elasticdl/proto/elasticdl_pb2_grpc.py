@@ -70,7 +70,9 @@ class MasterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """A worker's session; the first message is Hello. Ended by the worker, or by the master with ABORTED when a
+        """A worker's session; the first message is Hello, then comes what the worker has said and is still true (that it asks
+        for a world, or leaves; its last word; the steps that rank 0 has kept). Ended in peace once all that the worker has
+        said is acted upon and remembered. Ended by the worker, or by the master with ABORTED when a
         newer session of the same worker id has replaced it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

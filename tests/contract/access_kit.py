@@ -47,7 +47,7 @@ class ServedMaster:
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            servicer = Servicer(self.events.append, sessions, KeyValueRelay(sessions), feed, journal, welcome)
+            servicer = Servicer(self.events.append, sessions, KeyValueRelay(sessions), feed, journal, welcome, _settled)
             await server.start(servicer)
         finally:
             self._up.set()
@@ -55,6 +55,10 @@ class ServedMaster:
         feed.end()
         journal.close()
         await server.close()
+
+
+async def _settled():
+    """Nothing is done with the events."""
 
 
 @contextmanager

@@ -261,6 +261,8 @@ def test_no_proxy_stands_between(local_master, monkeypatch, variable):
 class Listening:
     """What a session hears from its stream."""
 
+    has_last_word = False
+
     def __init__(self):
         self.heard = queue.SimpleQueue()
 
@@ -278,14 +280,14 @@ class Listening:
 
 
 @pytest.fixture
-def open_stream(monkeypatch):
+def open_stream():
     """Open a worker's stream, which does not give up for want of time."""
-    monkeypatch.setattr(stream, "MASTER_GONE_SECONDS", float("inf"))
     opened = []
 
     def open_one(address, credentials):
         listening = Listening()
-        opened.append(stream.MasterStream(WorkerEnvironment(address, credentials, 3, "job.json"), listening))
+        environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=float("inf"))
+        opened.append(stream.MasterStream(environment, listening))
         opened[-1].open()
         return listening
 

@@ -18,7 +18,9 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-WORKER = Path(__file__).with_name("simulated_worker.py")
+HOST = "127.0.0.1"
+HERE = Path(__file__).parent
+WORKER = HERE / "simulated_worker.py"
 DEADLINE = 60.0
 FOREVER = 1_000_000
 
@@ -76,6 +78,12 @@ class MasterProcess:
     def stop(self, **how):
         self.stub.Stop(pb.StopRequest(reason="enough", **how), metadata=self.metadata, timeout=DEADLINE)
 
+    def kill(self):
+        self.process.kill()
+        self.process.wait(DEADLINE)
+        self.channel.close()
+        self.dir.master.unlink()
+
     def wait(self):
         return self.process.wait(DEADLINE)
 
@@ -102,14 +110,38 @@ class MasterProcess:
         psutil.wait_procs(self.leftovers(), timeout=DEADLINE)
 
 
+class LastingMaster(MasterProcess):
+    """A master whose workers outlive it, at an address that stays."""
+
+    def __init__(self, steps=FOREVER, **options):
+        with socket.create_server((HOST, 0)) as free:
+            self.port = free.getsockname()[1]
+        super().__init__(command=(sys.executable, str(HERE / "lasting_worker.py"), str(steps)), **options)
+
+    def start(self, *more):
+        command = [sys.executable, str(HERE / "lasting_master.py"), str(self.dir.path), str(self.port)]
+        with self.dir.master_log.open("a") as log:
+            return subprocess.Popen(command, stderr=log, start_new_session=True)
+
+    def start_again(self):
+        self.process = self.start()
+        self.connect()
+
+    def close(self):
+        super().close()
+        for process in self.leftovers():  # they have nobody else to end them
+            process.kill()
+        psutil.wait_procs(self.leftovers(), timeout=DEADLINE)
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start jobs with a home of their own; whatever happens, they are gone after the test."""
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
     jobs = []
 
-    def starter(**options):
-        jobs.append(MasterProcess(**options))
+    def starter(kind=MasterProcess, **options):
+        jobs.append(kind(**options))
         return jobs[-1]
 
     yield starter
@@ -334,3 +366,44 @@ def test_two_jobs_do_not_disturb_each_other(start):
     first.stop(now=True)
     assert first.wait() == 130
     assert second.status().phase == "running"
+
+
+def test_training_goes_on_without_a_master_and_the_next_one_takes_up_its_world(start):
+    job = start(LastingMaster).connect()
+    job.world_of(0, 1, 2)
+    before = job.until(lambda s: s.step > 60)
+    job.kill()
+    job.start_again()
+    workers = job.world_of(0, 1, 2)
+    after = job.until(lambda s: s.step > before.step + 100)
+    assert after.world_version == before.world_version
+    assert [w.rank for w in after.workers] == [w.rank for w in before.workers]
+    assert [w.pid for w in after.workers] == [w.pid for w in before.workers]
+    assert [len(job.journal(event)) for event in ("job_started", "master_restarted", "world_formed")] == [1, 1, 1]
+    assert job.journal("change_announced", "world_broken", "worker_left") == []
+    epochs = job.journal("epoch_finished")
+    assert [entry["epoch"] for entry in epochs] == list(range(len(epochs)))
+    means = [sum(range(50 * n + 1, 50 * n + 51)) / 50 for n in range(len(epochs))]
+    assert [entry["loss"] for entry in epochs] == means, "no step was lost, and none counted twice"
+    workers[1].kill()
+    job.world_of(0, 2, 3)
+    assert [(entry["worker"], entry["cause"]) for entry in job.journal("worker_left")] == [(1, "killed")]
+    job.stop()
+    assert job.wait() == 130
+    assert job.leftovers() == []
+
+
+def test_workers_that_finish_without_a_master_wait_to_say_so(start):
+    job = start(LastingMaster, steps=100, workers="2").connect()
+    job.world_of(0, 1)
+    job.kill()
+    end = time.monotonic() + DEADLINE
+    while not all("finished" in job.dir.worker_log(worker_id).read_text() for worker_id in (0, 1)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    job.start_again()
+    assert job.wait() == 0, job.log()
+    status = json.loads(job.dir.status.read_text())
+    assert (status["phase"], status["step"], status["metrics"]) == ("succeeded", "100", {"accuracy": 0.9})
+    assert [entry["worker"] for entry in job.journal("worker_launched")] == [0, 1]
+    assert [entry["cause"] for entry in job.journal("worker_left")] == ["finished", "finished"]
