@@ -25,6 +25,7 @@ from elasticdl.common.manifests.names import MASTER_PORT, Role, selector
 
 _CHUNK = 1 << 16
 JOIN_SECONDS = 5.0
+GOODBYE_SECONDS = 3.0
 
 
 def find_master(cluster: Cluster, job: str) -> Object | None:
@@ -122,7 +123,17 @@ def _pump(here: socket.socket, tunnel: Any) -> None:
                     return
                 ends[source].sendall(data)
     finally:
+        _say_goodbye(there)
         tunnel.close()
+
+
+def _say_goodbye(there: socket.socket) -> None:
+    """Take what still comes: the client's own thread, which writes it, would die with a traceback if nobody did."""
+    with contextlib.suppress(OSError):
+        there.settimeout(GOODBYE_SECONDS)
+        there.shutdown(socket.SHUT_WR)
+        while there.recv(_CHUNK):
+            continue
 
 
 def _quieten(websocket: Any) -> None:
