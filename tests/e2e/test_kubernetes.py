@@ -1,0 +1,101 @@
+"""A job on a real control plane: submitted, followed, looked at and removed with the command line alone."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from tests.cluster.kit import is_running, until
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ["train", "--image", "local/host", "--job_name", "digits", "--model_zoo", str(ROOT / "model_zoo")]
+TRAIN += ["--model_def", "digits.mlp_torch", "--num_workers", "1-2", "--global_batch_size", "64"]
+DEADLINE = 200
+
+
+@pytest.fixture
+def elasticdl(own_cluster, namespace, tmp_path):
+    """Runs a command in the test's namespace."""
+    env = {**os.environ, "KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home")}
+
+    def run(*argv):
+        command = [sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", namespace]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+    return run
+
+
+@pytest.fixture
+def core(own_cluster):
+    return client.CoreV1Api(own_cluster.client())
+
+
+def events(elasticdl, name):
+    return [
+        each
+        for each in map(json.loads, elasticdl("events", "digits", "--json").stdout.splitlines())
+        if each["event"] == name
+    ]
+
+
+def nothing_left(core, namespace):
+    listings = (core.list_namespaced_pod, core.list_namespaced_service, core.list_namespaced_secret)
+    selector = "elasticdl.org/job=digits"
+    return not any(listing(namespace, label_selector=selector).items for listing in listings)
+
+
+def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tmp_path):
+    done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stdout
+    assert "job digits succeeded: 23 steps, epoch 1/1" in done.stdout
+    assert "metrics  accuracy" in done.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 23
+    status = elasticdl("status", "digits")
+    assert status.stdout.startswith("job digits: succeeded: training is complete\n"), status.stderr
+    (finished,) = events(elasticdl, "job_finished")
+    assert (finished["phase"], finished["steps"]) == ("succeeded", 23)
+    assert "master    | " in elasticdl("logs", "digits").stdout
+    assert elasticdl("stop", "digits").stderr == "elasticdl stop: job digits is not running: it has succeeded\n"
+    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
+    assert nothing_left(core, namespace)
+
+
+def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespace):
+    assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
+    deadline = time.monotonic() + DEADLINE
+    while "job digits: running" not in elasticdl("status", "digits").stdout:
+        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
+    (first,) = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
+    core.delete_namespaced_pod(first.metadata.name, namespace, grace_period_seconds=0)
+    until(
+        lambda seen: any(is_running(pod) for name, pod in seen.items() if name != first.metadata.name),
+        "another master",
+        core.list_namespaced_pod,
+        namespace,
+        label_selector="elasticdl.org/role=master",
+    )
+    while not (restarts := events(elasticdl, "master_restarted")):
+        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
+    assert restarts[0]["missing"] == []
+    assert len(events(elasticdl, "job_started")) == 1
+    assert "may now have 1 workers" in elasticdl("scale", "digits", "1").stdout
+    assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
+    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
+    assert nothing_left(core, namespace)
+
+
+def test_an_image_that_cannot_be_pulled(elasticdl, core, namespace):
+    done = elasticdl("train", "--image", "missing/image", "--job_name", "digits", "--model_def", "digits.mlp_torch")
+    line = 'job digits: the image can\'t be pulled: Back-off pulling image "missing/image"; nothing of the job was left'
+    assert done.returncode == 2
+    assert done.stderr == f"elasticdl train: {line} behind\n"
+    assert nothing_left(core, namespace)

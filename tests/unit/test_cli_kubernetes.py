@@ -1,0 +1,154 @@
+"""What a job on a cluster is made of, and what is said of a master that does not run: all of it pure."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+
+from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.plight import Plight, plight_of
+from elasticdl.cli.kubernetes.submit import make_parts
+from elasticdl.cli.main import main
+from elasticdl.common.credentials import Role
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def parts(**options):
+    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
+    return make_parts(spec, "lab", NOW)
+
+
+def test_the_master_may_do_what_it_needs_and_nothing_else():
+    assert {(rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in objects.rules("j")} == {
+        ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
+        ("events",): ["list", "watch"],
+        ("configmaps", "j-state"): ["get", "patch"],
+        ("jobs", "j-master"): ["get", "patch"],
+    }
+
+
+def test_only_the_masters_pod_can_speak_to_the_cluster():
+    made = parts()
+    assert made.master["spec"]["serviceAccountName"] == "digits-master"
+    assert made.master["spec"]["automountServiceAccountToken"] is True
+    assert made.worker["spec"]["automountServiceAccountToken"] is False
+
+
+def test_an_account_of_the_users_is_used_as_it_is():
+    made = parts(service_account="me")
+    kinds = {manifest["kind"] for manifest in objects.companions(made)}
+    assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
+    assert made.master["spec"]["serviceAccountName"] == "me"
+
+
+def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
+    made = parts()
+    secrets = {each["metadata"]["name"] for each in objects.companions(made) if each["kind"] == "Secret"}
+    assert secrets == {f"digits-{role}-tls" for role in Role}
+    for pod, role in ((made.master, "master"), (made.worker, "worker")):
+        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert mounted == [f"digits-{role}-tls"]
+
+
+def test_the_users_module_adapts_pods_and_service_but_not_the_labels(tmp_path):
+    module = tmp_path / "site.py"
+    module.write_text(
+        "class Site:\n"
+        "    def with_pod(self, pod):\n"
+        "        pod.spec.node_selector = {'zone': 'a'}\n"
+        "        pod.metadata.labels = {'team': 'x'}\n"
+        "        return pod\n"
+        "    def with_service(self, service):\n"
+        "        service.metadata.annotations = {'mesh': 'off'}\n"
+        "        return service\n"
+        "cluster = Site()\n"
+    )
+    made = parts(cluster_spec=str(module))
+    for pod in (made.master, made.worker):
+        assert pod["spec"]["nodeSelector"] == {"zone": "a"}
+        assert pod["metadata"]["labels"].items() >= {"team": "x", "elasticdl.org/job": "digits"}.items()
+    assert made.service["metadata"]["annotations"] == {"mesh": "off"}
+    assert made.worker["spec"]["containers"][0]["env"] == parts().worker["spec"]["containers"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x = 1", "must define `cluster`, an object with with_pod and with_service"),
+        ("1/0", "raised ZeroDivisionError: division by zero"),
+        ("class C:\n    def with_pod(self, pod): pass\ncluster = C()", ": with_pod must return the V1Pod, not None"),
+    ],
+)
+def test_a_module_that_is_wrong_is_told_in_one_line(tmp_path, text, line):
+    module = tmp_path / "site.py"
+    module.write_text(text)
+    with pytest.raises(UserError) as caught:
+        parts(cluster_spec=str(module))
+    assert str(caught.value).startswith(f"--cluster_spec {module}")
+    assert line in str(caught.value)
+
+
+def pod(state=None, **status):
+    status = {"containerStatuses": [{"state": state}], **status} if state else status
+    return {"metadata": {"name": "m"}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("seen", "plight"),
+    [
+        (None, Plight("its master's pod is not there yet")),
+        (
+            pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}),
+            Plight("the image can't be pulled: no such"),
+        ),
+        (pod({"waiting": {"reason": "ImagePullBackOff"}}), Plight("the image can't be pulled: ImagePullBackOff", True)),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), Plight("its master is starting")),
+        (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), Plight("its master ended with exit code 1: b")),
+        (
+            pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]),
+            Plight("its master has no place yet: 0/2 nodes"),
+        ),
+        (pod(phase="Failed", reason="Evicted"), Plight("its master ended: Evicted")),
+    ],
+)
+def test_what_is_the_matter_with_a_master(seen, plight):
+    assert plight_of(seen) == plight
+
+
+def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_read(tmp_path, capsys):
+    file = tmp_path / "job.yaml"
+    file.write_text("old")
+    file.chmod(0o644)
+    argv = ["train", "--image", "i", "--model_def", "m", "--job_name", "digits", "--namespace", "lab"]
+    assert main([*argv, "--yaml", str(file)]) == 0
+    assert capsys.readouterr().out.startswith(f"job digits written to {file}, with its secret keys: ")
+    assert file.stat().st_mode & 0o777 == 0o600
+    manifests = list(yaml.safe_load_all(file.read_text()))
+    assert (manifests[-1]["kind"], manifests[-1]["spec"]["parallelism"]) == ("Job", 1)
+    assert {each["metadata"]["namespace"] for each in manifests} == {"lab"}
+    (spec,) = [each for each in manifests if each["metadata"]["name"] == "digits-spec"]
+    assert JobSpec.from_json(spec["data"]["job.json"]).model_def == "m"
+    assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
+
+
+@pytest.mark.parametrize("flag", [["--yaml", "x"], ["--dry_run"], ["--detach"]])
+def test_what_is_for_a_cluster_is_refused_without_an_image(flag, capsys):
+    assert main(["train", "--model_def", "m", *flag]) == 2
+    line = f"{flag[0]} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
+    assert capsys.readouterr().err == f"elasticdl train: {line}\n"
+
+
+def test_without_the_package_it_is_said_how_to_get_it():
+    code = (
+        "import sys; sys.modules['kubernetes'] = None; from elasticdl.cli.main import main; "
+        "sys.exit(main(['status', 'x', '--namespace', 'y']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = 'elasticdl status: jobs on a cluster need the package kubernetes: pip install "elasticdl[kubernetes]"\n'
+    assert (done.returncode, done.stderr) == (2, said)
