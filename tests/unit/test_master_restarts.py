@@ -177,6 +177,18 @@ def test_the_account_of_crashes_goes_on():
     assert cluster.end.reason == "3 workers in a row failed at the start, last worker 2: crashed"
 
 
+def test_it_is_said_when_the_state_was_lost_with_the_master():
+    cluster = train(1, 1)
+    step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
+    cluster.post(e.ProgressReported(0, (step,), 100, 2))
+    cluster.die()
+    cluster.exit(0, e.ExitCause.KILLED)
+    cluster.rise()
+    cluster.live(5)
+    (warning,) = [r.fields["message"] for r in of(i.Record, cluster) if r.event == "warning"]
+    assert "held the state after step 7" in warning
+
+
 # ---- any history ----
 
 FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "away", "break", "repeat", "scale", "die", "rise", "wait"]
@@ -229,6 +241,23 @@ def test_training_that_was_complete_stays_complete(deaths, last_step, own_progra
     assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
     assert cluster.launched == {0, 1, 2, 3}
     assert len(cluster.worlds) == 1
+
+
+def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
+    cluster = train(2, 2, last_step=6)
+    cluster.die()
+    cluster.live(4)
+    cluster.workers[1].away = 4
+    cluster.rise()
+    cluster.live(1)
+    assert "waits for workers" in cluster.job.view().reason
+    assert 0 not in cluster.workers, "its last word was taken, so it has ended"
+    cluster.die()
+    assert cluster.saved.fleet.finished == (0,)
+    cluster.rise()
+    cluster.live(10)
+    assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
+    assert cluster.launched == {0, 1}
 
 
 @settings(max_examples=40, deadline=None)
