@@ -9,7 +9,7 @@ from elasticdl.cli.jobs import find_job
 from elasticdl.cli.local_job import LocalJob
 from elasticdl.cli.on_cluster import find_if_configured, find_on_cluster
 from elasticdl.cli.parser import Parser
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 
 JOB_HELP = "name of the job; may be left out if only one runs"
 
@@ -45,5 +45,5 @@ def find(given: argparse.Namespace) -> JobHandle:
 def _find_elsewhere(name: str, not_here: str) -> JobHandle | None:
     try:
         return find_if_configured(name)
-    except UnreachableError as error:
+    except ElasticDLError as error:
         raise UserError(f"{not_here}; {error}") from None

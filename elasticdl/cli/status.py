@@ -15,7 +15,7 @@ from elasticdl.cli.on_cluster import list_on_cluster
 from elasticdl.cli.panel import render
 from elasticdl.cli.parser import Parser
 from elasticdl.cli.text import count_of, duration, is_over, members, metrics_text, progress_line, wanted_workers
-from elasticdl.common.errors import UnreachableError
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.jobdir import list_jobs
 
 
@@ -48,7 +48,7 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
 def row(job: JobHandle) -> tuple[str, ...]:
     try:
         status = job.status()
-    except UnreachableError as error:
+    except ElasticDLError as error:
         return job.name, "unreachable", "", "", "", str(error)
     workers = (
         f"{len(members(status))} of {wanted_workers(status)}" if status.max_workers and not is_over(status) else ""

@@ -137,9 +137,9 @@ class Master:
                 status = self.job_dir.status.read_text()
             except UserError as error:
                 failed = pb.JobStatus(job_name=self.spec.job_name, phase=str(Phase.FAILED), reason=str(error))
-                await self._conclude(job, state, json_format.MessageToJson(failed), again=False)
+                await self._conclude(job, state, json_format.MessageToJson(failed), Phase.FAILED)
                 raise
-            await self._conclude(job, state, status, again=end.phase is Phase.SUCCEEDED)
+            await self._conclude(job, state, status, end.phase)
         return EXIT_CODES[end.phase]
 
     async def _serve(
@@ -189,8 +189,8 @@ class Master:
         pods = WorkerPods(job, namespace, owner, self.template, workers.maximum, priority)
         return KubernetesLauncher(cluster, pods, report, Patience(), random.Random())
 
-    async def _conclude(self, job: api.OfficialJob, state: ClusterState, status: str, *, again: bool) -> None:
-        """Write down how the job has ended; ``again``: the Job needs no telling that it is over."""
+    async def _conclude(self, job: api.OfficialJob, state: ClusterState, status: str, phase: Phase) -> None:
+        """Write down how the job has ended; unless it succeeded, have the Job start no other master."""
         deadline, backoff = asyncio.get_running_loop().time() + PATIENCE, Backoff(random.Random())
         while True:
             try:
@@ -201,7 +201,7 @@ class Master:
                 if asyncio.get_running_loop().time() + delay > deadline:
                     raise UnreachableError(f"can't write down how the job has ended: {error}") from error
             await asyncio.sleep(delay)
-        if not again:
+        if phase is not Phase.SUCCEEDED:
             await insist(lambda: job.patch_job({"spec": {"backoffLimit": 0}}), "end the job")
 
 

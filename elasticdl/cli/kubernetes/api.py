@@ -229,7 +229,7 @@ def _kubeconfig() -> str | None:
 
 
 def _in_a_pod() -> bool:
-    return (_ACCOUNT / "token").exists()
+    return _kubeconfig() is None and (_ACCOUNT / "token").exists()
 
 
 def _message(error: client.ApiException) -> str:

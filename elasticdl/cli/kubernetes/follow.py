@@ -141,9 +141,9 @@ def _see_off(job: ClusterJob, signals: SignalLog) -> None:
     while signals.first is None and time.monotonic() < deadline:
         try:
             job.wait_until_over(POLL)
+            return
         except UnreachableError:
-            continue
-        return
+            time.sleep(POLL)
 
 
 def _report(job: ClusterJob, spec: JobSpec) -> int:

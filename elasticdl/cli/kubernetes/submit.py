@@ -90,13 +90,21 @@ class Submission:
             UserError: the cluster refuses something.
             UnreachableError: it does not answer any more.
         """
-        with self._undone_on_failure() as made:
-            job = self._make(objects.make_job(self.parts, parallelism=0))
-            made.append(job)
+        with self._undone_on_failure() as begun:
+            job = self._make_one(objects.make_job(self.parts, parallelism=0), begun)
             for manifest in objects.companions(self.parts):
-                made.append(self._make(objects.owned(manifest, job)))
+                self._make_one(objects.owned(manifest, job), begun)
             self._await_account()
             self.cluster.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+
+    def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
+        """If the answer is lost it may have been made, under a name that was free a moment before."""
+        begun.append(manifest)
+        try:
+            return self._make(manifest)
+        except NotDoneError:
+            begun.pop()
+            raise
 
     def _make(self, manifest: Manifest, *, dry_run: bool = False) -> Object:
         try:
@@ -160,12 +168,12 @@ class Submission:
             time.sleep(_RETRY_SECONDS)
 
     @contextmanager
-    def _undone_on_failure(self) -> Iterator[list[Object]]:
-        made: list[Object] = []
+    def _undone_on_failure(self) -> Iterator[list[Manifest]]:
+        begun: list[Manifest] = []
         try:
-            yield made
+            yield begun
         except BaseException:
-            for manifest in reversed(made):
+            for manifest in reversed(begun):
                 try:
                     self.cluster.delete(manifest["kind"], manifest["metadata"]["name"])
                 except ElasticDLError as error:
