@@ -68,6 +68,9 @@ class SimulatedLauncher:
         elif worker_id >= self._room.workers:
             self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place"))
 
+    async def detach(self) -> None:
+        await self.close()
+
     async def close(self) -> None:
         if self._server:
             self._server.close()

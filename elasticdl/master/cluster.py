@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +30,25 @@ from elasticdl.common import environment as variables
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.jobdir import JobDir
-from elasticdl.common.manifests.names import MASTER_PORT
+from elasticdl.common.journal import read_journal
+from elasticdl.common.manifests.names import MASTER_PORT, METRICS_PORT
 from elasticdl.common.manifests.worker import TEMPLATE_FILE
 from elasticdl.common.quantities import parse_priority
 from elasticdl.common.spec import JobSpec
 from elasticdl.master import events as e
 from elasticdl.master.access import TlsAccess
+from elasticdl.master.boards import Board
 from elasticdl.master.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes import api
+from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.backoff import Backoff
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
 from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark
 from elasticdl.master.main import EXIT_CODES, EXIT_USER_ERROR, read_spec
+from elasticdl.master.metrics_server import MetricsServer
+from elasticdl.master.prometheus import Prometheus
 from elasticdl.master.serve import Site, serve
 from elasticdl.master.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -51,6 +56,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 EXIT_LEFT = 143
 # For the cluster to answer at the beginning, and to take the last word at the end.
 PATIENCE = 120.0
+STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
 
@@ -146,6 +152,8 @@ class Master:
         self, job: api.OfficialJob, client: Any, state: ClusterState, relieved: asyncio.Future[str]
     ) -> EndJob:
         owner = (await insist(job.read_job, "read the job"))["metadata"]
+        about = {"apiVersion": "batch/v1", "kind": "Job", "namespace": self.pod.namespace}
+        announcer = Announcer(job, {**about, "name": owner["name"], "uid": owner["uid"]})
         launchers: list[KubernetesLauncher] = []
 
         def make_launcher(report: Report) -> KubernetesLauncher:
@@ -157,8 +165,17 @@ class Master:
             async with state.keeping_journal():
                 yield
 
-        site = Site(self._server(), make_launcher, state, attend)
-        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, site))
+        def make_boards(status: Callable[[], pb.JobStatus]) -> list[Board]:
+            return [announcer, *self._metrics(status)]
+
+        site = Site(self._server(), make_launcher, state, attend, make_boards)
+        async with announcer.announcing():
+            return await self._unless_relieved(serve(self.spec, self.job_dir, site), launchers, relieved)
+
+    async def _unless_relieved(
+        self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
+    ) -> EndJob:
+        serving = asyncio.ensure_future(work)
         awaited: set[asyncio.Future[Any]] = {serving, relieved}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -177,6 +194,23 @@ class Master:
         if not any(reached):
             _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
         return server
+
+    def _metrics(self, status: Callable[[], pb.JobStatus]) -> list[Board]:
+        """A job that nobody can collect metrics of goes on without."""
+        loop, journal = asyncio.get_running_loop(), self.job_dir.journal
+
+        async def answer() -> pb.JobStatus:
+            return status()
+
+        def ask() -> pb.JobStatus:
+            return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
+
+        metrics = Prometheus(ask, read_journal(journal) if journal.exists() else ())
+        try:
+            return [metrics, MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics.exposition)]
+        except OSError as error:
+            _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
+            return []
 
     def _launcher(self, client: Any, owner: Owner, report: Report) -> KubernetesLauncher:
         job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers

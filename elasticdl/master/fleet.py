@@ -30,6 +30,7 @@ from elasticdl.master.memory import NO_FLEET, FleetMemory, WorkerMemory
 from elasticdl.master.workers import LIVE, Worker, WorkerState
 
 # A launcher that was told to kill may see the worker deleted: that is no news, but these always are.
+REPLACEMENT = "in place of one that left: "  # so begins why a worker was launched that is not a further one
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 _CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
 
@@ -254,7 +255,7 @@ class Fleet:
 
     def _launch(self) -> list[Instruction]:
         worker_id, self._next_id = self._next_id, self._next_id + 1
-        reason = f"in place of one that left: {self._left.pop(0)}" if self._left else "asked for"
+        reason = f"{REPLACEMENT}{self._left.pop(0)}" if self._left else "asked for"
         self.workers[worker_id] = Worker(worker_id, reason)
         return [
             LaunchWorker(worker_id, reason),

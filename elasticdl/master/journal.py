@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing."""
+    """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing.
 
-    def __init__(self, path: Path) -> None:
+    ``recorded`` is told of each.
+    """
+
+    def __init__(
+        self, path: Path, recorded: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
+    ) -> None:
         self._path = path
+        self._recorded = recorded
         self._file = path.open("a")
         self._followers: set[asyncio.Queue[str | None]] = set()
         self._failed = False
@@ -36,6 +42,7 @@ class Journal:
             self._failed = True
         for queue in self._followers:
             queue.put_nowait(line)
+        self._recorded(event, fields)
 
     async def entries(self, *, follow: bool) -> AsyncIterator[str]:
         """The lines so far and, when following, those to come until the journal is closed."""

@@ -9,12 +9,12 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from elasticdl.master import events as e
+from elasticdl.master.boards import PAUSE_PARTS, Board
 
 _log = logging.getLogger(__name__)
-PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "total")
 
 
-class TensorBoard:
+class TensorBoard(Board):
     """Writes what workers report. A folder that can't be written is reported once and stops nothing."""
 
     def __init__(self, folder: str) -> None:

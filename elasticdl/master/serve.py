@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from google.protobuf import json_format
 
 from elasticdl.common.jobdir import JobDir, write_aside
 from elasticdl.common.spec import JobSpec
 from elasticdl.master import events as e
+from elasticdl.master.boards import Board, Boards
 from elasticdl.master.convert import to_status
 from elasticdl.master.instructions import EndJob
 from elasticdl.master.job import Job
@@ -45,26 +45,8 @@ class Site:
     make_launcher: Callable[[Report], Launcher]
     store: MemoryStore
     attend: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
-
-
-class Board(Protocol):
-    """What takes scalars."""
-
-    def observe(self, event: e.Event) -> None: ...
-
-    def world_formed(self, size: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _NoBoard:
-    """For a job without TensorBoard."""
-
-    def observe(self, event: e.Event) -> None: ...
-
-    def world_formed(self, size: int) -> None: ...
-
-    def close(self) -> None: ...
+    # Boards of the place; what they are given makes the status, on the event loop only.
+    make_boards: Callable[[Callable[[], pb.JobStatus]], Sequence[Board]] = lambda status: ()
 
 
 async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
@@ -87,7 +69,8 @@ async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
     def status() -> pb.JobStatus:
         return to_status(job_dir.name, job.view(), training, time.monotonic())
 
-    journal, feed, board = Journal(job_dir.journal), StatusFeed(status), _tensorboard(spec)
+    board = Boards([*_tensorboard(spec), *site.make_boards(status)])
+    journal, feed = Journal(job_dir.journal, board.recorded), StatusFeed(status)
     launcher = site.make_launcher(mailbox.post)
     keeper = Keeper(site.store, recall, time.monotonic)
     ports = Ports(launcher, sessions, relay, journal, keeper, board.world_formed)
@@ -101,23 +84,23 @@ async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
         async with site.attend(mailbox.post):
             end = await loop.run(mailbox)
             await launcher.close()
-        board.close()
         _write_books(spec, job_dir, journal, end, training)
         write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
-        await launcher.close()
+        await launcher.detach()  # only a decided end takes the workers along
+        board.close()
         feed.end()
         journal.close()
         await site.server.close()
 
 
-def _tensorboard(spec: JobSpec) -> Board:
+def _tensorboard(spec: JobSpec) -> list[Board]:
     if not spec.tensorboard_log_dir:
-        return _NoBoard()
+        return []
     from elasticdl.master.metrics import TensorBoard  # takes seconds to import
 
-    return TensorBoard(spec.tensorboard_log_dir)
+    return [TensorBoard(spec.tensorboard_log_dir)]
 
 
 def _write_books(spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training) -> None:

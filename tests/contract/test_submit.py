@@ -57,6 +57,7 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
         ("ConfigMap", "digits-spec"),
         ("ConfigMap", "digits-state"),
         ("NetworkPolicy", "digits"),
+        ("NetworkPolicy", "digits.metrics"),
     }
     uid = place.read("Job", "digits-master")["metadata"]["uid"]
     for kind in set(KINDS) - {"Job"}:
@@ -207,7 +208,7 @@ def test_the_masters_account_can_do_what_its_role_says_and_nothing_else(place, c
     )
     for group, resource in (*resources, ("", "serviceaccounts"), ("rbac.authorization.k8s.io", "roles")):
         allowed = {verb for verb in verbs if may(verb, resource, "other", group)}
-        expected = {"pods": set(verbs) - {"patch", "update"}, "events": {"list", "watch"}}
+        expected = {"pods": set(verbs) - {"patch", "update"}, "events": {"create", "list", "watch"}}
         assert allowed == expected.get(resource, set()), resource
     for group, resource, name in (("", "configmaps", "digits-state"), ("batch", "jobs", "digits-master")):
         assert {verb for verb in verbs if may(verb, resource, name, group)} == {"get", "patch"}

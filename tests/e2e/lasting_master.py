@@ -83,6 +83,9 @@ class LastingLauncher:
     def kill(self, worker_id):
         self._signal(worker_id, signal.SIGKILL)
 
+    async def detach(self):
+        await self.close()
+
     async def close(self):
         for worker_id in list(self._pids):
             self.kill(worker_id)

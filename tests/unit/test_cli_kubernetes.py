@@ -27,7 +27,7 @@ def parts(**options):
 def test_the_master_may_do_what_it_needs_and_nothing_else():
     assert {(rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in objects.rules("j")} == {
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
-        ("events",): ["list", "watch"],
+        ("events",): ["create", "list", "watch"],
         ("configmaps", "j-state"): ["get", "patch"],
         ("jobs", "j-master"): ["get", "patch"],
     }

@@ -76,7 +76,10 @@ def make_service(spec: JobSpec) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)},
-            "ports": [{"name": "grpc", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT}],
+            "ports": [
+                {"name": "grpc", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT},
+                {"name": "metrics", "port": names.METRICS_PORT, "targetPort": names.METRICS_PORT},
+            ],
         },
     }
 
@@ -96,7 +99,7 @@ def companions(parts: Parts) -> list[Manifest]:
     """Everything but the Job, in the order in which it is to be made."""
     made = [] if parts.spec.service_account else _account(parts)
     made += [_secret(parts, role, files) for role, files in parts.certificates.items()]
-    made += [_specification(parts), _state(parts), _network_policy(parts)]
+    made += [_specification(parts), _state(parts), _network_policy(parts), _metrics_policy(parts)]
     service = parts.service
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
 
@@ -124,7 +127,7 @@ def rules(job: str) -> list[Manifest]:
     """What the master may do, and nothing else; worker pods have no names that are known beforehand."""
     return [
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
-        _rule("", "events", ["list", "watch"]),
+        _rule("", "events", ["create", "list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
@@ -164,10 +167,20 @@ def _state(parts: Parts) -> Manifest:
 
 
 def _network_policy(parts: Parts) -> Manifest:
-    """Only the job's own pods come in. A port-forward comes from the pod's node, which no policy keeps out."""
+    """Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps out."""
     job = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name}}
     spec = {"podSelector": job, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": job}]}]}
     return {**_head(parts, "NetworkPolicy", parts.spec.job_name, "networking.k8s.io/v1"), "spec": spec}
+
+
+def _metrics_policy(parts: Parts) -> Manifest:
+    """Metrics are collected from other namespaces, nobody knows which; the certificate decides who gets them."""
+    master = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name, names.ROLE_LABEL: str(Role.MASTER)}}
+    port = {"protocol": "TCP", "port": names.METRICS_PORT}
+    ingress = [{"from": [{"namespaceSelector": {}}], "ports": [port]}]
+    spec = {"podSelector": master, "policyTypes": ["Ingress"], "ingress": ingress}
+    name = names.metrics_policy_name(parts.spec.job_name)
+    return {**_head(parts, "NetworkPolicy", name, "networking.k8s.io/v1"), "spec": spec}
 
 
 def _head(parts: Parts, kind: str, name: str, version: str = "v1") -> Manifest:

@@ -14,6 +14,7 @@ PLACE_LABEL = "elasticdl.org/place"
 ELASTIC_LABEL = "elastic"
 CONTAINER = "elasticdl"  # in every pod of a job, so that one template fits all
 MASTER_PORT = 50001
+METRICS_PORT = 50002
 
 
 def labels(job: str, role: Role) -> dict[str, str]:
@@ -35,6 +36,11 @@ def worker_name(job: str, worker_id: int) -> str:
 
 def tls_name(job: str, role: Role) -> str:
     return f"{job}-{role}-tls"
+
+
+def metrics_policy_name(job: str) -> str:
+    """With a dot, which no job's name has: that of another job's policy it can't be."""
+    return f"{job}.metrics"
 
 
 def spec_name(job: str) -> str:

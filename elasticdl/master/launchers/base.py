@@ -15,7 +15,7 @@ class Launcher(Protocol):
 
     For each worker launched: `WorkerPending` while there is no place (again when the reason changes), `WorkerPlaced`
     once it runs, and in the end exactly one `WorkerExited`, after its process is gone and its place is free again.
-    Every failure is reported that way, none is raised. No method waits for a worker except `close`.
+    Every failure is reported that way, none is raised. No method waits for a worker except `close` and `detach`.
     """
 
     async def find(self) -> Sequence[FoundWorker]:
@@ -39,3 +39,9 @@ class Launcher(Protocol):
 
     async def close(self) -> None:
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
+
+    async def detach(self) -> None:
+        """This master ends and has not decided that the job does: let workers be that another master could take over.
+
+        Where there will be no other, it is `close`. Nothing is left to do after `close`.
+        """

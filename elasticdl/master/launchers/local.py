@@ -82,6 +82,9 @@ class LocalLauncher:
         elif worker_id in self._known:
             self._condemned.add(worker_id)
 
+    async def detach(self) -> None:
+        await self.close()
+
     async def close(self) -> None:
         self._closed = True
         if self._retry:

@@ -6,6 +6,8 @@
     watch     list and watch, through everything that may interrupt it; a thread
     api       the few requests that are made, and their failures; the only module that knows the official client
     launcher  the port
+    notices   pure: what is worth an event on the Job, and how few there may be
+    announcer tells them
 
 Whether a cluster has more than this to say, the rest of the master does not know: nothing else imports the client.
 """

@@ -136,7 +136,7 @@ class OfficialPods:
 
 
 class OfficialJob:
-    """The master's own Job, and the ConfigMap of its state."""
+    """The master's own Job, the events about it, and the ConfigMap of its state."""
 
     def __init__(self, api: client.ApiClient, job: str, namespace: str) -> None:
         self._batch = client.BatchV1Api(api)
@@ -150,6 +150,9 @@ class OfficialJob:
     def patch_job(self, change: Manifest) -> Manifest:
         name = master_name(self._job)
         return _answer(self._batch.patch_namespaced_job, name, self._namespace, change, _content_type=_MERGE)
+
+    def create_event(self, manifest: Manifest) -> Manifest:
+        return _answer(self._core.create_namespaced_event, self._namespace, manifest)
 
     def read_state(self) -> Manifest:
         return _answer(self._core.read_namespaced_config_map, state_name(self._job), self._namespace)

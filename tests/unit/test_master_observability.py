@@ -1,0 +1,300 @@
+"""What others see of a job: metrics, who may have them, and the events on its Job."""
+
+import asyncio
+import json
+import re
+import socket
+import ssl
+from datetime import UTC, datetime
+from http.client import HTTPSConnection
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.submit import make_parts
+from elasticdl.common.certificates import issue
+from elasticdl.common.credentials import Role, TlsFolder
+from elasticdl.common.manifests import names
+from elasticdl.common.spec import JobSpec
+from elasticdl.master.journal import Journal
+from elasticdl.master.launchers.kubernetes.announcer import Announcer
+from elasticdl.master.launchers.kubernetes.api import ApiFailure
+from elasticdl.master.launchers.kubernetes.notices import BURST, SECONDS_EACH, Digest, Notice, make_event, notice_of
+from elasticdl.master.metrics_server import CONNECTIONS, MetricsServer
+from elasticdl.master.prometheus import Prometheus
+from elasticdl.proto import elasticdl_pb2 as pb
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"
+STATUS = pb.JobStatus(
+    phase="running", min_workers=2, max_workers=4, step=7, samples=224, samples_per_second=31.5,
+    workers=[
+        pb.WorkerStatus(worker_id=0, state="member", rank=1),
+        pb.WorkerStatus(worker_id=2, state="member", rank=0),
+        pb.WorkerStatus(worker_id=3, state="pending", rank=-1),
+    ],
+)  # fmt: skip
+HISTORY = (
+    ("worker_launched", {"worker": 0, "reason": "asked for"}),
+    ("worker_launched", {"worker": 2, "reason": "in place of one that left: worker 1 was preempted"}),
+    ("worker_left", {"worker": 1, "cause": "preempted", "reason": "was preempted", "code": 137}),
+    ("world_formed", {"world": 2, "members": [2, 0], "step": 5, "reason": "worker 1 was preempted"}),
+    ("pause", {"kind": "failure", "notice": 0.0, "drain": 0.1, "rendezvous": 0.2, "init": 0.3, "sync": 0.1,
+               "first_step": 0.2, "total": 0.9, "worker": 0}),
+    ("master_restarted", {"world": 2, "members": [2, 0], "missing": [], "seconds": 0.5}),
+)  # fmt: skip
+
+
+def collected(metrics):
+    lines = [line for line in metrics.exposition().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def with_history():
+    metrics = Prometheus(lambda: STATUS)
+    for event, fields in HISTORY:
+        metrics.recorded(event, fields)
+    return metrics
+
+
+def test_what_is_so_at_the_moment_is_that_of_the_status():
+    found = collected(Prometheus(lambda: STATUS))
+    assert found['elasticdl_job_phase{phase="running"}'] == 1
+    assert found['elasticdl_job_phase{phase="waiting"}'] == 0
+    assert found['elasticdl_workers{state="member"}'] == found["elasticdl_world_size"] == 2
+    assert found['elasticdl_workers{state="pending"}'] == 1
+    assert (found["elasticdl_workers_wanted_min"], found["elasticdl_workers_wanted_max"]) == (2, 4)
+    assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (7, 224)
+    assert found["elasticdl_samples_per_second"] == 31.5
+
+
+def test_what_has_happened_is_counted():
+    found = collected(with_history())
+    assert found["elasticdl_workers_launched_total"] == 2
+    assert found["elasticdl_worker_restarts_total"] == 1
+    assert found['elasticdl_workers_left_total{cause="preempted"}'] == 1
+    assert found["elasticdl_worlds_formed_total"] == 1
+    assert found["elasticdl_master_restarts_total"] == 1
+    assert found['elasticdl_pause_seconds_sum{kind="failure",phase="total"}'] == 0.9
+    assert found['elasticdl_pause_seconds_count{kind="failure",phase="rendezvous"}'] == 1
+
+
+def test_another_master_counts_on_and_jobs_share_nothing():
+    past = [{"time": 1.0, "event": event, **fields} for event, fields in HISTORY]
+    again, other = Prometheus(lambda: STATUS, past), Prometheus(lambda: STATUS)
+    again.recorded(*HISTORY[1])
+    assert collected(again)["elasticdl_worker_restarts_total"] == 2
+    assert collected(other)["elasticdl_worker_restarts_total"] == 0
+
+
+def test_every_entry_of_the_journal_is_told(tmp_path):
+    told = []
+    journal = Journal(tmp_path / "journal.jsonl", lambda event, fields: told.append((event, fields)))
+    journal.append("exported", {"path": "x"})
+    journal.close()
+    assert told == [("exported", {"path": "x"})]
+
+
+def test_the_dashboard_asks_for_what_there_is_only():
+    there = {name.partition("{")[0] for name in collected(with_history())}
+    panels = json.loads((DOCS / "grafana_dashboard.json").read_text())["panels"]
+    asked = {
+        name for panel in panels for each in panel["targets"] for name in re.findall(r"elasticdl_\w+", each["expr"])
+    }
+    assert len(asked) > 8
+    assert asked - {"elasticdl_org_job"} <= there
+
+
+def test_the_service_monitor_finds_the_service_of_a_job():
+    monitor = yaml.safe_load((DOCS / "servicemonitor.yaml").read_text())["spec"]
+    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
+    service = objects.make_service(spec)
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["tlsConfig"]["serverName"] == "master.digits.elasticdl"
+    assert endpoint["tlsConfig"]["keySecret"]["name"] == names.tls_name("digits", Role.METRICS)
+
+
+def test_metrics_alone_are_let_in_from_elsewhere_and_to_the_master_only():
+    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
+    made = objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
+    policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
+    assert policies.keys() == {"digits", "digits.metrics"}
+    assert policies["digits.metrics"]["podSelector"]["matchLabels"][names.ROLE_LABEL] == "master"
+    (rule,) = policies["digits.metrics"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": names.METRICS_PORT}]
+    assert policies["digits"]["ingress"] == [{"from": [{"podSelector": policies["digits"]["podSelector"]}]}]
+
+
+# ---- who may have them ----
+
+
+@pytest.fixture
+def papers(tmp_path):
+    folders = {}
+    for job in ("digits", "other"):
+        for role, files in issue(job, datetime.now(UTC)).items():
+            folders[job, role] = TlsFolder(tmp_path / job / role)
+            files.write(folders[job, role].path)
+    return folders
+
+
+@pytest.fixture
+def server(papers):
+    opened = MetricsServer(("127.0.0.1", 0), papers["digits", Role.MASTER], lambda: b"elasticdl_world_size 2.0\n")
+    yield opened
+    opened.close()
+
+
+def get(server, ca, own=None, path="/metrics"):
+    context = ssl.create_default_context(cafile=ca.ca)
+    context.check_hostname = False
+    if own:
+        context.load_cert_chain(own.certificate, own.key)
+    connection = HTTPSConnection("127.0.0.1", server.port, timeout=10, context=context)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("role", [Role.METRICS, Role.OWNER])
+def test_the_collector_and_the_owner_get_metrics(server, papers, role):
+    own = papers["digits", role]
+    assert get(server, own, own) == (200, b"elasticdl_world_size 2.0\n")
+    assert get(server, own, own, "/")[0] == 404
+
+
+def test_a_worker_does_not(server, papers):
+    own = papers["digits", Role.WORKER]
+    assert get(server, own, own)[0] == 403
+
+
+@pytest.mark.parametrize("own", [None, ("other", Role.METRICS), ("digits", Role.MASTER)])
+def test_strangers_do_not_even_get_an_answer(server, papers, own):
+    with pytest.raises(OSError):  # noqa: PT011 - reset, closed or an alert of TLS, as it happens
+        get(server, papers["digits", Role.METRICS], papers[own] if own else None)
+
+
+def test_who_says_nothing_keeps_nobody_waiting(server, papers):
+    own = papers["digits", Role.METRICS]
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS - 1)]
+    assert get(server, own, own)[0] == 200
+    for each in silent:
+        each.close()
+
+
+def test_a_master_that_does_not_answer_is_said_to(papers):
+    def late():
+        raise TimeoutError
+
+    opened = MetricsServer(("127.0.0.1", 0), papers["digits", Role.MASTER], late)
+    try:
+        assert get(opened, papers["digits", Role.METRICS], papers["digits", Role.METRICS])[0] == 503
+    finally:
+        opened.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", opened.port))
+
+
+# ---- events on the Job ----
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "reason", "warning"),
+    [
+        ("job_started", {"job": "j", "workers": "2-4"}, "JobStarted", False),
+        ("world_formed", HISTORY[3][1], "WorldFormed", False),
+        ("worker_left", HISTORY[2][1], "WorkerPreempted", True),
+        ("worker_left", {"worker": 1, "cause": "out_of_memory", "reason": "x"}, "WorkerOutOfMemory", True),
+        ("worker_left", {"worker": 1, "cause": "node_lost", "reason": "x"}, "WorkerNodeLost", True),
+        ("phase", {"phase": "waiting", "reason": "1 of 2 workers"}, "WaitingForWorkers", True),
+        ("master_restarted", {"world": 3, "missing": [1]}, "MasterRestarted", False),
+        ("job_finished", {"phase": "failed", "reason": "x"}, "JobFailed", True),
+        ("job_finished", {"phase": "succeeded", "reason": ""}, "JobSucceeded", False),
+    ],
+)
+def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
+    notice = notice_of(event, fields, 5.0)
+    assert (notice.reason, notice.warning) == (reason, warning)
+    assert notice.message
+
+
+@pytest.mark.parametrize(
+    ("event", "fields"),
+    [
+        ("worker_left", {"worker": 1, "cause": "finished", "reason": "x"}),
+        ("worker_left", {"worker": 1, "cause": ["a worker", "made", "it", "up"], "reason": "x"}),
+        ("world_formed", {"world": 1, "members": 7, "reason": "x"}),
+        ("phase", {"phase": "running", "reason": ""}),
+        ("checkpoint", {"step": 1}),
+    ],
+)
+def test_the_rest_is_none(event, fields):
+    assert notice_of(event, fields, 5.0) is None
+
+
+def test_events_are_few_and_the_rest_is_counted():
+    digest, told = Digest(0.0), []
+    for second in range(600):  # two kinds a second for ten minutes
+        for reason in ("A", "B"):
+            digest.add(Notice(reason, f"{reason} {second}", second, second))
+        while notice := digest.take(second):
+            told.append(notice)
+    told += digest.rest()
+    assert len(told) <= BURST + 600 / SECONDS_EACH + 2
+    assert sum(notice.count for notice in told) == 1200
+    assert told[-1].message.endswith("599")
+    assert max(notice.last - notice.first for notice in told) <= 3 * SECONDS_EACH
+
+
+def test_an_event_is_about_the_job_and_not_too_long():
+    subject = {"apiVersion": "batch/v1", "kind": "Job", "namespace": "lab", "name": "digits-master", "uid": "u"}
+    event = make_event(Notice("WorldFormed", "ä" * 2000, 0.0, 61.0, count=3), subject)
+    assert event["involvedObject"] == subject
+    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
+        3,
+        "1970-01-01T00:00:00Z",
+        "1970-01-01T00:01:01Z",
+    )
+    assert 900 < len(event["message"].encode()) <= 1000
+
+
+class EventsTaken:
+    def __init__(self, failures=0):
+        self.taken = []
+        self._failures = failures
+
+    def create_event(self, manifest):
+        if self._failures:
+            self._failures -= 1
+            raise ApiFailure(403, "may not create events")
+        self.taken.append(manifest["reason"])
+
+
+def announce(api):
+    async def work():
+        announcer = Announcer(api, {"name": "digits-master", "namespace": "lab"})
+        async with announcer.announcing():
+            announcer.recorded("job_started", {"workers": "2"})
+            for _ in range(20):
+                announcer.recorded("worker_left", HISTORY[2][1])
+        announcer.recorded("exported", {})
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_what_is_left_at_the_end_is_told():
+    api = EventsTaken()
+    announce(api)
+    assert api.taken == ["JobStarted", "WorkerPreempted"]
+
+
+def test_a_cluster_that_takes_no_events_is_told_of_once(caplog):
+    api = EventsTaken(failures=2)
+    announce(api)
+    assert [record.levelname for record in caplog.records if "may not create" in record.message] == ["WARNING"]
