@@ -30,6 +30,7 @@ COMMANDS = {
     "events": "show what happened in a job: worlds, pauses, evaluations, checkpoints",
     "stop": "stop a running job",
     "delete": "remove a job on a Kubernetes cluster, with everything that belongs to it",
+    "zoo": "make the image of a model zoo: init, build, push",
 }
 
 USAGE = "usage: elasticdl COMMAND [OPTIONS]\n\n{commands}\n\n`elasticdl COMMAND --help` shows the options of a command."

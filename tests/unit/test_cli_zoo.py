@@ -1,0 +1,238 @@
+"""``elasticdl zoo``: the Dockerfile that is written, and what docker or buildah is asked to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from dockerfile_kit import complaints, read
+
+from elasticdl.cli import zoo
+from elasticdl.cli.images import find_builder
+from elasticdl.cli.main import main
+from elasticdl.common.errors import ElasticDLError, UserError
+
+IMAGE = "registry.example.com:5000/team/zoo:1"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model zoo with one module."""
+    made = tmp_path / "zoo"
+    made.mkdir()
+    (made / "cnn.py").write_text("")
+    return made
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """An empty folder that is all of PATH."""
+    made = tmp_path / "bin"
+    made.mkdir()
+    monkeypatch.setenv("PATH", str(made))
+    return made
+
+
+def fake(programs: Path, name: str, code: int = 0) -> Path:
+    """A program that keeps its arguments in the file that is returned, and ends with ``code``."""
+    record = programs.parent / f"{name}.json"
+    program = programs / name
+    program.write_text(
+        f"#!{sys.executable} -IS\nimport json, sys\n"
+        f"json.dump(sys.argv[1:], open({str(record)!r}, 'w'))\nsys.exit({code})\n"
+    )
+    program.chmod(0o755)
+    return record
+
+
+def init(folder: Path, *options: str) -> str:
+    assert zoo.command(["init", "--model_zoo", str(folder), *options]) == 0
+    return (folder / "Dockerfile").read_text()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_least_dockerfile(folder):
+    lines = [(line.word, line.rest) for line in read(init(folder))]
+    assert lines == [
+        ("FROM", zoo.BASE_IMAGE),
+        ("USER", "root"),
+        ("COPY", "--chown=1000:1000 . /model_zoo"),
+        ("WORKDIR", "/model_zoo"),
+        ("USER", "1000:1000"),
+    ]
+    assert "Dockerfile" in (folder / ".dockerignore").read_text().splitlines()
+
+
+def test_the_fullest_dockerfile(folder, tmp_path):
+    (folder / "requirements.txt").write_text("scikit-learn==1.9.1\n")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "mine-1-py3-none-any.whl").write_bytes(b"wheel")
+    (tmp_path / "cluster.py").write_text("cluster = None\n")
+    text = init(
+        folder,
+        "--base_image=python:3.11.14",
+        f"--local_pkg_dir={tmp_path / 'dist'}",
+        f"--cluster_spec={tmp_path / 'cluster.py'}",
+        "--extra_pypi_index=https://pypi.example.com/simple",
+    )
+    pip = "pip install --no-cache-dir --extra-index-url https://pypi.example.com/simple"
+    assert [(line.word, line.rest) for line in read(text)] == [
+        ("FROM", "python:3.11.14"),
+        ("USER", "root"),
+        ("COPY", "wheels/*.whl /opt/wheels/"),
+        ("RUN", f"{pip} /opt/wheels/*.whl"),
+        ("COPY", "requirements.txt /opt/zoo/"),
+        ("RUN", f"{pip} -r /opt/zoo/requirements.txt"),
+        ("COPY", "--chown=1000:1000 . /model_zoo"),
+        ("COPY", "--chown=1000:1000 cluster.py /cluster_spec/"),
+        ("WORKDIR", "/model_zoo"),
+        ("USER", "1000:1000"),
+    ]
+    assert complaints(text) == set()
+    assert (folder / "wheels" / "mine-1-py3-none-any.whl").read_bytes() == b"wheel"
+    assert (folder / "cluster.py").read_text() == "cluster = None\n"
+
+
+def test_what_lies_in_the_zoo_stays_where_it_is(folder):
+    (folder / "packages").mkdir()
+    (folder / "packages" / "mine-1-py3-none-any.whl").touch()
+    (folder / "cluster.py").touch()
+    before = contents(folder).keys()
+    text = init(folder, f"--local_pkg_dir={folder / 'packages'}", f"--cluster_spec={folder / 'cluster.py'}")
+    assert "COPY packages/*.whl /opt/wheels/\n" in text
+    assert contents(folder).keys() - before == {"Dockerfile", ".dockerignore"}
+
+
+def test_it_may_be_written_twice_and_the_users_own_is_kept(folder):
+    (folder / ".dockerignore").write_text("mine\n")
+    assert init(folder) == init(folder)
+    assert (folder / ".dockerignore").read_text() == "mine\n"
+
+
+def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
+    (folder / "Dockerfile").write_text("FROM mine:1\n")
+    (tmp_path / "cluster.py").touch()
+    before = contents(folder)
+    with pytest.raises(UserError, match="Dockerfile is there and differs"):
+        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--model_zoo=nowhere", "--model_zoo nowhere is not a folder"),
+        ("--local_pkg_dir=nowhere", "--local_pkg_dir nowhere: "),
+        ("--cluster_spec=nowhere.py", "--cluster_spec nowhere.py is not a file"),
+        ("--base_image=a b", "--base_image 'a b' is no name of an image"),
+        ("--base_image=", "--base_image '' is no name of an image"),
+        ("--extra_pypi_index=https://a/$(id)", "is no URL"),
+        ("--base_imag=x", "did you mean --base_image"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(folder, option, line):
+    before = contents(folder)
+    with pytest.raises(UserError) as raised:
+        init(folder, option)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert contents(folder) == before
+
+
+def test_a_file_in_the_place_of_a_copy_is_kept(folder, tmp_path):
+    (tmp_path / "cluster.py").write_text("new")
+    (folder / "cluster.py").write_text("old")
+    with pytest.raises(UserError, match=r"--cluster_spec: .*cluster\.py is there and differs"):
+        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
+
+
+def test_a_wheel_of_before_is_told(folder, tmp_path):
+    for name in ("dist", "zoo/wheels"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dist" / "mine-2-py3-none-any.whl").touch()
+    (folder / "wheels" / "mine-1-py3-none-any.whl").touch()
+    with pytest.raises(UserError, match=r"has mine-1-py3-none-any\.whl, too"):
+        init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
+
+
+def test_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
+    (tmp_path / "my cluster.py").touch()
+    with pytest.raises(UserError, match="can't be named in a Dockerfile"):
+        init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
+
+
+@pytest.mark.parametrize(("name", "verb"), [("docker", "build"), ("buildah", "bud")])
+def test_build_and_push(folder, programs, name, verb):
+    record = fake(programs, name)
+    init(folder)
+    assert main(["zoo", "build", str(folder), "--image", IMAGE]) == 0
+    assert json.loads(record.read_text()) == [
+        *(verb, "--tag", IMAGE),
+        *("--file", str(folder / "Dockerfile"), str(folder)),
+    ]
+    assert main(["zoo", "push", IMAGE]) == 0
+    assert json.loads(record.read_text()) == ["push", IMAGE]
+
+
+def test_docker_comes_before_buildah(programs):
+    fake(programs, "buildah")
+    fake(programs, "docker")
+    assert find_builder().program == str(programs / "docker")
+
+
+def test_neither_is_there(folder, programs, capsys):
+    init(folder)
+    for command in (["build", str(folder), "--image", IMAGE], ["push", IMAGE]):
+        assert main(["zoo", *command]) == 2
+        assert capsys.readouterr().err == (
+            "elasticdl zoo: neither docker nor buildah is on PATH: install one of them, or use a machine that has it\n"
+        )
+
+
+def test_a_failure_of_the_program_is_told(programs, capsys):
+    fake(programs, "docker", code=3)
+    assert main(["zoo", "push", IMAGE]) == 1
+    assert capsys.readouterr().err == "elasticdl zoo: `docker push` ended with 3; what it printed above says why\n"
+
+
+def test_a_program_that_does_not_start_is_told(programs):
+    fake(programs, "docker").touch()
+    (programs / "docker").write_text("#!/nowhere/at/all\n")
+    with pytest.raises(ElasticDLError, match="can't be run: No such file"):
+        zoo.command(["push", IMAGE])
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["build", ".", "--image", "--push"], "expected one argument"),
+        (["build", ".", "--image=-x"], "is no name of an image"),
+        (["push", "a b"], "is no name of an image"),
+        (["build", "."], "--image"),
+        (["build", "nowhere", "--image=a"], "PATH nowhere is not a folder"),
+        (["bild"], "did you mean build?"),
+    ],
+)
+def test_mistakes_do_not_reach_the_program(programs, argv, line):
+    record = fake(programs, "docker")
+    with pytest.raises(UserError) as raised:
+        zoo.command(argv)
+    assert line in str(raised.value)
+    assert not record.exists()
+
+
+def test_a_folder_without_dockerfile_is_told_how_to_get_one(folder, programs):
+    fake(programs, "docker")
+    with pytest.raises(UserError, match="elasticdl zoo init --model_zoo"):
+        zoo.command(["build", str(folder), "--image", IMAGE])
+
+
+def test_help(capsys):
+    assert zoo.command(["--help"]) == 0
+    assert "elasticdl zoo init|build|push" in capsys.readouterr().out
+    assert zoo.command([]) == 2

@@ -1,0 +1,132 @@
+"""The Dockerfiles of docker/: hadolint's rules, and that what they copy and name exists."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from dockerfile_kit import Line, complaints, read, stages
+
+from elasticdl.cli.zoo import BASE_IMAGE
+from elasticdl.cli.zoo_dockerfile import ZOO_FOLDER
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
+GOOD = 'FROM python:3.11 AS build\nFROM python:3.11-slim\nCOPY --from=build /a /a\nWORKDIR /a\nUSER 1000\nCMD ["a"]\n'
+
+each_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+
+
+def test_there_is_one_for_each_kind_of_machine():
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.gpu"]
+
+
+def test_a_good_dockerfile_is_not_complained_about():
+    assert complaints(GOOD) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("DL3006", "python:3.11-slim", "python"),
+        ("DL3006", "python:3.11-slim", "localhost:5000/python"),
+        ("DL3007", "python:3.11-slim", "python:latest"),
+        ("DL3002", "USER 1000\n", ""),
+        ("DL3002", "USER 1000", "USER root"),
+        ("DL3002", "USER 1000", "USER 0:0"),
+        ("DL3002", "USER 1000", "USER somebody"),
+        ("DL3002", "USER 1000", "USER 1000\nUSER root"),
+        ("DL3000", "WORKDIR /a", "WORKDIR a"),
+        ("DL3025", 'CMD ["a"]', "CMD a"),
+        ("DL3025", 'CMD ["a"]', "ENTRYPOINT a"),
+        ("DL3020", "WORKDIR", "ADD https://example.com/a /a\nWORKDIR"),
+        ("DL3022", "--from=build", "--from=busybox"),
+        ("DL3045", "WORKDIR", "COPY a b\nWORKDIR"),
+        ("DL3009", "WORKDIR", "RUN apt-get update && apt-get install -y --no-install-recommends g++=12\nWORKDIR"),
+        ("DL3014", "WORKDIR", "RUN apt-get install --no-install-recommends g++=12\nWORKDIR"),
+        ("DL3015", "WORKDIR", "RUN true && \\\n  # why\n  apt-get install -y g++=12\nWORKDIR"),
+        ("DL3027", "WORKDIR", "RUN apt install -y g++\nWORKDIR"),
+        ("DL3042", "WORKDIR", "RUN true && \\\n  pip install a==1\nWORKDIR"),
+        ("DL3003", "WORKDIR", "RUN cd /a && make\nWORKDIR"),
+        ("DL3004", "WORKDIR", "RUN sudo make\nWORKDIR"),
+    ],
+)
+def test_each_rule_finds_its_mistake(rule, old, new):
+    assert old in GOOD
+    assert complaints(GOOD.replace(old, new)) == {rule}
+
+
+@each_dockerfile
+def test_the_rules_are_kept(path):
+    assert complaints(path.read_text()) == set()
+
+
+@each_dockerfile
+def test_every_base_image_is_of_one_exact_version(path):
+    images = [line.operands[0] for line in read(path.read_text()) if line.word == "FROM"]
+    assert all(re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image) for image in images), images
+
+
+@each_dockerfile
+def test_what_is_built_comes_into_a_smaller_stage(path):
+    lines = read(path.read_text())
+    *_, build, final = [line.operands[0] for line in lines if line.word == "FROM"]
+    assert "build" in stages(lines)
+    assert final == build.replace("-bookworm", "-slim-bookworm"), "the same Python, without a compiler"
+
+
+@each_dockerfile
+def test_python_is_that_of_the_pins(path):
+    text = path.read_text()
+    wanted = re.search(r"for Python (\d+\.\d+)", (ROOT / "requirements" / "lock.txt").read_text())
+    assert wanted
+    assert set(re.findall(r"python:?(\d+\.\d+)", text)) == {wanted[1]}
+
+
+@each_dockerfile
+def test_every_package_is_of_the_pinned_version(path):
+    installs = [command for line in read(path.read_text()) for command in pip_installs(line)]
+    assert installs
+    assert all("-c requirements/lock.txt" in command or "--no-deps" in command for command in installs), installs
+
+
+@each_dockerfile
+def test_what_is_copied_exists_and_is_not_ignored(path):
+    sources = [source for line in read(path.read_text()) for source in copied_from_here(line)]
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {source.rstrip("/") for source in sources if (ROOT / source).exists()} == let_in
+    assert all((ROOT / source).exists() for source in sources), sources
+
+
+@each_dockerfile
+def test_the_extras_that_are_installed_exist(path):
+    extras = re.search(r"'\.\[([\w,]+)\]'", path.read_text())
+    assert extras
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"kubernetes"} <= set(extras[1].split(",")) <= set(known)
+
+
+@each_dockerfile
+def test_a_zoo_is_put_where_the_image_looks_for_it(path):
+    assert [line.rest for line in read(path.read_text()) if line.word == "WORKDIR"][-1] == ZOO_FOLDER
+
+
+def test_only_the_image_for_gpus_has_nccl():
+    has_nccl = {path.suffix: "HOROVOD_GPU_OPERATIONS=NCCL" in path.read_text() for path in DOCKERFILES}
+    assert has_nccl == {".cpu": False, ".gpu": True}
+
+
+def test_the_image_that_zoos_are_based_on_is_the_one_that_is_told_how_to_make():
+    assert f"-t {BASE_IMAGE} ." in (ROOT / "docker" / "Dockerfile.cpu").read_text()
+    assert f"-t {BASE_IMAGE} ." in (ROOT / "docs" / "cli.md").read_text()
+
+
+def pip_installs(line: Line) -> list[str]:
+    commands = line.rest.split("&&") if line.word == "RUN" else []
+    return [" ".join(command.split()) for command in commands if command.split()[:2] == ["pip", "install"]]
+
+
+def copied_from_here(line: Line) -> list[str]:
+    return line.operands[:-1] if line.word == "COPY" and "from" not in line.flags else []
