@@ -76,7 +76,7 @@ def _of_copies(lines: list[Line]) -> Iterator[str]:
         if line.word == "ADD":
             yield "DL3020"  # COPY does for files, and URLs are never pinned
         if line.word == "COPY":
-            if line.flags.get("from", seen[0] if seen else "") not in seen and "from" in line.flags:
+            if "from" in line.flags and line.flags["from"] not in seen:
                 yield "DL3022"
             if not line.operands[-1].startswith("/") and not has_workdir:
                 yield "DL3045"
