@@ -1,4 +1,4 @@
-"""What a user of Run:AI's library writes, with its new name: plain ``fit``."""
+"""What a user of Run:AI's library writes, with its new name: plain ``fit``, and ``evaluate`` after it."""
 
 import json
 import os
@@ -11,13 +11,18 @@ import elasticdl.elastic.keras
 
 
 class Report(keras.callbacks.Callback):
-    """Each step's loss, from every worker; and slow while a file is there."""
+    """Each step's losses as Keras tells them, from every worker; and slow while a file is there."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        entry = {"batch": batch, "loss": logs["loss"], "accuracy": logs["accuracy"], "gpus": elasticdl.elastic.gpus}
-        print("step", json.dumps({**entry, "steps": elasticdl.elastic.steps}), flush=True)
+        entry = {"epoch": self.epoch, "batch": batch, "loss": logs["loss"], "accuracy": logs["accuracy"]}
+        print("step", json.dumps({**entry, "gpus": elasticdl.elastic.gpus}), flush=True)
         if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.4)
+            time.sleep(0.3)
 
 
 elasticdl.elastic.keras.init(64, 16)
@@ -33,3 +38,5 @@ history = model.fit(
     inputs, labels, epochs=epochs, callbacks=[Report()], validation_data=(inputs[:50], labels[:50]), verbose=0
 )
 print("history", json.dumps(history.history), flush=True)
+print("evaluated", json.dumps(model.evaluate(inputs, labels, verbose=0)), flush=True)
+print("master", json.dumps(elasticdl.elastic.master), flush=True)
