@@ -424,7 +424,7 @@ class TestTraining:
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))
-        monkeypatch.setattr(job.worker, "_pid", 0)
+        monkeypatch.setattr(job.worker, "_part", None)
         monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
         state = job.State(batch=0)
         assert job.run(lambda state: state.commit() or "done")(state) == "done"
