@@ -43,11 +43,32 @@ def test_throughput(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_rescale(tmp_path):
+def test_throughput_with_keras(tmp_path):
+    pytest.importorskip("tensorflow")
+    loops = "keras-1-fit,fit,keras-2,horovod-tf-grouped"
+    arguments = ["--models", "1m", "--rounds", "1", "--seconds", "0.5", "--warm_up", "4", "--loops", loops]
+    found = {entry["loop"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "throughput", *arguments))}
+    assert [(name, entry["workers"]) for name, entry in found.items()] == list(
+        zip(loops.split(","), [1, 1, 2, 2], strict=True)
+    )
+    for loop, reference in (("keras-1-fit", "fit"), ("keras-2", "horovod-tf-grouped")):
+        own, other = found[loop], found[reference]
+        assert own[f"over_{reference}"]["median"] == pytest.approx(own["rate"]["median"] / other["rate"]["median"])
+        for entry in (own, other):
+            assert sum(entry["laps_ms"].values()) == pytest.approx(entry["step_ms"], rel=0.1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_rescale(tmp_path, framework):
+    pytest.importorskip({"torch": "torch", "keras": "tensorflow"}[framework])
     arguments = ["--repetitions", "1", "--workers", "2", "--models", "1m", "--events", "sigkill", "--peers", "none"]
-    entries = run(tmp_path / "out.jsonl", "rescale", *arguments)
+    entries = run(tmp_path / "out.jsonl", "rescale", "--frameworks", framework, *arguments)
     found = {entry["event"]: entry for entry in summaries(entries)}
     assert set(found) == {"sigkill", "rejoin"}
+    assert found["rejoin"]["worlds_seen"] >= 3
+    traced = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1} if framework == "keras" else {}
+    assert found["rejoin"]["traces"] == traced
     for entry in found.values():
         assert (entry["redone"], entry["lost"]) == (0, 0)
         parts = sum(part["median"] for part in entry["parts"].values())
