@@ -12,6 +12,7 @@ by one sample, or one fewer of them, so that the sum is always G.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
@@ -45,6 +46,25 @@ def check_gpus(gpus: Any) -> None:
     """
     if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
         raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
+
+
+def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
+    """The policy that `init` was asked for. The memory bound may be above the batch: then it never matters.
+
+    Raises:
+        ArgumentError: the numbers make no sense.
+    """
+    given = {
+        "global_batch_size": global_batch_size,
+        "batch_size_per_worker": batch_size_per_worker,
+        "max_gpu_batch_size": max_gpu_batch_size,
+    }
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise ArgumentError(f"elastic.init: {name} must be a whole number of at least 1, not {value!r}")
+    if (global_batch_size is None) == (batch_size_per_worker is None):
+        raise ArgumentError("elastic.init: give either global_batch_size or batch_size_per_worker")
+    return BatchPolicy(*(None if value is None else int(value) for value in given.values()))
 
 
 class CurrentJob:

@@ -121,17 +121,22 @@ class TrainStep:
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            outputs, moved, extra = self.model.stateless_call(
-                trainable, others, inputs, return_losses=True, **self._training
-            )
-            loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(_widen, outputs)))
-            for term in extra:  # of regularizers and add_loss
-                loss += tf.cast(term, loss.dtype)
+            loss, moved = self._forward(trainable, others, inputs, labels)
             part = loss * tf.cast(weight, loss.dtype)
             scaled = self.optimizer.scale_loss(part)
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return [*dense, *self._others.moves(others, moved, weight, lead), tf.cast(part, self._loss_dtype)]
+
+    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
+        """The mean loss with these values of the variables, and what the others become."""
+        outputs, moved, extra = self.model.stateless_call(
+            trainable, others, inputs, return_losses=True, **self._training
+        )
+        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(_widen, outputs)))
+        for term in extra:  # of regularizers and add_loss
+            loss += tf.cast(term, loss.dtype)
+        return loss, moved
 
     def _trace_add(self, sums: Sums, more: Sums) -> Sums:
         self.traces["add"] += 1
