@@ -14,7 +14,8 @@ from test_training import losses
 from elasticdl.elastic.record import consumed
 
 SCRIPTS = Path(__file__).parent / "scripts"
-EPOCHS, STEPS = 100, 500
+EPOCHS, STEPS = 40, 200
+EPOCHS_BEFORE, STEPS_BEFORE = 3, 15  # of the first of two calls of fit
 SAMPLES = 300
 
 
@@ -28,10 +29,11 @@ def run(home, workers, *script, **env):
     return start(home, "run", *options, "--", sys.executable, *script, **env)
 
 
-def disturb(job):
-    """Kill rank 0, and wait until its replacement trains along."""
+def disturb(job, *, after=0):
+    """Kill rank 0 a few steps after that one, and wait until its replacement trains along."""
     world = job.wait_for_world(size=2)
-    job.wait_for_step(3)
+    job.wait_for_step(after + 2)
+    world = job.wait_for_world(size=2, after=max(w["world"] for w in job.entries("world_formed")) - 1)
     job.signal(world["members"][0], signal.SIGKILL)
     left = job.wait_for_world(size=1, after=world["world"])
     job.wait_for_step(job.steps_recorded() + 2)
@@ -49,40 +51,43 @@ def log(job, worker):
     return job.job.worker_log(worker).read_text()
 
 
-def assert_same_curve(home, other, job):
+def assert_same_curve(home, other, steps):
     ours, theirs = losses(home / "board"), losses(other / "board")
-    assert sorted(ours) == sorted(theirs) == list(range(1, STEPS + 1))
+    assert sorted(ours) == sorted(theirs) == list(range(1, steps + 1))
     for step, loss in theirs.items():
         assert ours[step] == pytest.approx(loss, rel=1e-5, abs=1e-6), f"step {step}"
-    counted = consumed(job.record_files())
-    assert counted == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 
-def test_fit_shows_no_trace_of_a_kill_and_a_newcomer(tmp_path):
+def test_fit_and_fit_again_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
+    """The newcomer comes while the others are in the second ``fit``, and has to catch up with them."""
     script, one, two = str(SCRIPTS / "runai_keras.py"), tmp_path / "one", tmp_path / "two"
     slow = tmp_path / "slow"
     slow.touch()
     env = {"TEST_EPOCHS": str(EPOCHS)}
     with run(two, "1-2", script, TEST_SLOW_WHILE=str(slow), **env) as job, run(one, "1", script, **env) as alone:
-        left = disturb(job)
+        left = disturb(job, after=STEPS_BEFORE)
         slow.unlink()
         logs = finish(job)
         wanted = finish(alone)[0]
-        assert_same_curve(two, one, job)
-    survivor, newcomer = (logs[worker] for worker in left)
-    history = lines(wanted, "history")[0]
-    for name, values in lines(survivor, "history")[0].items():
-        assert history[name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
-    assert lines(newcomer, "history") == lines(survivor, "history"), "a newcomer's history is the job's"
-    assert lines(newcomer, "evaluated") == lines(survivor, "evaluated")
-    assert lines(newcomer, "evaluated")[0] == pytest.approx(lines(wanted, "evaluated")[0], rel=1e-4)
-    assert [lines(text, "master") for text in (survivor, newcomer)] == [[True], [False]]
-    told = {(step["epoch"], step["batch"]): step for step in lines(wanted, "step")}
-    assert len(told) == STEPS
+        files = job.record_files()
+    assert_same_curve(two, one, STEPS_BEFORE + STEPS)
+    twice = {epoch: 2 if epoch < EPOCHS_BEFORE else 1 for epoch in range(EPOCHS)}
+    assert consumed(files) == {epoch: Counter(dict.fromkeys(range(SAMPLES), n)) for epoch, n in twice.items()}
+    told = {tuple(step["step"]): step for step in lines(wanted, "step")}
+    assert len(told) == STEPS_BEFORE + STEPS
     for step in (step for text in logs.values() for step in lines(text, "step")):
-        expected = told[step["epoch"], step["batch"]]
+        expected = told[tuple(step["step"])]
         assert step["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-6), step
         assert step["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6), step
+    survivor, newcomer = (logs[worker] for worker in left)
+    for title in ("history", "between", "evaluated"):
+        assert lines(newcomer, title) == lines(survivor, title), f"a newcomer's {title} is the job's"
+    for title in ("between", "evaluated"):
+        assert lines(newcomer, title)[0] == pytest.approx(lines(wanted, title)[0], rel=1e-4), title
+    for ours, theirs in zip(lines(survivor, "history"), lines(wanted, "history"), strict=True):
+        for name, values in theirs.items():
+            assert ours[name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
+    assert [lines(text, "master") for text in (survivor, newcomer)] == [[True], [False]]
 
 
 def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
@@ -100,7 +105,9 @@ def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path)
         slow.unlink()
         finish(job)
         finish(alone)
-        assert_same_curve(two, one, job)
+        files = job.record_files()
+    assert_same_curve(two, one, STEPS)
+    assert consumed(files) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
     (wanted,) = (torch.load(path) for path in one.glob("weights.*"))
     first, second = (torch.load(path) for path in two.glob("weights.*"))
     for name, tensor in wanted.items():

@@ -30,7 +30,7 @@ def train(state):
             loss.backward()
             optimizer.step(loss=loss)
             if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-                time.sleep(0.1)
+                time.sleep(0.2)
 
 
 train(state)
