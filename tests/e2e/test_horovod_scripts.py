@@ -51,7 +51,7 @@ def start_quickly(tmp_path):
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras"])
 def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, start_quickly, framework):
     go_on = tmp_path / "go_on"
     go_on.touch()
