@@ -27,7 +27,7 @@ ON_RANK_0 = tuple(
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
 )
-KERAS_KNOWN = "3.0 to 3.15"
+KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
@@ -220,7 +220,7 @@ def _choose_direction(callback: keras.callbacks.Callback) -> None:
     choose = getattr(callback, "_set_monitor_op", None)
     if choose is None:
         raise UserError(
-            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl knows that of Keras {KERAS_KNOWN}"
+            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl was made for Keras {KERAS_KNOWN}"
         )
     try:
         choose()
