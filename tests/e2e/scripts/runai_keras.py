@@ -23,7 +23,7 @@ class Report(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         show("step", {"step": [self.name, self.epoch, batch], "loss": logs["loss"], "accuracy": logs["accuracy"]})
         if self.name == "second" and os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.5)
+            time.sleep(0.7)
 
 
 elasticdl.elastic.keras.init(64, 16)
