@@ -14,16 +14,21 @@ a batch of records to a batch of samples: building a ``tf.data`` pipeline for ea
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.data.records import Records
 
 PROBED = 3  # records that feed is tried with
 SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"
+PLACE_IN_GRAPH = re.compile(
+    r"^(\{\{.*?\}\} )?(Error in user-defined function passed to \S+ transformation with iterator: \S+: )?"
+)
 EMPTY = "Dataset was empty."  # as TensorFlow says it
 
 Feed = Callable[..., Any]
@@ -40,7 +45,7 @@ class FeedDataset:
             Exception: whatever the user's code raises.
         """
         self._records, self._feed, self._mode = records, feed, mode
-        self._where = f"{feed.__name__}(dataset, {mode!r}{', metadata' * _takes_metadata(feed)})"
+        self._where = f"{name_of(feed)}(dataset, {mode!r}{', metadata' * _takes_metadata(feed)})"
         with tf.device("CPU:0"):
             self._convert = self._trace()
 
@@ -65,7 +70,8 @@ class FeedDataset:
             try:
                 samples = self._convert(*self._tensors(indices))
             except tf.errors.OpError as error:
-                raise UserError(f"{self._where}{self._explain(error, indices)}") from error
+                alone = lambda index: self._convert(*self._tensors([index]))  # noqa: E731
+                raise UserError(f"{self._where}{self._explain(error, indices, alone)}") from error
             given = int(tf.nest.flatten(samples)[0].shape[0])
             if given != len(indices):
                 shown = "more" if given > len(indices) else given
@@ -76,8 +82,12 @@ class FeedDataset:
     def _tensors(self, indices: Sequence[int]) -> list[Any]:
         return [tf.convert_to_tensor(column) for column in tf.nest.flatten(self._records.read(indices))]
 
+    @property
+    def _probed(self) -> list[int]:
+        return [index % len(self._records) for index in range(PROBED)]
+
     def _trace(self) -> Callable[..., Any]:
-        probe = self._records.read([index % len(self._records) for index in range(PROBED)])
+        probe = self._records.read(self._probed)
         batched = self._makes_batches(probe)
         specs = [
             tf.TensorSpec([None, *column.shape[1:]], column.dtype)
@@ -114,20 +124,21 @@ class FeedDataset:
         try:
             elements = [tf.nest.flatten(element) for element in samples.take(PROBED + 1)]
         except tf.errors.OpError as error:
-            raise UserError(f"{self._where}: {_first_line(error)}") from error
+            alone = lambda index: list(self._apply(self._records.read([index])))  # noqa: E731
+            raise UserError(f"{self._where}{self._explain(error, self._probed, alone)}") from error
         batched = _are_batches(tf.nest.flatten(spec), elements)
         if not batched and len(elements) != PROBED:
             shown = "more" if len(elements) > PROBED else len(elements)
             raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
         return batched
 
-    def _explain(self, error: tf.errors.OpError, indices: Sequence[int]) -> str:
+    def _explain(self, error: tf.errors.OpError, indices: Sequence[int], convert: Callable[[int], object]) -> str:
         """Which record it was, found by converting each alone."""
         if _first_line(error).endswith(EMPTY):
             return f" gave 0 samples for {len(indices)} records; {SAMPLES}"
         for index in indices:
             try:
-                self._convert(*self._tensors([index]))
+                convert(index)
             except tf.errors.OpError as alone:
                 return f": {self._records.place(index)}: {_first_line(alone)}"
         return f": {_first_line(error)}"
@@ -144,7 +155,7 @@ def _takes_metadata(feed: Feed) -> bool:
         except TypeError:
             continue
         return count == 3
-    raise UserError(f"{feed.__name__}{signature}: expected {feed.__name__}(dataset, mode, metadata)")
+    raise UserError(f"{name_of(feed)}{signature}: expected {name_of(feed)}(dataset, mode, metadata)")
 
 
 def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
@@ -166,4 +177,4 @@ def _first_line(error: tf.errors.OpError) -> str:
     said = [
         line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "<stack", "File "))
     ]
-    return f"{type(error).__name__}: {(said or lines or ['no reason given'])[0]}"
+    return f"{type(error).__name__}: {PLACE_IN_GRAPH.sub('', (said or lines or ['no reason given'])[0])}"

@@ -12,9 +12,11 @@ import numpy as np
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.keras.callbacks import refuse_needless
 from elasticdl.elastic.keras.collective import import_horovod
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.context import connect as connect
@@ -52,10 +54,10 @@ def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
     import_horovod()
     if spec.data_workers:
         raise UserError("--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out")
-    with blame(f"{module.optimizer.__name__}()", module.folder):
+    with blame(f"{name_of(module.optimizer)}()", module.folder):
         make_optimizer(module)
     with blame("callbacks()", module.folder):
-        make_callbacks(module, CALLBACKS)
+        refuse_needless(make_callbacks(module, CALLBACKS))
     with blame("eval_metrics_fn()", module.folder):
         name_metrics(make_metrics(module, nested=True))
     open_datasets(module, spec)
@@ -70,10 +72,17 @@ def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
     optimizer = module.optimizer()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UserError(
-            f"{shown(module.path)}: {module.optimizer.__name__}() returned {kind(optimizer)}; "
+            f"{shown(module.path)}: {name_of(module.optimizer)}() returned {kind(optimizer)}; "
             "expected a keras.optimizers.Optimizer"
         )
     return optimizer
+
+
+def scaled(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
+    """As ``compile`` does it: a loss in half precision is scaled, so that small gradients are not lost."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
 class KerasLearner:
@@ -88,7 +97,7 @@ class KerasLearner:
         inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
         if not model.built:
             model(keras.tree.map_structure(lambda leaf: leaf[:1], inputs))
-        optimizer = make_optimizer(module)
+        optimizer = scaled(make_optimizer(module), model)
         # What compile() was given, if it was called, is not used; callbacks look for the optimizer here.
         model.optimizer = optimizer
         step = TrainStep(model, module.loss, optimizer)
@@ -127,7 +136,7 @@ class KerasLearner:
         if self._evaluator is None:
             return None
         with self._keras_callbacks.testing() as logs:
-            evaluation = self._evaluator.evaluate()
+            evaluation = self._evaluator.evaluate(self._keras_callbacks)
             logs.update(evaluation.metrics)
         return evaluation
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from elasticdl.common.errors import ElasticDLError, UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
+TRACED = "in user code:"  # so TensorFlow begins what was raised in a function that it was tracing
 
 
 def shown(path: Path) -> str:
@@ -24,6 +25,8 @@ def shown(path: Path) -> str:
 def one_line(error: BaseException) -> str:
     """Type and first line of an exception."""
     lines = str(error).strip().splitlines()
+    if lines and lines[0] == TRACED:
+        lines = _own_words(lines)
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
@@ -57,6 +60,13 @@ def blame(what: str, folder: Path) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         where = place(error, folder)
         raise UserError(f"{where + ': ' if where else ''}{what} raised {one_line(error)}") from error
+
+
+def _own_words(lines: list[str]) -> list[str]:
+    """Of a text in which TensorFlow has put a traceback before what was said: that, without the type."""
+    frames = [number for number, line in enumerate(lines) if line.startswith("    File ")]
+    said = [line.strip() for line in lines[frames[-1] + 2 :] if line.strip()] if frames else lines[1:]
+    return [said[0].partition(": ")[2] or said[0]] if said else lines
 
 
 def _below(filename: str, folder: Path) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
+import uuid
 from dataclasses import dataclass
 
 import tensorflow as tf
-from worker_kit import Script
+from worker_kit import Script, write_zoo
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import WorldBroken
@@ -58,6 +60,19 @@ def dataset(mode, path):
 def eval_metrics_fn():
     return {"error": lambda labels, outputs: keras.ops.abs(labels - outputs)}
 """
+
+
+def spec_maker(folder, monkeypatch):
+    """Makes the specification of a job over a module of its own: 40 samples in batches of 10, four steps an epoch."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def make(extra="", module=MODULE, **options):
+        name = f"zoo_{uuid.uuid4().hex}"
+        zoo = write_zoo(folder / "zoo", extra, module, name)
+        batch = {} if "minibatch_size" in options else {"global_batch_size": 10}
+        return JobSpec(**{"model_zoo": str(zoo), "model_def": name, "num_epochs": 3, **batch, **options})
+
+    return make
 
 
 def as_bytes(data):
