@@ -58,7 +58,8 @@ def _horovod(args: argparse.Namespace, average: Callable[[Gradients], Gradients]
     def agree(number: int) -> int:
         return int(hvd.broadcast(tf.constant(number), 0, name="steps"))
 
-    hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+    # Of Keras's own variables Horovod makes tensors.
+    hvd.broadcast_variables([each.value for each in (*model.variables, *optimizer.variables)], root_rank=0)
     meter = Meter(args.warm_up, args.seconds, agree)
     meter.begin()
     for inputs, labels in batches(args, hvd.rank(), hvd.size()):
