@@ -63,6 +63,7 @@ class ScriptWorker:
         self._connection: HorovodWorld | None = None
         self._hvd: HorovodModule | None = None
         self._broken = ""  # how the present world broke, or that the last one did
+        self._end_told = False  # the master knows how this worker ends, or will see it by itself
         self._fruitless = 0  # worlds that broke, one after the other, without a commit
         self.world: World = ALONE
 
@@ -184,6 +185,7 @@ class ScriptWorker:
 
     def finish(self) -> None:
         """Training is complete; the script may have more to do."""
+        self._end_told = True
         self._session.say(pb.WorkerMessage(finished=pb.Finished(step=self._connected.account.step)))
 
     def _on_uncaught(
@@ -194,6 +196,8 @@ class ScriptWorker:
         trace: TracebackType | None,
     ) -> None:
         """The script raised: tell the master, which ends the job with this traceback; unless the world is to blame."""
+        if self.takes_part:
+            self._end_told = True
         if self.takes_part and isinstance(error, Exception):
             cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
             text = "".join(traceback.format_exception(kind, error, trace))
@@ -234,6 +238,12 @@ class ScriptWorker:
         return self._connected.link.session
 
     def _close(self) -> None:
+        if not self.takes_part:
+            return
+        # Python may take seconds from here to its end, which without a word would look like a worker that froze; and one
+        # that ends in the middle of the training would be taken for one that was lost.
+        if not self._end_told:
+            self.finish()
         self._connected.ended.set()
         self._connected.link.close()
 
@@ -244,6 +254,7 @@ class ScriptWorker:
         try:
             return self._session.join(Standing(account.step, account.has_state, broken=bool(broken), reason=reason))
         except Stopped as stopped:
+            self._end_told = True
             print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)
             raise SystemExit(0) from stopped
         except UnreachableError as error:
