@@ -27,7 +27,7 @@ from elasticdl.elastic.horovod_scripts.mends import (
 )
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
-from elasticdl.elastic.horovod_scripts.stillness import BUSY, Stillness
+from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.world import Member, World
@@ -274,6 +274,41 @@ class TestScriptWorker:
         sys.excepthook(type(error), error, None)
         assert causes == [cause]
         assert type(error).__name__ in capsys.readouterr().err, "and shown as ever"
+
+
+class TestEnd:
+    """What the master has heard when the process ends: without a word it would take the worker for lost."""
+
+    def test_a_script_that_just_ends_has_finished(self, make_worker):
+        worker, session = make_worker(make_world(1))
+        worker.claim()
+        worker.init(FakeHorovod())
+        worker._close()
+        assert session.said == ["finished"]
+
+    def test_it_is_said_once(self, make_worker):
+        worker, session = make_worker()
+        worker.claim()
+        worker.finish()
+        worker._close()
+        assert session.said == ["finished"]
+
+    def test_one_that_was_told_to_leave_has_not(self, make_worker):
+        worker, session = make_worker(Stopped("scaled down", checkpoint=False))
+        worker.claim()
+        with pytest.raises(SystemExit):
+            worker.init(FakeHorovod())
+        worker._close()
+        assert session.said == []
+
+    @pytest.mark.parametrize(("error", "said"), [(KeyError("x"), ["failed"]), (KeyboardInterrupt(), [])])
+    def test_nor_has_one_that_raised(self, make_worker, monkeypatch, error, said):
+        monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+        worker, session = make_worker()
+        worker.claim()
+        sys.excepthook(type(error), error, None)
+        worker._close()
+        assert session.said == said
 
 
 @pytest.fixture
@@ -604,9 +639,12 @@ class TestStillness:
             assert steps.moved()
 
     def test_one_that_computes_within_one_call_moves(self, steps):
-        steps.moved()
-        assert steps.moved(seconds=2.0, cpu=2.0 * BUSY + 0.1)
-        assert not steps.moved(seconds=2.0, cpu=2.0 * BUSY - 0.1), "waiting costs something, too"
+        steps.moved(WINDOW_SECONDS)
+        most = BUSY * WINDOW_SECONDS
+        assert steps.moved(WINDOW_SECONDS, cpu=most + 0.1)
+        assert steps.moved(), "it did lately"
+        assert not steps.moved(WINDOW_SECONDS, cpu=most - 0.1), "waiting costs something, too"
+        assert not steps.moved(seconds=0.1, cpu=0.1), "a peak is not much"
 
     def test_of_a_thread_that_has_ended_nothing_is_known(self):
         watched = []

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-# Of one core. A process whose training hangs uses some for Horovod's and for our own threads.
+# Of one core, in the mean over the window. A process whose training hangs uses some, as Horovod's threads wait by looking
+# again each millisecond: where that is expensive it comes to a third of a core, with peaks above a half.
 BUSY = 0.5
+WINDOW_SECONDS = 10.0
 
 
 class Stillness:
@@ -25,13 +27,14 @@ class Stillness:
         self._cpu_clock = cpu_clock
         self._thread = threading.get_ident()
         self._place = (0, 0)  # frame, instruction
-        self._looked, self._cpu = clock(), cpu_clock()
+        self._begun, self._cpu = clock(), cpu_clock()  # of the present window
+        self._busy = False  # in the last one
 
     def watch_this_thread(self) -> None:
         self._thread = threading.get_ident()
 
     def moved(self) -> bool:
-        """Whether the thread has left the call in which it was the last time, or anything was computed meanwhile."""
+        """Whether the thread has left the call in which it was the last time, or anything was computed lately."""
         computed = self._computed()
         frame = sys._current_frames().get(self._thread)
         if frame is None:
@@ -48,6 +51,7 @@ class Stillness:
 
     def _computed(self) -> bool:
         now, cpu = self._clock(), self._cpu_clock()
-        share = (cpu - self._cpu) / max(now - self._looked, 1e-6)
-        self._looked, self._cpu = now, cpu
-        return share > BUSY
+        if now - self._begun >= WINDOW_SECONDS:
+            self._busy = cpu - self._cpu > BUSY * (now - self._begun)
+            self._begun, self._cpu = now, cpu
+        return self._busy
