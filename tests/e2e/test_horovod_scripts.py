@@ -55,7 +55,9 @@ def start_quickly(tmp_path):
 def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, start_quickly, framework):
     go_on = tmp_path / "go_on"
     go_on.touch()
-    arguments = ["run", "--num_workers", "2-3", "--", sys.executable, str(SCRIPTS / f"horovod_{framework}.py")]
+    # TensorFlow holds Python's lock while it traces: on a busy machine for longer than a heartbeat may take.
+    options = ["--num_workers", "2-3", "--heartbeat_timeout", "20"]
+    arguments = ["run", *options, "--", sys.executable, str(SCRIPTS / f"horovod_{framework}.py")]
     with start(tmp_path, *arguments, TEST_GO_ON_WHILE=str(go_on), **start_quickly) as job:
         first = job.wait_for_world(size=3)
         wait_for_commits(job, first)
