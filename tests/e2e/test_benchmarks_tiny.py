@@ -67,7 +67,7 @@ def test_rescale(tmp_path, framework):
     found = {entry["event"]: entry for entry in summaries(entries)}
     assert set(found) == {"sigkill", "rejoin"}
     assert found["rejoin"]["worlds_seen"] >= 3
-    traced = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1} if framework == "keras" else {}
+    traced = {"micro": 1, "add": 1, "apply": 1} if framework == "keras" else {}
     assert found["rejoin"]["traces"] == traced
     for entry in found.values():
         assert (entry["redone"], entry["lost"]) == (0, 0)

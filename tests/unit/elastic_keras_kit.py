@@ -82,15 +82,15 @@ class SumOfThreads(KerasCollective):
         self.sums = 0
         self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
-    def sum(self, tensor, name):
+    def sum_all(self, tensors, name):
         self.sums += 1
         fails = self.sums == self.fails_at
         if fails and not self.contributes:
             raise WorldBroken("lost before the sum")
-        given = self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor), name)
+        given = self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)
         if fails:
             raise WorldBroken("lost with the sum")
-        return tf.add_n(given)
+        return [tf.add_n(each) for each in zip(*given, strict=True)]
 
     def broadcast(self, tensors, name):
         return self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)[0]

@@ -93,11 +93,11 @@ class BreakingCollective(KerasCollective):
         self.done: dict[str, int] = {}
         self.root_bytes: bytes | None = None
 
-    def sum(self, tensor, name):
+    def sum_all(self, tensors, name):
         self.done[name] = self.done.get(name, 0) + 1
         if (name, self.done[name]) in self.failures:
             raise WorldBroken(f"{name} failed")
-        return tf.convert_to_tensor(tensor) * self.world.size
+        return [tf.convert_to_tensor(tensor) * self.world.size for tensor in tensors]
 
     def broadcast(self, tensors, name):
         return [tf.convert_to_tensor(tensor) for tensor in tensors]

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from elasticdl.elastic.keras.layout import Layout
 from elasticdl.elastic.keras.step import Sums, TrainStep
 
 Moves = list[NDArray[np.float64]]
@@ -65,10 +64,7 @@ class FitStep(TrainStep):
         self._traced_moves: Sums = []
         self.last_moves: Moves = []
         super().__init__(model, model.compute_loss, model.optimizer)
-        shapes, dtypes = list(self.layout.shapes), list(self.layout.dtypes)
-        shapes[-1:-1] = [value.shape for value in self._first]
-        dtypes[-1:-1] = ["float32"] * len(self._first)
-        self.layout = Layout(tuple(shapes), tuple(dtypes), self.layout.vote)
+        self._shapes[-1:-1] = self.move_shapes
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
     def apply(self, sums: Sums) -> None:
@@ -125,7 +121,7 @@ class FitStep(TrainStep):
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
         after = [scope.get_current_value(variable) for variable in self._variables]
-        self._traced_moves = [tf.cast(new - old, tf.float32) for new, old in zip(after, self._first, strict=True)]
+        self._traced_moves = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
         return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
