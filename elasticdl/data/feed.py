@@ -68,10 +68,9 @@ class FeedDataset:
         """
         with tf.device("CPU:0"):
             try:
-                samples = self._convert(*self._tensors(indices))
+                samples = self._converted(indices)
             except tf.errors.OpError as error:
-                alone = lambda index: self._convert(*self._tensors([index]))  # noqa: E731
-                raise UserError(f"{self._where}{self._explain(error, indices, alone)}") from error
+                raise UserError(f"{self._where}{self._explain(error, indices, self._converted)}") from error
             given = int(tf.nest.flatten(samples)[0].shape[0])
             if given != len(indices):
                 shown = "more" if given > len(indices) else given
@@ -79,8 +78,8 @@ class FeedDataset:
             inputs, labels = tf.nest.map_structure(lambda tensor: tensor.numpy(), samples)
             return inputs, labels
 
-    def _tensors(self, indices: Sequence[int]) -> list[Any]:
-        return [tf.convert_to_tensor(column) for column in tf.nest.flatten(self._records.read(indices))]
+    def _converted(self, indices: Sequence[int]) -> Any:
+        return self._convert(*map(tf.convert_to_tensor, tf.nest.flatten(self._records.read(indices))))
 
     @property
     def _probed(self) -> list[int]:
@@ -124,21 +123,23 @@ class FeedDataset:
         try:
             elements = [tf.nest.flatten(element) for element in samples.take(PROBED + 1)]
         except tf.errors.OpError as error:
-            alone = lambda index: list(self._apply(self._records.read([index])))  # noqa: E731
-            raise UserError(f"{self._where}{self._explain(error, self._probed, alone)}") from error
+            raise UserError(f"{self._where}{self._explain(error, self._probed, self._tried)}") from error
         batched = _are_batches(tf.nest.flatten(spec), elements)
         if not batched and len(elements) != PROBED:
             shown = "more" if len(elements) > PROBED else len(elements)
             raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
         return batched
 
-    def _explain(self, error: tf.errors.OpError, indices: Sequence[int], convert: Callable[[int], object]) -> str:
+    def _tried(self, indices: Sequence[int]) -> list[Any]:
+        return list(self._apply(self._records.read(indices)))
+
+    def _explain(self, error: tf.errors.OpError, indices: Sequence[int], convert: Callable[[list[int]], object]) -> str:
         """Which record it was, found by converting each alone."""
         if _first_line(error).endswith(EMPTY):
             return f" gave 0 samples for {len(indices)} records; {SAMPLES}"
         for index in indices:
             try:
-                convert(index)
+                convert([index])
             except tf.errors.OpError as alone:
                 return f": {self._records.place(index)}: {_first_line(alone)}"
         return f": {_first_line(error)}"

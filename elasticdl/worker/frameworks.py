@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import random
 import sys
@@ -134,6 +135,8 @@ def _packages_used(function: Function) -> set[str]:
 
     Of any other callable, the package of its type: a module may have ``loss = keras.losses.MeanSquaredError()``.
     """
+    while isinstance(function, functools.partial):
+        function = function.func
     code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     if code is None:
         return {_package(function), _package(type(function))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -78,6 +78,21 @@ def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
     return optimizer
 
 
+def checked_loss(module: ModelModule) -> Callable[[Any, Any], Any]:
+    """The module's loss, which fails with one line if it returns no tensor; that is looked at when it is traced."""
+
+    def loss(labels: Any, predictions: Any) -> Any:
+        value = module.loss(labels, predictions)
+        if not keras.ops.is_tensor(value):
+            raise UserError(
+                f"{shown(module.path)}: {name_of(module.loss)}(labels, predictions) returned {kind(value)}; expected a "
+                "tensor: the mean over the samples, or one value for each"
+            )
+        return value
+
+    return loss
+
+
 def scaled(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
     """As ``compile`` does it: a loss in half precision is scaled, so that small gradients are not lost."""
     if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -100,7 +115,7 @@ class KerasLearner:
         optimizer = scaled(make_optimizer(module), model)
         # What compile() was given, if it was called, is not used; callbacks look for the optimizer here.
         model.optimizer = optimizer
-        step = TrainStep(model, module.loss, optimizer)
+        step = TrainStep(model, checked_loss(module), optimizer)
         step.warm_up(inputs, labels)
         self._evaluator = self._make_evaluator(module, data.evaluation, micro_batch)
         if self._evaluator:
@@ -176,7 +191,7 @@ class KerasLearner:
         return KerasEvaluator(
             model=self._model,
             dataset=dataset,
-            loss=module.loss,
+            loss=checked_loss(module),
             metrics=name_metrics(make_metrics(module, nested=True)),
             batch_size=batch_size,
             collective=self._context.collective,

@@ -11,16 +11,31 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.elastic.torch.device import to_device
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, device: torch.device) -> None:
-    """Run the first samples through the model and back; afterwards nothing is different from before."""
+    """Run the first samples through the model and back; afterwards nothing is different from before.
+
+    Raises:
+        UserError: the loss is no scalar.
+        Exception: whatever the user's code raises.
+    """
     with untouched(model):
         inputs, labels = to_device(default_collate([dataset[index] for index in range(samples)]), device)
-        loss(labels, model(inputs)).backward()  # type: ignore[no-untyped-call]
+        value = loss(labels, model(inputs))
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            found = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            )
+            raise UserError(
+                f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
+            )
+        value.backward()  # type: ignore[no-untyped-call]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -149,7 +149,7 @@ def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_p
 
 ON_RANK_0 = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint"}
 EVERYWHERE = {"Callback", "EarlyStopping", "History", "LambdaCallback", "LearningRateScheduler", "ReduceLROnPlateau"}
-EVERYWHERE |= {"SwapEMAWeights", "TerminateOnNaN"}
+EVERYWHERE |= {"SwapEMAWeights", "TerminateOnNaN", "CallbackList"}
 NOWHERE = {"BackupAndRestore"}
 
 

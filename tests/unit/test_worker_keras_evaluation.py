@@ -107,3 +107,11 @@ def test_a_member_without_samples_tells_nothing():
     told = [Told() for _ in members]
     run_all(list(zip(members, told, strict=True)), lambda pair: pair[0].evaluate(pair[1]))
     assert [len(each.hooks) for each in told] == [2, 0]
+
+
+def test_what_a_metric_raises_is_the_user_s_own_error():
+    def odd(labels, outputs):
+        raise KeyError("a mistake in the metric")
+
+    with pytest.raises(KeyError, match="a mistake in the metric"):
+        evaluator(0, Board(1), {"odd": odd}, Two(4)).evaluate(Told())

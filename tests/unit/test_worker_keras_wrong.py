@@ -5,7 +5,7 @@ import gzip
 import pytest
 import worker_kit
 from data_kit import text, tfrecord
-from worker_keras_kit import spec_maker
+from worker_keras_kit import make_job, spec_maker
 
 from elasticdl.common.errors import UserError
 from elasticdl.worker.check import check
@@ -62,6 +62,10 @@ MIXTURE = "custom_model() returned a {} model, and {} is written for {}; expecte
         (function("loss(labels, outputs)", "import torch", "return torch.mean(labels)"), "loss"),
         ("\nfrom torch.nn.functional import mse_loss" + function("loss(a, b)", "return mse_loss(a, b)"), "loss"),
         ("\nimport torch\nloss = torch.nn.MSELoss()\n", "MSELoss"),
+        (
+            "\nimport functools, torch\nloss = functools.partial(torch.nn.functional.mse_loss, reduction='sum')\n",
+            "partial",
+        ),
     ],
 )
 def test_a_keras_model_with_something_of_torch(refusal, extra, what):
@@ -130,6 +134,16 @@ def test_keras_2(refusal, extra, expected):
 )  # fmt: skip
 def test_what_a_function_returns(refusal, extra, expected):
     assert expected in refusal(extra)
+
+
+@pytest.mark.parametrize(("body", "shown"), [("pass", "NoneType"), ("return 'mse'", "str")])
+def test_a_loss_that_is_no_tensor_is_one_line_before_the_worker_joins(tmp_path, monkeypatch, body, shown):
+    spec = spec_maker(tmp_path, monkeypatch)(function("loss(labels, predictions)", body))
+    with pytest.raises(UserError) as caught:
+        make_job(spec)
+    assert str(caught.value).partition(": ")[2] == (
+        f"loss(labels, predictions) returned {shown}; expected a tensor: the mean over the samples, or one value for each"
+    )
 
 
 def test_parameters_that_the_model_does_not_take(refusal):
