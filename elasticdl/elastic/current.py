@@ -20,8 +20,6 @@ from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
 from elasticdl.elastic.context import JobContext
 from elasticdl.elastic.session import Alone
 
-NAMES = ("steps", "batch_size", "global_batch_size", "gpus", "master")
-
 
 @dataclass(frozen=True, slots=True)
 class Numbers:

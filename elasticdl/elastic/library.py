@@ -47,6 +47,7 @@ class OwnJob(Generic[ContextT]):
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
         self._finished = False  # the master was told that training is complete
+        self._failed = False  # the master was told what went wrong
         self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
 
     def init(
@@ -144,20 +145,24 @@ class OwnJob(Generic[ContextT]):
         except Overtaken:
             raise
         except Exception as error:
-            context.fail(f"{type(error).__name__}: {error}", traceback.format_exc())
+            self._tell_failure(error)
             context.close()
             raise
         self._last = state
         return result
 
     def _tell_end(self) -> None:
-        """Tell the master how it ended, if the last training has ended well and the master does not know."""
+        """Tell the master how it ended, as far as that is known here and not there."""
         state, self._last = self._last, None
-        if state is None:
-            return
         error = getattr(sys, "last_value", None)  # what the interpreter ends with
-        if isinstance(error, Exception):
-            self.context().fail(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        if self._finished or self._failed:
             return
-        self._finished = True
-        self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
+        if isinstance(error, Exception):  # outside training, or before it: no other worker would do better
+            self._tell_failure(error)
+        elif state is not None:
+            self._finished = True
+            self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._failed = True
+        self.context().fail(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
