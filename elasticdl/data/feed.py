@@ -114,7 +114,7 @@ class FeedDataset:
             raise UserError(f"{self._where} returned {type(samples).__name__}; expected a tf.data.Dataset")
         spec = samples.element_spec
         if not isinstance(spec, tuple) or len(spec) != 2:
-            raise UserError(f"{self._where} gives {_shown(spec)}; expected pairs (features, labels)")
+            raise UserError(f"{self._where} gives {_shown(spec)}; expected (features, labels) pairs")
         for leaf in tf.nest.flatten(spec):
             if not isinstance(leaf, tf.TensorSpec):
                 raise UserError(
@@ -169,7 +169,12 @@ def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
 
 
 def _shown(spec: Any) -> str:
-    return f"{len(spec)} values" if isinstance(spec, tuple) else f"a {type(spec).__name__}"
+    """What a data set gives, in the words of who wrote it."""
+    if isinstance(spec, tuple):
+        return f"{len(spec)} values"
+    if isinstance(spec, dict):
+        return "dicts"
+    return f"single {type(spec).__name__.removesuffix('Spec').replace('Tensor', 'tensor')}s"
 
 
 def _first_line(error: tf.errors.OpError) -> str:

@@ -53,7 +53,8 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
         except ValueError as error:
             if len(lines := str(error).splitlines()) != 1:
                 raise
-            raise UserError(f"{call}: {lines[0]}") from error  # the contract's way to refuse a path
+            about = f"{call}: " if path or not is_feed else ""  # without a path, a feed's line names the option itself
+            raise UserError(f"{about}{lines[0]}") from error  # the contract's way to refuse a path
     where = f"{shown(module.path)}: {call}"
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{where} returned {type(dataset).__name__}; expected something with len() and [index]")

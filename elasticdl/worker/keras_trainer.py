@@ -30,11 +30,13 @@ from elasticdl.elastic.world import World
 from elasticdl.worker.batches import batch_policy, largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import open_datasets
+from elasticdl.worker.first_samples import Blame, require_fit
 from elasticdl.worker.frameworks import KERAS, kind, refuse_mixture
 from elasticdl.worker.keras_callbacks import KerasCallbacks
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
 from elasticdl.worker.keras_export import save_model
+from elasticdl.worker.keras_features import one_feature, try_out
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
@@ -60,7 +62,8 @@ def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
         refuse_needless(make_callbacks(module, CALLBACKS))
     with blame("eval_metrics_fn()", module.folder):
         name_metrics(make_metrics(module, nested=True))
-    open_datasets(module, spec)
+    training = one_feature(model, open_datasets(module, spec)).training
+    require_fit(try_out(model, checked_loss(module), training, Blame(module, spec)), spec, len(training))
 
 
 def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
@@ -107,7 +110,7 @@ class KerasLearner:
         self._spec = spec
         self._context = context
         self._model = model
-        data = open_datasets(module, spec)
+        data = one_feature(model, open_datasets(module, spec))
         micro_batch = largest_micro_batch(spec, len(data.training))
         inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
         if not model.built:

@@ -25,6 +25,7 @@ from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.evaluation import Evaluator
 from elasticdl.worker.feeds import refuse_feed
+from elasticdl.worker.first_samples import Blame, require_fit
 from elasticdl.worker.frameworks import TORCH, kind, refuse_mixture
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
@@ -32,7 +33,7 @@ from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.torch_checkpoint import TorchCodec
 from elasticdl.worker.user_code import blame, shown
-from elasticdl.worker.warm_up import warm_up
+from elasticdl.worker.warm_up import try_out, warm_up
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
 
 
@@ -49,7 +50,8 @@ def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
         make_callbacks(module)
     with blame("eval_metrics_fn()", module.folder):
         make_metrics(module)
-    open_datasets(module, spec)
+    training = open_datasets(module, spec).training
+    require_fit(try_out(model, module.loss, training, Blame(module, spec)), spec, len(training))
 
 
 def build_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -39,6 +39,7 @@ def refusal(tmp_path, monkeypatch):
             check(spec)
         line = str(caught.value)
         assert "\n" not in line
+        assert "\x1b" not in line
         return line.replace(spec.model_def, "NAME")
 
     return refused
@@ -167,9 +168,9 @@ FED = "feed(dataset, 'training', metadata)"
         ("None", f"{FED} returned NoneType; expected a tf.data.Dataset"),
         ("[1, 2]", f"{FED} returned list; expected a tf.data.Dataset"),
         ("(dataset, dataset, 3)", f"{FED} returned tuple; expected a tf.data.Dataset"),
-        ("dataset", f"{FED} gives a TensorSpec; expected pairs (features, labels)"),
-        ("dataset.map(lambda record: {'a': record})", f"{FED} gives a dict; expected pairs (features, labels)"),
-        ("dataset.map(lambda record: (record, record, record))", f"{FED} gives 3 values; expected pairs (features, labels)"),
+        ("dataset", f"{FED} gives single tensors; expected (features, labels) pairs"),
+        ("dataset.map(lambda record: {'a': record})", f"{FED} gives dicts; expected (features, labels) pairs"),
+        ("dataset.map(lambda record: (record, record, record))", f"{FED} gives 3 values; expected (features, labels) pairs"),
         ("dataset.map(lambda record: metadata.nothing)", "feed over --training_data x.csv raised AttributeError: 'Metadata' object has no attribute 'nothing'"),
         ("dataset.map(lambda record: (tf.matmul(record, 3), 0))", "feed over --training_data x.csv raised TypeError: Value passed to"),
         ("dataset.map(lambda record: (tf.strings.to_number(record[0] + 'x'), 0))", f"{FED}: record 0 of x.csv: InvalidArgumentError: StringToNumberOp could not correctly convert string: 1x"),
@@ -203,6 +204,88 @@ def test_files_that_are_wrong(refusal, tmp_path):
     assert said("good.csv", data_reader_params="columns=['a', 'z']") == (
         "good.csv: no column 'z'; its columns are a, b, y"
     )
-    assert said("") == f"{where}: --training_data is missing; expected the files of records for feed"
+    assert said("") == "--training_data is missing; expected the files of records for feed"
     assert said("none.csv").startswith(f"{where} none.csv: none.csv: no such file or folder")
     assert said("good.csv", validation_data="none.csv").startswith("feed over --validation_data none.csv: ")
+
+
+# -- a model that does not take the data --
+
+
+GIVEN = "custom_model()'s model, given the first samples of dataset('training', '') (features {}), raised ValueError: "
+SUBCLASSED = """
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+
+    def call(self, features):
+        return self.inner(features["right"])
+"""
+ALONE = function("dataset(mode, path)", "return [({'wrong': np.ones(2, np.float32)}, np.ones(1))] * 9")
+PAIR = function("dataset(mode, path)", "return [({'a': np.ones(2), 'b': np.ones(3)}, np.ones(1))] * 9")
+TABLE = function(
+    "custom_model()", "return keras.Sequential([keras.Input((2,), dtype='int32'), keras.layers.Embedding(5, 1)])"
+) + function("dataset(mode, path)", "return [(np.array([3, 7], np.int32), np.ones(1))] * 9")
+
+
+@pytest.mark.parametrize(
+    ("extra", "given", "expected"),
+    [
+        (function("custom_model()", "return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])"), "float32 (10, 2)", ["expected", "5", "(10, 2)"]),
+        (PAIR, "{a: float32 (9, 2), b: float32 (9, 3)}", ["expected", "eceived"]),
+        (
+            function("custom_model()", "return keras.Model({'x': (x := keras.Input((2,), name='x')), 'y': (y := keras.Input((2,), name='y'))}, x + y)") + PAIR,
+            "{a: float32 (9, 2), b: float32 (9, 3)}", ["a", "b"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_take_the_features(refusal, extra, given, expected):
+    line = refusal(extra)
+    start = "zoo/NAME.py: " + GIVEN.format(given)
+    assert line.startswith(start)
+    assert all(part in line.removeprefix(start) for part in expected)
+
+
+def test_the_users_line_in_a_subclassed_model(refusal, tmp_path):
+    line = refusal(SUBCLASSED + function("custom_model()", "return Net()") + ALONE)
+    assert (
+        "given the first samples of dataset('training', '') (features {wrong: float32 (9, 2)}), raised KeyError" in line
+    )
+    place, number, _ = line.split(":", 2)
+    (module,) = (tmp_path / "zoo").glob("*.py")
+    assert place == "zoo/NAME.py"
+    assert module.read_text().splitlines()[int(number) - 1].strip() == 'return self.inner(features["right"])'
+
+
+def test_a_value_that_the_model_does_not_take(refusal):
+    line = refusal(TABLE)
+    assert "custom_model()'s model, given the first samples" in line
+    assert "is not in [0, 5)" in line
+
+
+def test_a_loss_that_does_not_take_the_labels(refusal, tmp_path):
+    wrong = function(
+        "loss(labels, predictions)", "return keras.losses.sparse_categorical_crossentropy(labels[:, None], predictions)"
+    )
+    line = refusal(wrong)
+    assert line.startswith("zoo/NAME.py:")
+    assert (
+        "loss(labels, predictions), given labels float32 (10, 1) and predictions float32 (10, 1), raised ValueError: "
+        in line
+    )
+    assert "expected a tensor: the mean over the samples" in refusal(function("loss(labels, predictions)", "pass"))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        function(
+            "custom_model()", "return keras.Sequential([keras.Input(batch_shape=(10, 2)), keras.layers.Dense(1)])"
+        ),
+        function("loss(labels, predictions)", "raise NotImplementedError('only on a device of another kind')"),
+    ],
+)
+def test_what_a_worker_may_be_able_to_do_is_not_refused(extra, tmp_path, monkeypatch):
+    check(spec_maker(tmp_path, monkeypatch)(extra))

@@ -120,7 +120,7 @@ class TrainStep:
         outputs, moved, extra = self.model.stateless_call(
             trainable, others, inputs, return_losses=True, **self._training
         )
-        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(_widen, outputs)))
+        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
         for term in extra:  # of regularizers and add_loss
             loss += tf.cast(term, loss.dtype)
         return loss, moved
@@ -153,7 +153,7 @@ def _takes_training(model: Any) -> bool:
     return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _widen(output: Any) -> Any:
+def widen(output: Any) -> Any:
     """As Keras does before a loss: in half precision a scaled loss would overflow."""
     half = getattr(output, "dtype", None) in (tf.float16, tf.bfloat16)
     return tf.cast(output, tf.float32) if half else output
