@@ -46,6 +46,17 @@ def check_gpus(gpus: Any) -> None:
         raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
 
 
+def checked_seed(seed: Any) -> int:
+    """``seed`` if random generators can start from it.
+
+    Raises:
+        ArgumentError: they can't.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
+        raise ArgumentError(f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
+    return int(seed)
+
+
 def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
     """The policy that `init` was asked for. The memory bound may be above the batch: then it never matters.
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.context import ContextT
-from elasticdl.elastic.current import check_gpus, job, make_policy
+from elasticdl.elastic.current import check_gpus, checked_seed, job, make_policy
 from elasticdl.elastic.errors import Overtaken, Stopped
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.state import TrainingState
@@ -75,6 +75,7 @@ class OwnJob(Generic[ContextT]):
             )
         job.require_none()
         check_gpus(gpus)
+        seed = checked_seed(seed)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
         made = self._connect(policy, seed=seed, environ=os.environ)
         self._seed_framework(seed)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.elastic.keras.fit_checks import check_values, check_weights
 from elasticdl.elastic.keras.fit_data import WITH_WEIGHTS, Columns, Samples, open_data, weigh_classes
 
 # What to do instead of giving an argument that is refused.
@@ -28,11 +29,17 @@ class FitOptions:
     shuffle: bool
     validation_freq: int | Container[int]
 
+    def __post_init__(self) -> None:
+        """Raises:
+        ArgumentError: there is no such epoch, or no such frequency.
+        """
+        check_values({name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq")})
+
     def validates(self, epoch: int) -> bool:
         """Whether there is a validation at the end of this epoch, counted from 0."""
-        if isinstance(self.validation_freq, int):
-            return (epoch + 1) % self.validation_freq == 0
-        return epoch + 1 in self.validation_freq
+        if isinstance(self.validation_freq, Container):
+            return epoch + 1 in self.validation_freq
+        return (epoch + 1) % self.validation_freq == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,16 @@ class FitData:
 
     training: Samples
     validation: Samples | None = None
+
+    def check(self, model: keras.Model) -> None:
+        """Raises:
+        UserError: there are no samples to validate on, or weights that the model's loss can't be multiplied by.
+        """
+        if self.validation is not None and not len(self.validation):
+            raise UserError("fit(validation_data=): there are no samples; leave it out, or give at least one")
+        for call, samples in (("fit(x, y)", self.training), ("fit(validation_data=)", self.validation)):
+            if samples is not None and samples.weighted and len(samples):
+                check_weights(call, samples.dataset[0][1][1], model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,7 @@ class GivenData:
         """Raises:
         UserError: it can't be used here.
         """
+        check_values({"class_weight": self.class_weight, "validation_split": self.validation_split})
         training = open_data(self.x, self.y, self._weights())
         if self.validation_data is not None:
             return FitData(training, _open_validation(self.validation_data))

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.fit_checks import require_arrays, require_numbers
 from elasticdl.elastic.keras.loader import Dataset, Indices
 
 WITH_WEIGHTS = 3  # parts of a sample that has a weight
@@ -70,15 +71,18 @@ class Batches:
 
     def __init__(self, source: keras.utils.PyDataset) -> None:
         """Raises:
-        UserError: it has no end.
+        UserError: it has no end, or its first batch no samples.
         """
         count = source.num_batches
         if not count:
             raise UserError("fit(x): a PyDataset needs a number of batches, by __len__")
         self._source = source
+        self._count = count
         self._last: tuple[int, Any] | None = None  # what was asked for last: samples come in order
-        self._size = self._rows(0)
-        self._length: int = self._size * (count - 1) + self._rows(count - 1)
+        self._size = _rows(self._batch(0))
+        if not self._size:
+            raise UserError(f"fit(x): the first batch of the {type(source).__name__} is empty; expected some samples")
+        self._length: int = self._size * (count - 1) + _rows(self._batch(count - 1))
 
     def __len__(self) -> int:
         return self._length
@@ -94,11 +98,22 @@ class Batches:
                 raise UserError(
                     "fit(x): a batch of a PyDataset must be (inputs, labels) or (inputs, labels, sample weights)"
                 )
+            self._check_size(number, _rows(batch))
             self._last = number, tuple(batch)
         return self._last[1]
 
-    def _rows(self, number: int) -> int:
-        return len(keras.tree.flatten(self._batch(number))[0])
+    def _check_size(self, number: int, rows: int) -> None:
+        """That samples can be counted through all batches."""
+        if number and (rows > self._size or (rows < self._size and number < self._count - 1)):
+            raise UserError(
+                f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and the first has "
+                f"{self._size}; all must have as many, and only the last may have fewer"
+            )
+
+
+def _rows(batch: Any) -> int:
+    require_arrays("fit(x)", {"a batch": batch})
+    return len(keras.tree.flatten(batch)[0])
 
 
 class Weighted:
@@ -121,31 +136,38 @@ def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> S
     Raises:
         UserError: they can't be taken by index.
     """
+    if x is None:
+        raise UserError(f"{call}: there are no data; give arrays x and y, or a data set as x")
     batches = isinstance(x, keras.utils.PyDataset)
     arrays = isinstance(x, np.ndarray | tf.Tensor | dict | list | tuple) or hasattr(x, "__array__")
     by_index = batches or arrays or (hasattr(x, "__getitem__") and hasattr(x, "__len__"))
-    if not by_index or isinstance(x, tf.data.Dataset):
+    if not by_index or isinstance(x, tf.data.Dataset | str | bytes):
         raise UserError(
             f"{call}: a {type(x).__name__} can't be read by index, so the order of samples can't stay the same when workers "
             "change; give arrays, a keras.utils.PyDataset, or an object with __len__ and __getitem__"
         )
     if not batches and y is not None:
+        given = {"y": y} if weights is None else {"y": y, "sample_weight": weights}
+        require_arrays(call, {"x": x, **given})
+        require_numbers(call, given)
         return Samples(cast(Dataset, Columns(x, y, weights)), weights is not None)
     if y is not None or weights is not None:
         raise UserError(f"{call}: give labels and weights within the {type(x).__name__}, as (inputs, labels, weights)")
     if arrays:
         raise UserError(f"{call}: there are no labels; give y, or a data set of pairs (inputs, labels)")
-    return _open_dataset(Batches(x) if batches else x, in_order=batches)
+    return _open_dataset(Batches(x) if batches else x, call, in_order=batches)
 
 
 def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
     """The weight of each sample by its class, as Keras understands ``class_weight``.
 
     Raises:
-        UserError: there are labels of several outputs.
+        UserError: there are labels of several outputs, or some that are no numbers.
     """
     if keras.tree.is_nested(labels):
-        raise UserError("fit(class_weight=): only for a model with one output; give sample_weight")
+        raise UserError("fit(class_weight=): only for a model with one output, with y as one array; give sample_weight")
+    require_arrays("fit(x, y)", {"y": labels})
+    require_numbers("fit(x, y)", {"y": labels})
     classes = np.asarray(labels)
     if classes.ndim > 1:
         classes = classes[..., 0] if classes.shape[-1] == 1 else classes.argmax(-1)
@@ -153,7 +175,9 @@ def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
     return np.array([weights.get(int(each), 1.0) for each in found])[places]
 
 
-def _open_dataset(dataset: Any, *, in_order: bool) -> Samples:
+def _open_dataset(dataset: Any, call: str, *, in_order: bool) -> Samples:
     first = dataset[0] if len(dataset) else None
     weighted = isinstance(first, tuple) and len(first) == WITH_WEIGHTS
+    if isinstance(first, tuple) and len(first) in (2, WITH_WEIGHTS):
+        require_numbers(call, dict(zip(("the labels", "the weights"), first[1:], strict=False)))
     return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, in_order)

@@ -11,7 +11,7 @@ model.fit(images, labels, epochs=10)
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -81,7 +81,7 @@ class Model:
         validation_data: Any = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
-        validation_freq: int = 1,
+        validation_freq: int | Container[int] = 1,
         validation_batch_size: int | None = None,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
@@ -102,6 +102,7 @@ class Model:
         if batch_size not in (None, job.numbers.batch_size, job.numbers.global_batch_size):
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
         data = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split).open()
+        data.check(self.model)
         if data.training.weighted and self._has_loss("mean_with_sample_weight"):
             raise UserError(
                 'fit(): with weights, a loss with reduction="mean_with_sample_weight" depends on the micro-batch; use '
