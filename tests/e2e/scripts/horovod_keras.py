@@ -40,9 +40,16 @@ model = Model(entrance, keras.layers.Dense(1)(keras.layers.Dense(16, "relu")(ent
 model.compile(optimizer=keras.optimizers.SGD(0.01 * hvd.size(), momentum=0.9), loss="mse")
 
 
+def shard():
+    options = tf.data.Options()
+    # An iterator that an exception has taken `fit` from waits for its tuner when Python ends, up to a minute.
+    options.autotune.enabled = False
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).shard(hvd.size(), hvd.rank())
+    return data.repeat().batch(8).with_options(options)
+
+
 @elastic.run
 def train(state):
-    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).shard(hvd.size(), hvd.rank()).repeat().batch(8)
     callbacks = [
         Watch(),
         elastic.UpdateEpochStateCallback(state),
@@ -50,7 +57,7 @@ def train(state):
         elastic.CommitStateCallback(state, batches_per_commit=2),
     ]
     if not state.enough:
-        model.fit(data, steps_per_epoch=20, epochs=10**6 - state.epoch, callbacks=callbacks, verbose=0)
+        model.fit(shard(), steps_per_epoch=20, epochs=10**6 - state.epoch, callbacks=callbacks, verbose=0)
 
 
 def on_reset():
