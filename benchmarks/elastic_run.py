@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.job import ElasticJob, JobSettings
+from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
 from elasticdl.common.journal import Entry
@@ -19,6 +20,7 @@ from elasticdl.elastic.pause import PHASES
 SAMPLES = 65536
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
 EVENTS = ("grow", *SIGNALS)
+PROGRAMS = {"torch": "benchmarks.loops.elastic_steps", "keras": "benchmarks.loops.keras_elastic_steps"}
 SETTLED_STEPS = 5
 START_SECONDS = 180.0  # to import, warm up and join, several at once
 EVENT_SECONDS = 60.0
@@ -26,7 +28,10 @@ EVENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of workers. ``parts``: of each survivor's pause, as it reported them to the master."""
+    """One change of workers. ``parts``: of each survivor's pause, as it reported them to the master.
+
+    ``traces``: of each function by any survivor since it started, which has then trained in ``worlds_seen`` worlds.
+    """
 
     event: str
     before: int
@@ -35,19 +40,24 @@ class Change:
     parts: tuple[dict[str, float], ...]
     torn: int
     worlds: int  # formed on the way; 1 unless something else happened meanwhile
+    traces: dict[str, int]
+    worlds_seen: int
 
 
 class ElasticRun:
     """One job with ``workers`` workers, from which one is taken, and to which one is added."""
 
-    def __init__(self, model: str, workers: int, processes: Processes, *, heartbeat_timeout: float | None) -> None:
-        program = [sys.executable, "-m", "benchmarks.loops.elastic_steps", "--model", model]
+    def __init__(
+        self, framework: str, model: str, workers: int, processes: Processes, *, heartbeat_timeout: float | None
+    ) -> None:
+        program = [sys.executable, "-m", PROGRAMS[framework], "--model", model]
         program += ["--samples", str(SAMPLES), "--folder", str(processes.folder)]
         options: dict[str, str] = {}
         if heartbeat_timeout is not None:
             options["heartbeat_timeout"] = str(heartbeat_timeout)
         self._job = ElasticJob("rescale", JobSettings(f"1-{workers}", program, options), processes)
         self._workers = workers
+        self._folder = processes.folder
         self._logs = StepLogs(processes.folder)
 
     def start(self) -> None:
@@ -123,6 +133,7 @@ class ElasticRun:
         for pid in pids:
             steps = self._logs.steps[pid]
             halves.append(split_at(steps, since, [int(step.world) > old["world"] for step in steps]))
+        traced = [read_traces(self._folder, pid) for pid in pids]
         return Change(
             event=event,
             before=len(old["members"]),
@@ -131,6 +142,8 @@ class ElasticRun:
             parts=tuple({part: pause[part] for part in (*PHASES, "total")} for pause in pauses),
             torn=max(pause["steps_torn"] for pause in pauses),
             worlds=newest - old["world"],
+            traces={name: max(counts[name] for counts in traced) for name in traced[0]},
+            worlds_seen=max(len({step.world for step in self._logs.steps[pid]}) for pid in pids),
         )
 
     def _pause_of(self, worker: int, world: int, mark: int) -> Entry:

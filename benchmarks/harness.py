@@ -22,7 +22,7 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 LOAD_SECONDS = 1.0
 FILE_WIDTH = 140
-LIBRARIES = ("torch", "horovod", "grpcio", "elasticdl")
+LIBRARIES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "horovod", "grpcio", "elasticdl")
 
 
 @dataclass(frozen=True, slots=True)

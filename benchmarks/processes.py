@@ -15,6 +15,8 @@ from typing import Self
 
 import psutil
 
+from elasticdl.master.tether import tethered
+
 ROOT = Path(__file__).parent.parent
 POLL = 0.01
 
@@ -47,7 +49,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         with self.log_of(name).open("ab") as log:
             process = subprocess.Popen(
-                command,
+                tethered([*command]),  # a benchmark that is killed leaves nothing running
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,14 +1,17 @@
 """How long the survivors pause when workers come and go, and what the pause consists of.
 
     python -m benchmarks.rescale [--repetitions 10] [--workers 2,3,4,5] [--models 1m,2.6m,25m]
-                                 [--events grow,sigterm,sigkill,sigstop] [--peers torchrun,horovodrun,torchft | none]
+                                 [--events grow,sigterm,sigkill,sigstop] [--frameworks torch,keras]
+                                 [--peers torchrun,horovodrun,torchft | none]
 
-With N workers, grow is N-1 to N and every other event N to N-1. Peers go through the same with the same models.
+With N workers, grow is N-1 to N and every other event N to N-1. Peers, which train with PyTorch, go through the same with
+the same models.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import shutil
 import sys
@@ -17,10 +20,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.elastic_run import EVENTS, Change, ElasticRun
+from benchmarks.elastic_run import EVENTS, PROGRAMS, Change, ElasticRun
 from benchmarks.harness import Results, add_out, busy_cores, describe_machine, names, numbers
 from benchmarks.models import LAYERS
 from benchmarks.peers import PEERS
@@ -36,10 +39,8 @@ def main() -> int:
     print(describe_machine(results.machine))
     changes: dict[Key, list[Change]] = defaultdict(list)
     failures: dict[Key, int] = defaultdict(int)
-    for model in args.models:
-        for workers in args.workers:
-            for event in args.events:
-                measure(Key(event, workers, model), args, results, changes, failures)
+    for framework, model, workers, event in itertools.product(args.frameworks, args.models, args.workers, args.events):
+        measure(Key(event, workers, model, framework), args, results, changes, failures)
     show_elastic(changes, failures, results)
     peers = measure_peers(args, results)
     show_peers(peers, results)
@@ -54,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=numbers, default=[2, 3, 4, 5])
     parser.add_argument("--models", type=names, default=list(LAYERS), help=",".join(LAYERS))
     parser.add_argument("--events", type=names, default=list(EVENTS), help=",".join(EVENTS))
+    parser.add_argument("--frameworks", type=names, default=list(PROGRAMS), help=",".join(PROGRAMS))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"none, or some of {','.join(PEERS)}")
@@ -66,7 +68,8 @@ def parse() -> argparse.Namespace:
     args.peers = [] if args.peers in ("", "none") else names(args.peers)
     args.peer_models = args.peer_models or args.models
     models = [*args.models, *args.peer_models]
-    for given, known in ((args.events, EVENTS), (models, LAYERS), (args.peers, PEERS)):
+    allowed = ((args.events, EVENTS), (models, LAYERS), (args.frameworks, PROGRAMS), (args.peers, PEERS))
+    for given, known in allowed:
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     if min(args.workers) < 2:
@@ -91,23 +94,23 @@ def measure(
                 for number in range(number, args.repetitions):  # noqa: B020 (a new job goes on where the last one failed)
                     before = busy_cores(0.2)
                     for change in run.repeat(key.event, number, args.settle, rng):
-                        changed = Key(change.event, key.workers, key.model)
+                        changed = replace(key, event=change.event)
                         changes[changed].append(change)
-                        fields = {"model": key.model, "workers": key.workers, "repetition": number}
-                        results.add("change", **fields, provoked=key.event, busy_cores_before=before, **asdict(change))
+                        fields = {"repetition": number, "provoked": key.event, "busy_cores_before": before}
+                        results.add("change", **{**asdict(key), **asdict(change)}, **fields)
                         say(changed, number, change)
                 run.stop()
                 return
         except Failed as failure:
             failures[key] += 1
-            results.add("failure", model=key.model, workers=key.workers, event=key.event, reason=str(failure))
+            results.add("failure", **asdict(key), reason=str(failure))
             print(f"{key}: FAILED: {failure}", flush=True)
             number += 1
 
 
 def elastic_run(key: Key, args: argparse.Namespace, processes: Processes) -> ElasticRun:
     timeout = args.heartbeat_timeout if key.event == "sigstop" else None
-    return ElasticRun(key.model, key.workers, processes, heartbeat_timeout=timeout)
+    return ElasticRun(key.framework, key.model, key.workers, processes, heartbeat_timeout=timeout)
 
 
 def say(key: Key, number: int, change: Change) -> None:
@@ -123,7 +126,7 @@ def scratch(results: Results, key: Key) -> Iterator[Processes]:
         with Processes(folder) as processes:
             yield processes
     except Failed:
-        kept = results.path.parent / f"failed-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
+        kept = results.path.parent / f"failed-{key.framework}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
         shutil.copytree(folder, kept)
         print(f"logs kept: {kept}", flush=True)
         raise

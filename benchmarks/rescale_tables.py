@@ -16,16 +16,17 @@ GROWING = ("grow", "rejoin")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What is measured: an event, the larger number of workers, a model."""
+    """What is measured: an event, the larger number of workers, a model, with which framework."""
 
     event: str
     workers: int
     model: str
+    framework: str = "torch"
 
     def __str__(self) -> str:
         fewer = self.workers - 1
         way = f"{fewer}->{self.workers}" if self.event in GROWING else f"{self.workers}->{fewer}"
-        return f"{self.model} {self.event} {way}"
+        return f"{self.framework} {self.model} {self.event} {way}"
 
 
 PeerChanges = Mapping[tuple[str, Key], Sequence[PeerChange]]
@@ -38,10 +39,10 @@ def pauses(changes: Sequence[Change] | Sequence[PeerChange]) -> Summary:
 
 def show_elastic(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int], results: Results) -> None:
     rows, splits = [], []
-    for key in sorted({*changes, *failures}, key=lambda key: (key.event, key.model, key.workers)):
+    for key in sorted({*changes, *failures}, key=lambda key: (key.framework, key.event, key.model, key.workers)):
         samples, failed = changes.get(key, ()), failures.get(key, 0)
         if not samples:
-            rows.append([str(key), "0", *("-" * 8), str(failed)])
+            rows.append([str(key), "0", *("-" * 9), str(failed)])
             continue
         pause = pauses(samples)
         reported = summarise(part["total"] for change in samples for part in change.parts)
@@ -50,11 +51,14 @@ def show_elastic(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key,
         counts = {name: sum(getattr(change.gap, name) for change in samples) for name in ("redone", "lost")}
         counts["torn"] = sum(change.torn for change in samples)
         fields = {"repetitions": len(samples), "failed": failed, "pause": pause, "reported": reported, "step": step}
+        traces = {name: max(change.traces[name] for change in samples) for name in samples[0].traces}
+        fields |= {"traces": traces, "worlds_seen": max(change.worlds_seen for change in samples)}
         results.add("summary", **asdict(key), **fields, parts=parts, **counts)
         shown = [_ms(value) for value in (pause.median, pause.p95, pause.minimum, pause.maximum, step.median)]
-        rows.append([str(key), str(len(samples)), *shown, *(str(count) for count in counts.values()), str(failed)])
+        traced = str(max(traces.values(), default="-"))
+        rows.append([str(key), str(len(samples)), *shown, *map(str, counts.values()), traced, str(failed)])
         splits.append([str(key), *(_ms(parts[name].median) for name in PHASES), _ms(reported.median)])
-    columns = ["event", "n", "median", "p95", "min", "max", "step", "redone", "lost", "torn", "failed"]
+    columns = ["event", "n", "median", "p95", "min", "max", "step", "redone", "lost", "torn", "traces", "failed"]
     show_table("Pause of the survivors, ms (step logs, less an ordinary step)", columns, rows)
     show_table("Where it goes, ms (medians, as reported)", ["event", *PHASES, "total"], splits)
 

@@ -7,5 +7,6 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible():
-    """A shell that puts the tests into the background has them ignore SIGINT, which their children would inherit."""
+    """A shell that puts the tests into the background has them ignore SIGINT, and `nohup` SIGHUP; children inherit it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

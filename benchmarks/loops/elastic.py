@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.meter import Meter
-from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer
+from benchmarks.loops.options import parse_measured
+from benchmarks.models import WORKER_BATCH
+from benchmarks.torch_models import make_dataset, make_model, make_optimizer
 from elasticdl.elastic.torch.state import TorchState
 
 
@@ -21,14 +20,7 @@ def agree(number: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--warm_up", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    args = parser.parse_args()
-
+    args = parse_measured()
     torch.set_num_threads(1)
     elastic.init(batch_size_per_worker=WORKER_BATCH)
     model = make_model(args.model)

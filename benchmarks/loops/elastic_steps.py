@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
+from benchmarks.loops.options import parse_steps
 from benchmarks.loops.steplog import StepLog
-from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer, warm_up
+from benchmarks.models import WORKER_BATCH
+from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
 from elasticdl.elastic.torch.state import TorchState
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    args = parser.parse_args()
-
+    args = parse_steps()
     torch.set_num_threads(1)
     job = elastic.init(batch_size_per_worker=WORKER_BATCH)
     warm_up(args.model)

@@ -24,11 +24,13 @@ class Meter:
         self._laps: dict[str, list[float]] = {}
         self._steps = 0
         self._target = 0
-        self._started_at = self._cpu_before = self._first_at = self._last = 0.0
+        self._started_at = self._cpu_before = self._half_at = self._last = 0.0
+        self.begun = False
         self._result: dict[str, Any] = {}
 
     def begin(self) -> None:
-        self._first_at = self._last = time.perf_counter()
+        self.begun = True
+        self._half_at = self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         """The time since the last call went into this part of the step."""
@@ -39,7 +41,9 @@ class Meter:
     def done(self) -> bool:
         """Whether this was the last step."""
         self._steps += 1
-        if self._target == 0 and self._steps == self._warm_up:
+        if self._target == 0 and self._steps == self._warm_up // 2:
+            self._half_at = time.perf_counter()  # the first steps may compile something
+        elif self._target == 0 and self._steps == self._warm_up:
             self._start()
         elif self._target and self._steps == self._target:
             self._finish()
@@ -47,7 +51,7 @@ class Meter:
         return False
 
     def _start(self) -> None:
-        step = (time.perf_counter() - self._first_at) / self._warm_up
+        step = (time.perf_counter() - self._half_at) / (self._warm_up - self._warm_up // 2)
         self._target = self._agree(max(1, round(self._seconds / step)))
         self._steps = 0
         self._laps.clear()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 
-from benchmarks.models import WORKER_BATCH, make_dataset
+from benchmarks.loops.options import make_parser
+from benchmarks.models import WORKER_BATCH
+from benchmarks.torch_models import make_dataset
 
 POOL_BATCHES = 64
 RECOVERY_STEPS = 20
 
 
 def parse(replica: bool = False) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = make_parser()
     if replica:
         parser.add_argument("--replica", type=int, required=True)
     return parser.parse_args()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.loops.meter import Meter
-from benchmarks.models import WORKER_BATCH, make_dataset, make_model, make_optimizer
+from benchmarks.loops.options import parse_measured
+from benchmarks.models import WORKER_BATCH
+from benchmarks.torch_models import make_dataset, make_model, make_optimizer
 
 
 @dataclass(slots=True)
@@ -204,15 +204,7 @@ def batches(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--loop", choices=list(LOOPS), required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--warm_up", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    args = parser.parse_args()
-
+    args = parse_measured(LOOPS)
     torch.set_num_threads(1)
     setup = LOOPS[args.loop](args.model)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -12,7 +12,7 @@ from torchft import DistributedDataParallel, Manager, ProcessGroupGloo  # type: 
 
 from benchmarks.loops.peer_common import Batches, parse
 from benchmarks.loops.steplog import StepLog
-from benchmarks.models import make_model, make_optimizer
+from benchmarks.torch_models import make_model, make_optimizer
 
 TIMEOUT = timedelta(seconds=30)
 

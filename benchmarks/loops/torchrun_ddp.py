@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.loops.peer_common import RECOVERY_STEPS, Batches, parse
 from benchmarks.loops.steplog import StepLog
-from benchmarks.models import make_model, make_optimizer
+from benchmarks.torch_models import make_model, make_optimizer
 
 
 def main() -> None:

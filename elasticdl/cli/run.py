@@ -19,7 +19,8 @@ SEPARATOR = "--"
 def parser() -> Parser:
     made = Parser(
         "run",
-        "Run a training script that uses elasticdl.elastic, on this machine or a Kubernetes cluster, on workers that may come and go.",
+        "Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
+        "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
         usage="elasticdl run [OPTIONS] -- PROGRAM [ARGUMENTS]",
     )
     add_options(made, GROUPS)

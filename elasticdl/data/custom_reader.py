@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records
 
 Reader = Any
@@ -106,7 +107,7 @@ def open_custom(make: Callable[..., Reader], origin: str, mode: str, params: dic
         UserError: it can't be read by index.
         Exception: whatever the user's code raises.
     """
-    where = f"{make.__name__}({origin!r})"
+    where = f"{name_of(make)}({origin!r})"
     reader = make(data_origin=origin, records_per_task=1, **params)
     metadata = getattr(reader, "metadata", None) or NO_COLUMNS
     if hasattr(reader, "__len__") and hasattr(reader, "__getitem__"):

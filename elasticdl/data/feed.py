@@ -14,16 +14,21 @@ a batch of records to a batch of samples: building a ``tf.data`` pipeline for ea
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.data.records import Records
 
 PROBED = 3  # records that feed is tried with
 SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"
+PLACE_IN_GRAPH = re.compile(
+    r"^(\{\{.*?\}\} )?(Error in user-defined function passed to \S+ transformation with iterator: \S+: )?"
+)
 EMPTY = "Dataset was empty."  # as TensorFlow says it
 
 Feed = Callable[..., Any]
@@ -40,7 +45,7 @@ class FeedDataset:
             Exception: whatever the user's code raises.
         """
         self._records, self._feed, self._mode = records, feed, mode
-        self._where = f"{feed.__name__}(dataset, {mode!r}{', metadata' * _takes_metadata(feed)})"
+        self._where = f"{name_of(feed)}(dataset, {mode!r}{', metadata' * _takes_metadata(feed)})"
         with tf.device("CPU:0"):
             self._convert = self._trace()
 
@@ -63,9 +68,9 @@ class FeedDataset:
         """
         with tf.device("CPU:0"):
             try:
-                samples = self._convert(*self._tensors(indices))
+                samples = self._converted(indices)
             except tf.errors.OpError as error:
-                raise UserError(f"{self._where}{self._explain(error, indices)}") from error
+                raise UserError(f"{self._where}{self._explain(error, indices, self._converted)}") from error
             given = int(tf.nest.flatten(samples)[0].shape[0])
             if given != len(indices):
                 shown = "more" if given > len(indices) else given
@@ -73,11 +78,15 @@ class FeedDataset:
             inputs, labels = tf.nest.map_structure(lambda tensor: tensor.numpy(), samples)
             return inputs, labels
 
-    def _tensors(self, indices: Sequence[int]) -> list[Any]:
-        return [tf.convert_to_tensor(column) for column in tf.nest.flatten(self._records.read(indices))]
+    def _converted(self, indices: Sequence[int]) -> Any:
+        return self._convert(*map(tf.convert_to_tensor, tf.nest.flatten(self._records.read(indices))))
+
+    @property
+    def _probed(self) -> list[int]:
+        return [index % len(self._records) for index in range(PROBED)]
 
     def _trace(self) -> Callable[..., Any]:
-        probe = self._records.read([index % len(self._records) for index in range(PROBED)])
+        probe = self._records.read(self._probed)
         batched = self._makes_batches(probe)
         specs = [
             tf.TensorSpec([None, *column.shape[1:]], column.dtype)
@@ -105,7 +114,7 @@ class FeedDataset:
             raise UserError(f"{self._where} returned {type(samples).__name__}; expected a tf.data.Dataset")
         spec = samples.element_spec
         if not isinstance(spec, tuple) or len(spec) != 2:
-            raise UserError(f"{self._where} gives {_shown(spec)}; expected pairs (features, labels)")
+            raise UserError(f"{self._where} gives {_shown(spec)}; expected (features, labels) pairs")
         for leaf in tf.nest.flatten(spec):
             if not isinstance(leaf, tf.TensorSpec):
                 raise UserError(
@@ -114,20 +123,23 @@ class FeedDataset:
         try:
             elements = [tf.nest.flatten(element) for element in samples.take(PROBED + 1)]
         except tf.errors.OpError as error:
-            raise UserError(f"{self._where}: {_first_line(error)}") from error
+            raise UserError(f"{self._where}{self._explain(error, self._probed, self._tried)}") from error
         batched = _are_batches(tf.nest.flatten(spec), elements)
         if not batched and len(elements) != PROBED:
             shown = "more" if len(elements) > PROBED else len(elements)
             raise UserError(f"{self._where} gave {shown} samples for {PROBED} records; {SAMPLES}")
         return batched
 
-    def _explain(self, error: tf.errors.OpError, indices: Sequence[int]) -> str:
+    def _tried(self, indices: Sequence[int]) -> list[Any]:
+        return list(self._apply(self._records.read(indices)))
+
+    def _explain(self, error: tf.errors.OpError, indices: Sequence[int], convert: Callable[[list[int]], object]) -> str:
         """Which record it was, found by converting each alone."""
         if _first_line(error).endswith(EMPTY):
             return f" gave 0 samples for {len(indices)} records; {SAMPLES}"
         for index in indices:
             try:
-                self._convert(*self._tensors([index]))
+                convert([index])
             except tf.errors.OpError as alone:
                 return f": {self._records.place(index)}: {_first_line(alone)}"
         return f": {_first_line(error)}"
@@ -144,7 +156,7 @@ def _takes_metadata(feed: Feed) -> bool:
         except TypeError:
             continue
         return count == 3
-    raise UserError(f"{feed.__name__}{signature}: expected {feed.__name__}(dataset, mode, metadata)")
+    raise UserError(f"{name_of(feed)}{signature}: expected {name_of(feed)}(dataset, mode, metadata)")
 
 
 def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
@@ -157,7 +169,12 @@ def _are_batches(specs: list[tf.TensorSpec], elements: list[list[Any]]) -> bool:
 
 
 def _shown(spec: Any) -> str:
-    return f"{len(spec)} values" if isinstance(spec, tuple) else f"a {type(spec).__name__}"
+    """What a data set gives, in the words of who wrote it."""
+    if isinstance(spec, tuple):
+        return f"{len(spec)} values"
+    if isinstance(spec, dict):
+        return "dicts"
+    return f"single {type(spec).__name__.removesuffix('Spec').replace('Tensor', 'tensor')}s"
 
 
 def _first_line(error: tf.errors.OpError) -> str:
@@ -166,4 +183,4 @@ def _first_line(error: tf.errors.OpError) -> str:
     said = [
         line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "<stack", "File "))
     ]
-    return f"{type(error).__name__}: {(said or lines or ['no reason given'])[0]}"
+    return f"{type(error).__name__}: {PLACE_IN_GRAPH.sub('', (said or lines or ['no reason given'])[0])}"

@@ -32,6 +32,7 @@ SUFFIXES: Mapping[str, Kind] = {
     ".npy": "NumPy",
 }
 BEGINNINGS: Mapping[bytes, Kind] = {b"PAR1": "Parquet", b"\x93NUM": "NumPy"}
+_GZIP = b"\x1f\x8b"
 _RECORDIO = struct.pack("<I", 0x01020304)
 
 
@@ -54,8 +55,11 @@ class _Opener:
 
     def open(self, name: str) -> RecordFile | None:
         kind = self.params.reader_type or self._kind(name)
-        if kind in ("TFRecord", "CSV", "Text", None) and not self.storage.size(name):
-            return None
+        if kind in ("TFRecord", "CSV", "Text", None):
+            size = self.storage.size(name)
+            if not size:
+                return None
+            self._refuse_compressed(name, size)
         match kind:
             case "TFRecord":
                 return open_tfrecord(name, self.storage)
@@ -70,6 +74,10 @@ class _Opener:
         raise UserError(
             f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
         )
+
+    def _refuse_compressed(self, name: str, size: int) -> None:
+        if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
+            raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
 
     def _csv_options(self, name: str) -> CsvOptions:
         columns = self.params.columns
@@ -116,7 +124,9 @@ def open_records(where: str, params: Mapping[str, object]) -> Records:
         if type(file) is not type(opened[0]):
             raise UserError(f"{file.name}: of another format than {opened[0].name}; expected one format in {where}")
     if not any(len(file) for file in opened):
-        raise UserError(f"{where}: {len(files)} files, and not one record in them; expected at least one")
+        raise UserError(
+            f"{where}: not one record in {'these files' if len(files) > 1 else 'this file'}; expected at least one"
+        )
     return Records(opened)
 
 

@@ -24,7 +24,6 @@ from elasticdl.data.storage import Storage
 HEADER, FOOTER = 12, 4  # bytes around the data
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def open_tfrecord(name: str, storage: Storage) -> TFRecordFile:
     """Find all records.
 
     Raises:
-        UserError: it is no TFRecord file, is compressed, or was cut short.
+        UserError: it is no TFRecord file, or was cut short.
     """
     size = storage.size(name)
     if not size:
@@ -86,8 +85,6 @@ def _indexed(name: str, storage: Storage, content: bytes | mmap.mmap, size: int)
 
 
 def _require_tfrecord(name: str, header: bytes) -> None:
-    if header[:2] == _GZIP:
-        raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain TFRecord: unpack it")
     if len(header) < HEADER or _masked_crc32c(header[:8]) != _CHECKSUM.unpack_from(header, 8)[0]:
         raise UserError(f"{name}: not a TFRecord file: its first 12 bytes are no length with its checksum")
 

@@ -7,12 +7,14 @@ After ``elastic.torch.init(...)`` or ``elastic.keras.init(...)`` this module tel
 ``steps``, ``batch_size``, ``global_batch_size``, ``gpus`` and ``master``; see `elasticdl.elastic.current`.
 """
 
+import importlib
 from typing import Any
+
+_NUMBERS = ("steps", "batch_size", "global_batch_size", "gpus", "master")
 
 
 def __getattr__(name: str) -> Any:
-    from elasticdl.elastic import current  # here, as most of what imports this package does not need it
-
-    if name not in current.NAMES:
+    if name not in _NUMBERS:  # Python asks here for each submodule that is yet to be imported
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(current.job.numbers, name)
+    # Imported here, as most of what imports this package does not need it.
+    return getattr(importlib.import_module("elasticdl.elastic.current").job.numbers, name)

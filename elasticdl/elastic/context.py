@@ -21,8 +21,8 @@ from elasticdl.elastic.collective import Endpoint
 from elasticdl.elastic.horovod_collective import HorovodCollective
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import ElasticLoop, Hooks
-from elasticdl.elastic.notices import notify
-from elasticdl.elastic.pause import Pause, PauseClock
+from elasticdl.elastic.notices import notify, say_pause
+from elasticdl.elastic.pause import PauseClock
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.record import SampleRecord
 from elasticdl.elastic.reports import StepReport
@@ -122,7 +122,7 @@ class JobContext(Generic[CollectiveT]):
             self.record.commit(self.world, progress)
         pause = self._pause.step_done(now, world_version=self.world.version, grew=self._grew)
         if pause is not None:
-            self._say_pause(pause)
+            say_pause(self.membership, pause)
         self.membership.report_step(
             StepReport(
                 step=progress.step,
@@ -168,26 +168,6 @@ class JobContext(Generic[CollectiveT]):
         warning = state.rate.double_correction(state.progress.epoch, self.collective.pretend_size(self.size + 1))
         if warning:
             self.warn(warning)
-
-    def _say_pause(self, pause: Pause) -> None:
-        log.info(
-            "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
-            *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),
-            *(1e3 * pause.init, 1e3 * pause.sync, 1e3 * pause.first_step),
-        )
-        message = pb.Pause(
-            world_version=pause.world_version,
-            kind=pause.kind,
-            notice=pause.notice,
-            drain=pause.drain,
-            rendezvous=pause.rendezvous,
-            init=pause.init,
-            sync=pause.sync,
-            first_step=pause.first_step,
-            total=pause.total,
-            steps_torn=pause.steps_torn,
-        )
-        self.membership.say(pb.WorkerMessage(pause=message))
 
     @contextlib.contextmanager
     def _drain_on_sigterm(self) -> Iterator[None]:

@@ -12,14 +12,13 @@ by one sample, or one fewer of them, so that the sum is always G.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
 from elasticdl.elastic.context import JobContext
 from elasticdl.elastic.session import Alone
-
-NAMES = ("steps", "batch_size", "global_batch_size", "gpus", "master")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,36 @@ def check_gpus(gpus: Any) -> None:
     """
     if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
         raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
+
+
+def checked_seed(seed: Any) -> int:
+    """``seed`` if random generators can start from it.
+
+    Raises:
+        ArgumentError: they can't.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
+        raise ArgumentError(f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
+    return int(seed)
+
+
+def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
+    """The policy that `init` was asked for. The memory bound may be above the batch: then it never matters.
+
+    Raises:
+        ArgumentError: the numbers make no sense.
+    """
+    given = {
+        "global_batch_size": global_batch_size,
+        "batch_size_per_worker": batch_size_per_worker,
+        "max_gpu_batch_size": max_gpu_batch_size,
+    }
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise ArgumentError(f"elastic.init: {name} must be a whole number of at least 1, not {value!r}")
+    if (global_batch_size is None) == (batch_size_per_worker is None):
+        raise ArgumentError("elastic.init: give either global_batch_size or batch_size_per_worker")
+    return BatchPolicy(*(None if value is None else int(value) for value in given.values()))
 
 
 class CurrentJob:

@@ -3,6 +3,7 @@
 ElasticDLError
 +-- WorldBroken    a collective failed: restore, join the next world, sync, go on
 +-- WorldChanged   all members agreed to leave after this step: join the next world, sync, go on
++-- Overtaken      the others have ended this training already: leave it, and go on in the script
 +-- Stopped        this worker is to leave for good: clean up and end the process
 """
 
@@ -15,6 +16,10 @@ class WorldBroken(ElasticDLError):
 
 class WorldChanged(ElasticDLError):
     """The vote of the last step says that everybody leaves this world now."""
+
+
+class Overtaken(ElasticDLError):
+    """This worker is in a training that the others have ended; there is a later one to take part in."""
 
 
 class Stopped(ElasticDLError):

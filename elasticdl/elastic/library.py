@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.context import ContextT
-from elasticdl.elastic.current import check_gpus, job
-from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.current import check_gpus, checked_seed, job, make_policy
+from elasticdl.elastic.errors import Overtaken, Stopped
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.state import TrainingState
 
@@ -46,7 +46,9 @@ class OwnJob(Generic[ContextT]):
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
-        self.trained = False  # a training was begun
+        self._finished = False  # the master was told that training is complete
+        self._failed = False  # the master was told what went wrong
+        self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
 
     def init(
         self,
@@ -73,19 +75,14 @@ class OwnJob(Generic[ContextT]):
             )
         job.require_none()
         check_gpus(gpus)
-        try:
-            policy = BatchPolicy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
-        except ValueError as error:
-            raise UserError(f"elastic.init: {error}") from error
-        if global_batch_size and max_gpu_batch_size and max_gpu_batch_size > global_batch_size:
-            raise UserError(
-                f"elastic.init: max_gpu_batch_size {max_gpu_batch_size} is above global_batch_size {global_batch_size}"
-            )
+        seed = checked_seed(seed)
+        policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
         made = self._connect(policy, seed=seed, environ=os.environ)
         self._seed_framework(seed)
         self._context = made
         job.enter(made, gpus or max(1, self._count_gpus()))
         atexit.register(made.close)
+        atexit.register(self._tell_end)
         return made
 
     def context(self) -> ContextT:
@@ -123,17 +120,50 @@ class OwnJob(Generic[ContextT]):
 
         A worker that is told to leave ends its process with status 0.
         """
+        result = self.train_stage(train, state, hooks)
+        self._tell_end()
+        return result
+
+    def train_stage(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+        """As `train`, where more training may follow: the master hears that it is complete when the process ends.
+
+        Raises:
+            UserError: the master was told already that training is complete.
+            Overtaken: one of the hooks has raised it.
+        """
         context = self.context()
-        self.trained = True
+        if self._finished and job.under_master:
+            raise UserError(
+                "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
+            )
+        self._last = None
         try:
             result = context.run(train, state, hooks)
         except Stopped as stopped:
             log.info("leaving: %s", stopped.reason)
             context.close()
             sys.exit(0)
+        except Overtaken:
+            raise
         except Exception as error:
-            context.fail(f"{type(error).__name__}: {error}", traceback.format_exc())
+            self._tell_failure(error)
             context.close()
             raise
-        context.finish(step=state.step, epochs=state.progress.epoch, metrics={})
+        self._last = state
         return result
+
+    def _tell_end(self) -> None:
+        """Tell the master how it ended, as far as that is known here and not there."""
+        state, self._last = self._last, None
+        error = getattr(sys, "last_value", None)  # what the interpreter ends with
+        if self._finished or self._failed:
+            return
+        if isinstance(error, Exception):  # outside training, or before it: no other worker would do better
+            self._tell_failure(error)
+        elif state is not None:
+            self._finished = True
+            self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._failed = True
+        self.context().fail(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

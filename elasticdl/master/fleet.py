@@ -228,6 +228,14 @@ class Fleet:
             fatal = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
         return Verdict(cause, reason, fatal)
 
+    def reopen(self, now: float) -> None:
+        """What was finished is not, after all: training goes on, with others in the place of those who believe it is over."""
+        self.completed.clear()
+        for worker in self.workers.values():
+            if worker.finished:
+                worker.finished, worker.state, worker.reason = False, WorkerState.DRAINING, "finished before the others"
+                worker.leave_by = now + self._drain_grace
+
     def dismiss(self, reason: str) -> None:
         """The job is over: whoever goes now was told to."""
         for worker in self.workers.values():

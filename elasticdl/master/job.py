@@ -334,7 +334,7 @@ class Job:
             if isinstance(instruction, i.PublishWorld | i.BreakWorld):
                 self._liveness.restart(instruction.worker_ids, now)
         if was_ending and not self._rendezvous.ending:  # what looked like the end was not
-            self._fleet.completed.clear()
+            self._fleet.reopen(now)
         if self._is_complete():
             out += self._ending.decide(i.Outcome(Phase.SUCCEEDED, "training is complete"), now)
         return out

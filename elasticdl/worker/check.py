@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 
 
@@ -27,7 +28,7 @@ def check(spec: JobSpec) -> None:
     refuse_variables(os.environ)
     set_defaults(os.environ)
     module = load_module(spec)
-    with blame(f"{module.custom_model.__name__}()", module.folder):
+    with blame(f"{name_of(module.custom_model)}()", module.folder):
         model = build_model(module, spec.seed)
     framework = framework_of(model, module)
     twin(framework).check(module, spec, model)

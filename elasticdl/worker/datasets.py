@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.feeds import FeedOpener
+from elasticdl.worker.feeds import OPTIONS, FeedOpener
 from elasticdl.worker.user_code import blame, shown
 from elasticdl.worker.zoo import ModelModule
 
@@ -45,14 +45,16 @@ def open_datasets(module: ModelModule, spec: JobSpec) -> Datasets:
 
 
 def _open(module: ModelModule, mode: str, path: str) -> Any:
-    call = f"feed over {path!r}" if isinstance(module.dataset, FeedOpener) else f"dataset({mode!r}, {path!r})"
+    is_feed = isinstance(module.dataset, FeedOpener)
+    call = f"feed over --{OPTIONS[mode]} {path}".rstrip() if is_feed else f"dataset({mode!r}, {path!r})"
     with blame(call, module.folder):
         try:
             dataset = module.dataset(mode, path)
         except ValueError as error:
             if len(lines := str(error).splitlines()) != 1:
                 raise
-            raise UserError(f"{call}: {lines[0]}") from error  # the contract's way to refuse a path
+            about = f"{call}: " if path or not is_feed else ""  # without a path, a feed's line names the option itself
+            raise UserError(f"{about}{lines[0]}") from error  # the contract's way to refuse a path
     where = f"{shown(module.path)}: {call}"
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{where} returned {type(dataset).__name__}; expected something with len() and [index]")

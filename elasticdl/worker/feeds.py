@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.params import parse_params
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.user_code import shown
@@ -16,6 +17,20 @@ from elasticdl.worker.user_code import shown
 Function = Callable[..., Any]
 OLDER_NAME = "dataset_fn"
 OPTIONS = {"training": "training_data", "evaluation": "validation_data"}
+
+
+def refuse_feed(opener: object, path: Path) -> None:
+    """For a model that is not of Keras. ``opener``: how the module's data are opened; ``path``: of the module.
+
+    Raises:
+        UserError: it is a feed.
+    """
+    if isinstance(opener, FeedOpener):
+        name = name_of(opener.feed)
+        raise UserError(
+            f"{shown(path)}: {name} makes tf.data.Dataset samples, for a Keras model; expected dataset(mode, path) for a "
+            "PyTorch model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class FeedOpener:
         from elasticdl.data.open import open_records
 
         if not path:
-            raise ArgumentError(f"--{OPTIONS[mode]} is missing; expected the files of records for {self.feed.__name__}")
+            raise ArgumentError(f"--{OPTIONS[mode]} is missing; expected the files of records for {name_of(self.feed)}")
         if self.reader:
             records = open_custom(self.reader, path, mode, dict(self.params))
         else:

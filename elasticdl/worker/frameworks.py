@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import importlib
 import random
 import sys
@@ -13,6 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.link import Link
@@ -34,6 +37,7 @@ class Framework:
 
 TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_trainer", ".pt")
 KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_trainer", ".npz")
+FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
 
 DEFAULTS = {
@@ -104,7 +108,7 @@ def framework_of(model: Any, module: ModelModule) -> Framework:
         return KERAS
     if _is_a(model, "torch.nn", "Module"):
         return TORCH
-    call = f"{shown(module.path)}: {module.custom_model.__name__}()"
+    call = f"{shown(module.path)}: {name_of(module.custom_model)}()"
     if any(parent.__module__.startswith("tf_keras") for parent in type(model).__mro__):
         raise UserError(f"{call} returned a model of Keras 2; expected one of Keras 3: unset TF_USE_LEGACY_KERAS")
     raise UserError(f"{call} returned {type(model).__name__}; expected a torch.nn.Module or a keras.Model")
@@ -121,25 +125,35 @@ def refuse_mixture(module: ModelModule, framework: Framework) -> None:
         used = _packages_used(function)
         if used & other.packages and not used & framework.packages:
             raise UserError(
-                f"{shown(module.path)}: {module.custom_model.__name__}() returned a {framework.title} model, and "
-                f"{function.__name__} is written for {other.title}; expected one framework in one module"
+                f"{shown(module.path)}: {name_of(module.custom_model)}() returned a {framework.title} model, and "
+                f"{name_of(function)} is written for {other.title}; expected one framework in one module"
             )
 
 
 def _packages_used(function: Function) -> set[str]:
-    """The top-level packages from which come the globals that a function names."""
+    """The top-level packages that a function imports, or from which come the globals that it names.
+
+    Of any other callable, the package of its type: a module may have ``loss = keras.losses.MeanSquaredError()``.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
     code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    values = [known[name] for name in (code.co_names if code else ()) if name in known]
-    names = [
-        value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")) for value in values
-    ]
-    return {name.partition(".")[0] for name in names}
+    if code is None:
+        return {_package(function), _package(type(function))}
+    values = [known[name] for name in code.co_names if name in known]
+    imported = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    return {_package(value) for value in values} | {name.partition(".")[0] for name in imported}
+
+
+def _package(value: object) -> str:
+    name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+    return name.partition(".")[0]
 
 
 def kind(value: object) -> str:
     """A value's type in a message: with the framework that it comes from."""
     package = type(value).__module__.partition(".")[0]
-    return f"{package}'s {type(value).__name__}" if package in ("torch", "keras") else type(value).__name__
+    return f"{package}'s {type(value).__name__}" if package in FRAMEWORKS else type(value).__name__
 
 
 def _is_a(value: object, module: str, name: str) -> bool:

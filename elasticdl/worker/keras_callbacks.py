@@ -14,3 +14,9 @@ class KerasCallbacks(callbacks.KerasCallbacks, Callback):
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         self.after_step({"loss": self._ledger.epoch_loss})
+
+    def on_test_batch_begin(self, batch: int) -> None:
+        self._tell("on_test_batch_begin", batch, {})
+
+    def on_test_batch_end(self, batch: int, logs: Logs) -> None:
+        self._tell("on_test_batch_end", batch, dict(logs))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -21,6 +21,15 @@ from elasticdl.worker.learner import Evaluation
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 Metric = Any  # a function (labels, outputs), or a Keras metric
+
+
+class BatchWatcher(Protocol):
+    """Is told what Keras tells of the batches of an evaluation."""
+
+    def on_test_batch_begin(self, batch: int) -> None: ...
+
+    def on_test_batch_end(self, batch: int, logs: Mapping[str, float]) -> None:
+        """``logs``: over this member's samples so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +103,10 @@ class KerasEvaluator:
         self._traced.get_concrete_function(*specs)
         self._traced(inputs, labels)
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self, watcher: BatchWatcher) -> Evaluation:
         """Each member runs a contiguous share; outputs are gathered, so that metrics are exact and equal everywhere.
+
+        ``watcher``: is told of this member's batches.
 
         Raises:
             UserError: the model's outputs or the labels are not tensors with one row a sample.
@@ -104,7 +115,7 @@ class KerasEvaluator:
         world = self.collective.world
         samples = len(self.dataset)
         ends = [0, *accumulate(split(samples, world.size))]
-        outputs, labels, loss_sum = self._run(range(ends[world.rank], ends[world.rank + 1]))
+        outputs, labels, loss_sum = self._run(range(ends[world.rank], ends[world.rank + 1]), watcher)
         total = self.collective.sum(np.array([loss_sum]), "elasticdl.evaluation.loss")
         outputs = self._gather(outputs, "outputs")
         labels = self._gather(labels, "labels")
@@ -113,19 +124,24 @@ class KerasEvaluator:
 
     def _forward(self, inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
         outputs = self.model(inputs, training=False)
-        loss = tf.reduce_mean(tf.cast(self.loss(labels, outputs), tf.float32))
+        wide = keras.tree.map_structure(_portable, outputs)  # as in training
+        loss = tf.reduce_mean(tf.cast(self.loss(labels, wide), tf.float32))
         return outputs, tf.add_n([loss, *(tf.cast(term, tf.float32) for term in self.model.losses)])
 
-    def _run(self, share: range) -> tuple[Any, Any, float]:
+    def _run(self, share: range, watcher: BatchWatcher) -> tuple[Any, Any, float]:
         """Outputs and labels of the given samples, one row each, and the sum of their losses."""
         rows: list[tuple[Any, Any]] = []
-        loss_sum = 0.0
+        loss_sum, seen = 0.0, 0
         for inputs, labels, count in self._batches(share):
             self.advance()
+            if len(share):
+                watcher.on_test_batch_begin(len(rows))
             outputs, loss = self._traced(inputs, labels)
             _require_rows("the model's output", outputs, count)
             _require_rows("the labels", labels, count)
-            loss_sum += float(loss) * count
+            loss_sum, seen = loss_sum + float(loss) * count, seen + count
+            if len(share):
+                watcher.on_test_batch_end(len(rows), {"loss": loss_sum / seen})
             rows.append(keras.tree.map_structure(_portable, (outputs, labels)))
         columns = [
             keras.tree.map_structure(lambda *leaves: tf.concat(leaves, 0), *column)
@@ -162,7 +178,7 @@ def _require_rows(what: str, value: Any, rows: int) -> None:
 
 
 def _portable(rows: tf.Tensor) -> tf.Tensor:
-    """In a type that every collective can carry."""
+    """In a type that every collective can carry, and that no loss overflows."""
     return tf.cast(rows, tf.float32) if rows.dtype in (tf.float16, tf.bfloat16) else rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +12,11 @@ import numpy as np
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.keras.callbacks import refuse_needless
 from elasticdl.elastic.keras.collective import import_horovod
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.context import connect as connect
@@ -28,11 +30,13 @@ from elasticdl.elastic.world import World
 from elasticdl.worker.batches import batch_policy, largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import open_datasets
+from elasticdl.worker.first_samples import Blame, require_fit
 from elasticdl.worker.frameworks import KERAS, kind, refuse_mixture
 from elasticdl.worker.keras_callbacks import KerasCallbacks
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
 from elasticdl.worker.keras_export import save_model
+from elasticdl.worker.keras_features import one_feature, try_out
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
@@ -52,13 +56,14 @@ def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
     import_horovod()
     if spec.data_workers:
         raise UserError("--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out")
-    with blame(f"{module.optimizer.__name__}()", module.folder):
+    with blame(f"{name_of(module.optimizer)}()", module.folder):
         make_optimizer(module)
     with blame("callbacks()", module.folder):
-        make_callbacks(module, CALLBACKS)
+        refuse_needless(make_callbacks(module, CALLBACKS))
     with blame("eval_metrics_fn()", module.folder):
         name_metrics(make_metrics(module, nested=True))
-    open_datasets(module, spec)
+    training = one_feature(model, open_datasets(module, spec)).training
+    require_fit(try_out(model, checked_loss(module), training, Blame(module, spec)), spec, len(training))
 
 
 def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
@@ -70,10 +75,32 @@ def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
     optimizer = module.optimizer()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UserError(
-            f"{shown(module.path)}: {module.optimizer.__name__}() returned {kind(optimizer)}; "
+            f"{shown(module.path)}: {name_of(module.optimizer)}() returned {kind(optimizer)}; "
             "expected a keras.optimizers.Optimizer"
         )
     return optimizer
+
+
+def checked_loss(module: ModelModule) -> Callable[[Any, Any], Any]:
+    """The module's loss, which fails with one line if it returns no tensor; that is looked at when it is traced."""
+
+    def loss(labels: Any, predictions: Any) -> Any:
+        value = module.loss(labels, predictions)
+        if not keras.ops.is_tensor(value):
+            raise UserError(
+                f"{shown(module.path)}: {name_of(module.loss)}(labels, predictions) returned {kind(value)}; expected a "
+                "tensor: the mean over the samples, or one value for each"
+            )
+        return value
+
+    return loss
+
+
+def scaled(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
+    """As ``compile`` does it: a loss in half precision is scaled, so that small gradients are not lost."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
 class KerasLearner:
@@ -83,15 +110,15 @@ class KerasLearner:
         self._spec = spec
         self._context = context
         self._model = model
-        data = open_datasets(module, spec)
+        data = one_feature(model, open_datasets(module, spec))
         micro_batch = largest_micro_batch(spec, len(data.training))
         inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
         if not model.built:
             model(keras.tree.map_structure(lambda leaf: leaf[:1], inputs))
-        optimizer = make_optimizer(module)
+        optimizer = scaled(make_optimizer(module), model)
         # What compile() was given, if it was called, is not used; callbacks look for the optimizer here.
         model.optimizer = optimizer
-        step = TrainStep(model, module.loss, optimizer)
+        step = TrainStep(model, checked_loss(module), optimizer)
         step.warm_up(inputs, labels)
         self._evaluator = self._make_evaluator(module, data.evaluation, micro_batch)
         if self._evaluator:
@@ -127,7 +154,7 @@ class KerasLearner:
         if self._evaluator is None:
             return None
         with self._keras_callbacks.testing() as logs:
-            evaluation = self._evaluator.evaluate()
+            evaluation = self._evaluator.evaluate(self._keras_callbacks)
             logs.update(evaluation.metrics)
         return evaluation
 
@@ -167,7 +194,7 @@ class KerasLearner:
         return KerasEvaluator(
             model=self._model,
             dataset=dataset,
-            loss=module.loss,
+            loss=checked_loss(module),
             metrics=name_metrics(make_metrics(module, nested=True)),
             batch_size=batch_size,
             collective=self._context.collective,

@@ -11,6 +11,7 @@ import torch
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.torch.collective import import_horovod
 from elasticdl.elastic.torch.context import ElasticContext
@@ -23,6 +24,8 @@ from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.evaluation import Evaluator
+from elasticdl.worker.feeds import refuse_feed
+from elasticdl.worker.first_samples import Blame, require_fit
 from elasticdl.worker.frameworks import TORCH, kind, refuse_mixture
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
@@ -30,7 +33,7 @@ from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.torch_checkpoint import TorchCodec
 from elasticdl.worker.user_code import blame, shown
-from elasticdl.worker.warm_up import warm_up
+from elasticdl.worker.warm_up import try_out, warm_up
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
 
 
@@ -40,13 +43,15 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 
 def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
     import_horovod()
-    with blame(f"{module.optimizer.__name__}(parameters)", module.folder):
+    refuse_feed(module.dataset, module.path)
+    with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
         build_optimizer(module, model)
     with blame("callbacks()", module.folder):
         make_callbacks(module)
     with blame("eval_metrics_fn()", module.folder):
         make_metrics(module)
-    open_datasets(module, spec)
+    training = open_datasets(module, spec).training
+    require_fit(try_out(model, module.loss, training, Blame(module, spec)), spec, len(training))
 
 
 def build_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -58,7 +63,7 @@ def build_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.
     optimizer = module.optimizer(model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
-            f"{shown(module.path)}: {module.optimizer.__name__}(parameters) returned {kind(optimizer)}; "
+            f"{shown(module.path)}: {name_of(module.optimizer)}(parameters) returned {kind(optimizer)}; "
             "expected a torch.optim.Optimizer"
         )
     return optimizer
@@ -70,6 +75,7 @@ class TorchLearner:
     def __init__(self, module: ModelModule, spec: JobSpec, context: ElasticContext, model: torch.nn.Module) -> None:
         self._spec = spec
         self._loss: Callable[[Any, Any], torch.Tensor] = module.loss
+        refuse_feed(module.dataset, module.path)
         self._model = model.to(context.device)
         self._optimizer = build_optimizer(module, self._model)
         data = open_datasets(module, spec)

@@ -11,18 +11,59 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.elastic.torch.device import to_device
+from elasticdl.worker.evaluation import evaluating
+from elasticdl.worker.first_samples import Attempt, Blame
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, device: torch.device) -> None:
-    """Run the first samples through the model and back; afterwards nothing is different from before."""
+    """Run the first samples through the model and back; afterwards nothing is different from before.
+
+    Raises:
+        UserError: the loss is no scalar.
+        Exception: whatever the user's code raises.
+    """
     with untouched(model):
         inputs, labels = to_device(default_collate([dataset[index] for index in range(samples)]), device)
-        loss(labels, model(inputs)).backward()  # type: ignore[no-untyped-call]
+        value = scalar(loss, labels, model(inputs))
+        value.backward()  # type: ignore[no-untyped-call]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:
+    """The value of a loss.
+
+    Raises:
+        UserError: it is no scalar.
+        Exception: whatever the user's code raises.
+    """
+    value = loss(labels, outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UserError(
+            f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
+        )
+    return value
+
+
+def try_out(model: torch.nn.Module, loss: Loss, dataset: Any, where: Blame) -> Attempt:
+    """For `require_fit`: a forward pass on the model's own device, after which nothing is different from before."""
+
+    def attempt(samples: int, training: bool) -> None:
+        with untouched(model), contextlib.nullcontext() if training else evaluating(model):
+            with where.samples():
+                inputs, labels = default_collate([dataset[index] for index in range(samples)])
+            with where.model(inputs):
+                outputs = model(inputs)
+            with where.loss(labels, outputs):
+                scalar(loss, labels, outputs)
+
+    return attempt
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
 from elasticdl.common.params import parse_params
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.feeds import find_feed
@@ -25,6 +26,7 @@ PARAMETERS = {
     "dataset": ("mode", "path"),
     "eval_metrics_fn": (),
     "callbacks": (),
+    "metric": ("labels", "outputs"),
 }
 
 OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
@@ -91,7 +93,7 @@ def require_optimizer(module: ModelModule, parameters: tuple[str, ...], why: str
     """Raises:
     UserError: ``optimizer`` can't be called with these parameters, as ``why`` demands.
     """
-    _require_signature(module.optimizer, module.optimizer.__name__, module.path, parameters, why=why)
+    _require_signature(module.optimizer, name_of(module.optimizer), module.path, parameters, why=why)
 
 
 def make_callbacks(module: ModelModule, kinds: Mapping[str, type] = OWN_CALLBACKS) -> list[Any]:
@@ -117,14 +119,22 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
         UserError: ``eval_metrics_fn()`` returns something else than functions by name.
     """
     metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
-    for found in metrics.values() if isinstance(metrics, dict) else [metrics]:
-        inner = found.values() if nested and isinstance(found, dict) else [found]
-        if not all(callable(metric) for metric in inner):
-            raise UserError(
-                f"{shown(module.path)}: eval_metrics_fn() returned {type(metrics).__name__}; "
-                "expected a dict of functions (labels, outputs) by name"
-            )
+    if not isinstance(metrics, dict):
+        raise _no_metrics(module, type(metrics).__name__)
+    for name, found in metrics.items():
+        for metric in found.values() if nested and isinstance(found, dict) else [found]:
+            if not callable(metric):
+                raise _no_metrics(module, f"a dict whose {name!r} is {metric!r}")
+            if not isinstance(metric, type) and not hasattr(metric, "update_state"):
+                _require_signature(metric, f"metric {name!r}", module.path, PARAMETERS["metric"])
     return cast(Metrics, metrics)
+
+
+def _no_metrics(module: ModelModule, returned: str) -> UserError:
+    return UserError(
+        f"{shown(module.path)}: eval_metrics_fn() returned {returned}; "
+        "expected a dict of functions (labels, outputs) by name"
+    )
 
 
 def _locate(folder: Path, model_def: str) -> _Place:
@@ -202,6 +212,7 @@ def _require_signature(
         signature.bind(*parameters, **params)
     except TypeError as error:
         given = [*parameters, *(f"{key}={value!r}" for key, value in params.items())]
+        why = why or " for --model_params" * bool(params)
         raise UserError(
             f"{shown(path)} has {name}{signature}, which fails ({error}); expected {name}({', '.join(given)}){why}"
         ) from None

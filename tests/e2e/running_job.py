@@ -15,6 +15,7 @@ import psutil
 
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry, read_journal
+from elasticdl.master.tether import tethered
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ZOO = Path(__file__).parent / "zoo"
@@ -127,7 +128,12 @@ def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterato
     command = [*ELASTICDL, head, *options, *tail]
     with output.open("w") as sink:
         process = subprocess.Popen(
-            command, env=environment(home, **env), stdout=sink, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY
+            tethered(command),  # a test that is killed leaves no job behind
+            env=environment(home, **env),
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=REPOSITORY,
         )
         job = RunningJob(process, JobDir(home / "jobs" / name), output)
         try:

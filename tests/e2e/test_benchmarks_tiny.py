@@ -43,11 +43,41 @@ def test_throughput(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_rescale(tmp_path):
+@pytest.mark.parametrize(("own", "reference", "workers"), [("keras-1-fit", "fit", 1), ("keras-2", "horovod-tf", 2)])
+def test_throughput_with_keras(tmp_path, own, reference, workers):
+    pytest.importorskip("tensorflow")
+    arguments = [
+        "--models",
+        "1m",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.3",
+        "--warm_up",
+        "4",
+        "--loops",
+        f"{own},{reference}",
+    ]
+    found = {entry["loop"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "throughput", *arguments))}
+    assert list(found) == [own, reference]
+    for entry in found.values():
+        assert entry["workers"] == workers
+        assert sum(entry["laps_ms"].values()) == pytest.approx(entry["step_ms"], rel=0.1)
+    ratio = found[own]["rate"]["median"] / found[reference]["rate"]["median"]
+    assert found[own][f"over_{reference}"]["median"] == pytest.approx(ratio, rel=1e-3)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_rescale(tmp_path, framework):
+    pytest.importorskip({"torch": "torch", "keras": "tensorflow"}[framework])
     arguments = ["--repetitions", "1", "--workers", "2", "--models", "1m", "--events", "sigkill", "--peers", "none"]
-    entries = run(tmp_path / "out.jsonl", "rescale", *arguments)
+    entries = run(tmp_path / "out.jsonl", "rescale", "--frameworks", framework, *arguments)
     found = {entry["event"]: entry for entry in summaries(entries)}
     assert set(found) == {"sigkill", "rejoin"}
+    assert found["rejoin"]["worlds_seen"] >= 3
+    traced = {"micro": 1, "add": 1, "apply": 1} if framework == "keras" else {}
+    assert found["rejoin"]["traces"] == traced
     for entry in found.values():
         assert (entry["redone"], entry["lost"]) == (0, 0)
         parts = sum(part["median"] for part in entry["parts"].values())

@@ -39,3 +39,19 @@ def test_torchs_own_loader_and_the_schedule_while_a_worker_joins(tmp_path):
     for (step, loss, rate), (_, expected_loss, expected_rate) in zip(ours, theirs, strict=True):
         assert rate == expected_rate, f"step {step}"
         assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), f"step {step}"
+
+
+def test_what_is_raised_before_training_fails_the_job_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, time\n"
+        "atexit.register(time.sleep, 4)  # longer than a silent worker is waited for\n"
+        "import elasticdl.elastic.torch as elastic\n"
+        "elastic.init(4, 4)\n"
+        "raise ValueError('not yet trained')\n"
+    )
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
+        assert job.finish() == 1
+    assert job.output.count("Traceback") == 1
+    assert "job job failed: ValueError: not yet trained" in job.output
+    assert len(job.entries("worker_started")) == 1

@@ -1,45 +1,115 @@
-"""A script with Run:AI's API, on today's Keras: plain ``fit``, through worlds that change inside it."""
+"""Scripts with Run:AI's API under a real master, while workers are killed and join: nothing of it shows."""
 
 import json
-import os
 import re
-import subprocess
+import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from running_job import REPOSITORY, run_cli, start
+from running_job import start
+from test_training import losses
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "runai_keras.py")
-EPOCHS = "100"  # enough for a newcomer to get ready while the training is slow
+from elasticdl.elastic.record import consumed
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EPOCHS, STEPS = 40, 200
+EPOCHS_BEFORE, STEPS_BEFORE = 3, 15  # of the first of two calls of fit
+SAMPLES = 300
 
 
 def lines(log, word):
     return [json.loads(line) for line in re.findall(rf"^{word} (.*)$", log, re.M)]
 
 
-def test_fit_goes_on_while_a_worker_joins_and_gives_what_one_alone_gives(tmp_path):
-    env = {**os.environ, "TEST_EPOCHS": EPOCHS}
-    alone = subprocess.run(
-        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=120, env=env, cwd=REPOSITORY, check=False
-    )
-    assert alone.returncode == 0, alone.stderr[-2000:]
+def run(home, workers, *script, **env):
+    options = ["--num_workers", workers, "--tensorboard_log_dir", str(home / "board")]
+    options += ["--sample_record", str(home / "record")]
+    return start(home, "run", *options, "--", sys.executable, *script, **env)
+
+
+def disturb(job, *, after=0):
+    """Kill rank 0 a few steps after that one, and wait until its replacement trains along."""
+    world = job.wait_for_world(size=2)
+    job.wait_for_step(after + 2)
+    world = job.wait_for_world(size=2, after=max(w["world"] for w in job.entries("world_formed")) - 1)
+    job.signal(world["members"][0], signal.SIGKILL)
+    left = job.wait_for_world(size=1, after=world["world"])
+    job.wait_for_step(job.steps_recorded() + 2)
+    both = job.wait_for_world(size=2, after=left["world"])
+    job.wait_for_step(job.steps_recorded() + 2)
+    return both["members"]
+
+
+def finish(job):
+    assert job.finish() == 0, job.describe()
+    return {worker["worker"]: log(job, worker["worker"]) for worker in job.entries("worker_started")}
+
+
+def log(job, worker):
+    return job.job.worker_log(worker).read_text()
+
+
+def assert_same_curve(home, other, steps):
+    ours, theirs = losses(home / "board"), losses(other / "board")
+    assert sorted(ours) == sorted(theirs) == list(range(1, steps + 1))
+    for step, loss in theirs.items():
+        assert ours[step] == pytest.approx(loss, rel=1e-5, abs=1e-6), f"step {step}"
+
+
+def test_fit_and_fit_again_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
+    """The newcomer comes while the others are in the second ``fit``, and has to catch up with them."""
+    script, one, two = str(SCRIPTS / "runai_keras.py"), tmp_path / "one", tmp_path / "two"
     slow = tmp_path / "slow"
     slow.touch()
-    command = ["run", "--num_workers", "1", "--", sys.executable, SCRIPT]
-    with start(tmp_path, *command, TEST_EPOCHS=EPOCHS, TEST_SLOW_WHILE=str(slow)) as job:
-        world = job.wait_for_world(size=1)
-        assert run_cli(tmp_path, "scale", "job", "2").returncode == 0
-        job.wait_for_world(size=2, after=world["world"])
+    env = {"TEST_EPOCHS": str(EPOCHS)}
+    with run(two, "1-2", script, TEST_SLOW_WHILE=str(slow), **env) as job, run(one, "1", script, **env) as alone:
+        left = disturb(job, after=STEPS_BEFORE)
         slow.unlink()
-        assert job.finish() == 0, job.describe()
-        first, newcomer = (job.job.worker_log(worker).read_text() for worker in (0, 1))
-    wanted, got = lines(alone.stdout, "history")[0], lines(first, "history")[0]
-    assert got.keys() == wanted.keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    for name, values in wanted.items():
-        assert got[name] == pytest.approx(values, rel=1e-3, abs=1e-4), name
-    assert lines(newcomer, "history") == [got], "a newcomer's history is the job's"
-    sizes = [(step["gpus"], step["steps"]) for step in lines(first, "step")]
-    assert sizes[0] == (1, 4)
-    assert sizes[-1] == (2, 2)
-    assert [step["batch"] for step in lines(first, "step")] == [0, 1, 2, 3, 4] * int(EPOCHS)
+        logs = finish(job)
+        wanted = finish(alone)[0]
+        files = job.record_files()
+    assert_same_curve(two, one, STEPS_BEFORE + STEPS)
+    twice = {epoch: 2 if epoch < EPOCHS_BEFORE else 1 for epoch in range(EPOCHS)}
+    assert consumed(files) == {epoch: Counter(dict.fromkeys(range(SAMPLES), n)) for epoch, n in twice.items()}
+    told = {tuple(step["step"]): step for step in lines(wanted, "step")}
+    assert len(told) == STEPS_BEFORE + STEPS
+    for step in (step for text in logs.values() for step in lines(text, "step")):
+        expected = told[tuple(step["step"])]
+        assert step["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-6), step
+        assert step["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6), step
+    survivor, newcomer = (logs[worker] for worker in left)
+    for title in ("history", "between", "evaluated"):
+        assert lines(newcomer, title) == lines(survivor, title), f"a newcomer's {title} is the job's"
+    for title in ("between", "evaluated"):
+        assert lines(newcomer, title)[0] == pytest.approx(lines(wanted, title)[0], rel=1e-4), title
+    for ours, theirs in zip(lines(survivor, "history"), lines(wanted, "history"), strict=True):
+        for name, values in theirs.items():
+            assert ours[name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
+    assert [lines(text, "master") for text in (survivor, newcomer)] == [[True], [False]]
+
+
+def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
+    import torch
+
+    script, one, two = str(SCRIPTS / "runai_torch.py"), tmp_path / "one", tmp_path / "two"
+    slow = tmp_path / "slow"
+    slow.touch()
+    arguments = {home: (script, str(EPOCHS), str(home / "weights")) for home in (one, two)}
+    with (
+        run(two, "1-2", *arguments[two], TEST_SLOW_WHILE=str(slow)) as job,
+        run(one, "1", *arguments[one]) as alone,
+    ):
+        disturb(job)
+        slow.unlink()
+        finish(job)
+        finish(alone)
+        files = job.record_files()
+    assert_same_curve(two, one, STEPS)
+    assert consumed(files) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+    (wanted,) = (torch.load(path) for path in one.glob("weights.*"))
+    first, second = (torch.load(path) for path in two.glob("weights.*"))
+    for name, tensor in wanted.items():
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)

@@ -66,18 +66,31 @@ class Board:
 
 
 class SumOfThreads(KerasCollective):
-    """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
+    """A world of several workers in the threads of one process: sums are real, only the wire is missing.
+
+    ``fails_at``: the number of the sum, from when the world was entered, that breaks here; whether the others still
+    receive what this worker ``contributes`` to it.
+    """
 
     def __init__(self, rank, board):
         super().__init__(None, None, reduce_on_gpu=False)
+        self.fails_at, self.contributes = None, True
         self.enter(rank, board)
 
     def enter(self, rank, board):
         self.board = board
+        self.sums = 0
         self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
-    def sum(self, tensor, name):
-        return tf.add_n(self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor), name))
+    def sum_all(self, tensors, name):
+        self.sums += 1
+        fails = self.sums == self.fails_at
+        if fails and not self.contributes:
+            raise WorldBroken("lost before the sum")
+        given = self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)
+        if fails:
+            raise WorldBroken("lost with the sum")
+        return [tf.add_n(each) for each in zip(*given, strict=True)]
 
     def broadcast(self, tensors, name):
         return self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)[0]
@@ -91,8 +104,13 @@ class Trainee:
         self.context = ElasticContext(Alone(), self.collective, policy, seed=0)
         self.model = model or make_model()
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-        self.loader = self.context.loader(data or Samples())
         self.train_step = TrainStep(self.model, loss, self.optimizer)
+        self.data = data or Samples()
+        self.begin()
+
+    def begin(self):
+        """As at the start of a process, but with what has been traced."""
+        self.loader = self.context.loader(self.data)
         self.state = self.context.state(self.train_step, self.loader, {})
         self.losses = []
 

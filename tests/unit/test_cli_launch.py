@@ -85,9 +85,10 @@ def masters() -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
-def test_a_job_from_start_to_end(command):
+def test_a_job_from_start_to_end(command, tmp_path):
+    output = tmp_path / "output"
     code, out, err = end_of(
-        command("train", "--model_def=ok", "--log_loss_steps=10", "--output=/tmp/x", "--job_name=one")
+        command("train", "--model_def=ok", "--log_loss_steps=10", f"--output={output}", "--job_name=one")
     )
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -96,11 +97,11 @@ def test_a_job_from_start_to_end(command):
     assert [line.split(",")[1] for line in lines if line.startswith("epoch ")] == [" step 10/20", " step 20/20"]
     assert "evaluation at step 20: accuracy 0.5" in lines
     assert any(line.startswith("job one succeeded: 20 steps, epoch 2/2") for line in lines)
-    assert lines[-1] == "  output   /tmp/x"
+    assert lines[-1] == f"  output   {output}"
     spec = JobSpec.from_json((jobs_root() / "one" / "job.json").read_text())
     assert (spec.job_name, spec.model_zoo) == ("one", os.getcwd())
     assert masters() == []
-    assert not Path("/tmp/x").exists(), "the check of the folder left it behind"
+    assert not output.exists(), "the check of the folder left it behind"
 
 
 def test_a_job_that_ends_sooner_than_it_can_be_reached(command):

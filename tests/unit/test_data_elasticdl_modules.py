@@ -150,7 +150,7 @@ def test_what_feed_raises_is_one_line_with_its_place(make, tmp_path):
     line = refusal(
         make, "\ndef feed(dataset, mode, metadata):\n    return dataset.nap()\n", training_data="train.tfrecord"
     )
-    assert "feed over 'train.tfrecord' raised AttributeError" in line
+    assert "feed over --training_data train.tfrecord raised AttributeError" in line
     assert line.startswith("zoo/edl_")
 
 

@@ -69,6 +69,7 @@ def test_samples_come_in_the_order_that_is_asked_for(examples):
 
 
 def test_a_feed_that_shuffles_does_so_within_the_micro_batch(examples):
+    tf.random.set_seed(None)  # another test may have set one: then each micro-batch is shuffled alike
     samples = FeedDataset(examples, dataset_fn, "training")
     orders = {tuple(numbers(samples.__getitems__(ASKED))) for _ in range(20)}
     assert len(orders) > 1
@@ -182,12 +183,12 @@ def refusal(examples, change):
         (lambda d: d.map(parse).take(1), " gave 1 samples for 3 records"),
         (lambda d: d.map(parse).batch(64, drop_remainder=True), " gave 0 samples for 3 records"),
         (lambda d: d.map(parse).batch(2).repeat(), " gave more samples for 3 records"),
-        (lambda d: d, " gives a TensorSpec; expected pairs (features, labels)"),
-        (lambda d: d.map(lambda r: parse(r)[0]), " gives a dict; expected pairs (features, labels)"),
-        (lambda d: d.map(lambda r: (r, r, r)), " gives 3 values; expected pairs (features, labels)"),
+        (lambda d: d, " gives single tensors; expected (features, labels) pairs"),
+        (lambda d: d.map(lambda r: parse(r)[0]), " gives dicts; expected (features, labels) pairs"),
+        (lambda d: d.map(lambda r: (r, r, r)), " gives 3 values; expected (features, labels) pairs"),
         (lambda d: None, " returned NoneType; expected a tf.data.Dataset"),
         (lambda d: d.map(lambda r: (tf.sparse.from_dense([1]), 0)), " gives a SparseTensor; expected dense tensors"),
-        (lambda d: d.map(lambda r: (tf.io.parse_tensor(r, tf.float32), 0)), ": InvalidArgumentError: "),
+        (lambda d: d.map(lambda r: (tf.io.parse_tensor(r, tf.float32), 0)), ": record 0 of "),
     ],
 )
 def test_what_feed_must_not_do(examples, change, expected):

@@ -155,7 +155,7 @@ def test_columns_separator_and_header_can_be_said(tmp_path):
         st.lists(st.text(st.sampled_from('a,"\n\r é'), max_size=4), min_size=2, max_size=2), min_size=1, max_size=8
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_csv_reads_what_the_csv_module_writes(tmp_path_factory, rows):
     import csv
 
@@ -260,7 +260,7 @@ def test_different_formats_do_not_mix(tmp_path):
 def test_no_records_at_all(tmp_path):
     text(tmp_path / "a.csv", "")
     text(tmp_path / "b.csv", "x\n")
-    assert refusal(tmp_path).endswith("2 files, and not one record in them; expected at least one")
+    assert refusal(tmp_path).endswith("not one record in these files; expected at least one")
 
 
 def test_unknown_parameters(tmp_path):

@@ -1,10 +1,12 @@
 """Scripts written for Horovod's elastic mode: how we get in, and what our functions do in the place of Horovod's."""
 
+import dis
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
 from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.horovod_scripts.account import Account
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
@@ -25,6 +28,8 @@ from elasticdl.elastic.horovod_scripts.mends import (
 )
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
+from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
+from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.world import Member, World
 
@@ -91,6 +96,8 @@ class FakeSession:
     said: list = field(default_factory=list)
     steps: list = field(default_factory=list)
     leaving: bool = False
+    pauses: list = field(default_factory=list)
+    advanced: int = 0
 
     def join(self, standing):
         self.asked.append(standing)
@@ -102,13 +109,17 @@ class FakeSession:
 
     def say(self, message):
         self.said.append(message.WhichOneof("body"))
+        if message.HasField("pause"):
+            self.pauses.append(message.pause)
 
     def report_step(self, report):
         self.steps.append(report.step)
 
     def reached(self, step): ...
 
-    def advance(self, *, waiting): ...
+    def advance(self, *, waiting):
+        assert waiting, "who stands still may be waiting for the others"
+        self.advanced += 1
 
     def drain(self, reason):
         self.leaving = True
@@ -266,6 +277,41 @@ class TestScriptWorker:
         assert type(error).__name__ in capsys.readouterr().err, "and shown as ever"
 
 
+class TestEnd:
+    """What the master has heard when the process ends: without a word it would take the worker for lost."""
+
+    def test_a_script_that_just_ends_has_finished(self, make_worker):
+        worker, session = make_worker(make_world(1))
+        worker.claim()
+        worker.init(FakeHorovod())
+        worker._close()
+        assert session.said == ["finished"]
+
+    def test_it_is_said_once(self, make_worker):
+        worker, session = make_worker()
+        worker.claim()
+        worker.finish()
+        worker._close()
+        assert session.said == ["finished"]
+
+    def test_one_that_was_told_to_leave_has_not(self, make_worker):
+        worker, session = make_worker(Stopped("scaled down", checkpoint=False))
+        worker.claim()
+        with pytest.raises(SystemExit):
+            worker.init(FakeHorovod())
+        worker._close()
+        assert session.said == []
+
+    @pytest.mark.parametrize(("error", "said"), [(KeyError("x"), ["failed"]), (KeyboardInterrupt(), [])])
+    def test_nor_has_one_that_raised(self, make_worker, monkeypatch, error, said):
+        monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+        worker, session = make_worker()
+        worker.claim()
+        sys.excepthook(type(error), error, None)
+        worker._close()
+        assert session.said == said
+
+
 @pytest.fixture
 def script(make_worker, monkeypatch):
     """A script's view: Horovod's own ``State`` and ``run_fn``, patched, in a module of their own, and a worker."""
@@ -338,7 +384,7 @@ class TestTraining:
         assert train(state) == "done"
         assert seen == [(1, 0, 0), (2, 1, 10)]
         assert [standing.broken for standing in job.session.asked] == [False, True]
-        assert job.session.said == ["finished"]
+        assert job.session.said == ["finished"], "no pause, since the second world made no step"
 
     def test_failures_while_a_failure_is_being_mended_do_not_end_it(self, script):
         job = script(*(make_world(version) for version in range(1, 5)))
@@ -413,6 +459,31 @@ class TestTraining:
             state.commit()
         assert change.value.skip_sync is False
 
+    @pytest.mark.parametrize(
+        ("failing", "size", "kind", "torn"), [(False, 3, "grow", 0), (False, 1, "shrink", 0), (True, 1, "failure", 1)]
+    )
+    @pytest.mark.parametrize("ending", ["commit", "check_host_updates"])
+    def test_a_survivor_tells_its_pause_at_the_first_point_of_the_next_world(
+        self, script, failing, size, kind, torn, ending
+    ):
+        job = script(make_world(1), make_world(2, step=2, size=size))
+
+        @job.run
+        def train(state):
+            if job.worker.world.version == 1:
+                state.commit()
+                assert job.session.pauses == [], "a newcomer did not pause"
+                if failing:
+                    raise job.module.HorovodInternalError("a peer is gone")
+                job.session.leaving = True
+                state.commit()
+            getattr(state, ending)()
+            state.commit()
+
+        train(job.State(batch=0))
+        (pause,) = job.session.pauses
+        assert (pause.world_version, pause.kind, pause.steps_torn) == (2, kind, torn)
+
     def test_an_error_of_the_scripts_own_passes(self, script):
         job = script(make_world(1))
 
@@ -425,11 +496,174 @@ class TestTraining:
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))
-        monkeypatch.setattr(job.worker, "_pid", 0)
+        monkeypatch.setattr(job.worker, "_part", None)
         monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
         state = job.State(batch=0)
         assert job.run(lambda state: state.commit() or "done")(state) == "done"
         assert job.session.said == job.session.steps == []
+
+
+class TestAccount:
+    def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
+        session, now = FakeSession([]), [0.0]
+        account = Account(session, lambda: now[0])
+
+        def after(seconds, do, *args, **kwargs):
+            now[0] += seconds
+            do(*args, **kwargs)
+
+        account.synced(make_world(1))
+        for _ in range(3):
+            after(10, account.passed, make_world(1))
+        after(1, account.left, broken=False)
+        after(2, account.mark, "stopped")
+        after(3, account.mark, "joined")
+        after(4, account.mark, "started")
+        after(5, account.synced, make_world(2, size=3))
+        after(16, account.passed, make_world(2, size=3))
+        after(10, account.passed, make_world(2, size=3))
+        (pause,) = session.pauses
+        parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
+        assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
+
+    def test_a_first_point_that_comes_early_does_not_make_up_for_the_pause(self):
+        session, now = FakeSession([]), [0.0]
+        account = Account(session, lambda: now[0])
+        account.synced(make_world(1))
+        for now[0] in (10.0, 20.0, 30.0):
+            account.passed(make_world(1))
+        account.left(broken=False)
+        for name in ("stopped", "joined", "started"):
+            account.mark(name)
+        account.synced(make_world(2))
+        now[0] = 31.0
+        account.passed(make_world(2))
+        assert session.pauses[0].total == 0
+
+
+class TestProgress:
+    def test_one_that_moves_is_never_stuck_and_one_in_a_broken_world_not_excused(self, make_worker, monkeypatch):
+        worker, session = make_worker(make_world(1))
+        worker.claim()
+        worker.init(FakeHorovod())
+        moved = [True, False]
+        monkeypatch.setattr(Stillness, "moved", lambda stillness: moved.pop(0))
+        worker.tick()
+        assert session.advanced == 1
+        worker.tick()
+        assert session.advanced == 1
+        worker.failed(ValueError("no peer"))
+        worker.tick()
+        assert (session.advanced, moved) == (1, []), "it is not even asked"
+
+    def test_points_between_two_steps_count(self, script):
+        job = script(make_world(1))
+        before = job.session.advanced
+        job.run(lambda state: (state.commit(), state.check_host_updates()))(job.State(batch=0))
+        assert job.session.advanced == before + 2
+
+    def test_its_thread_looks_by_itself_and_ends_with_the_session(self, make_worker, monkeypatch):
+        looked = threading.Event()
+        monkeypatch.setattr("elasticdl.elastic.horovod_scripts.script_worker.TICK_SECONDS", 0.01)
+        monkeypatch.setattr(Stillness, "moved", lambda stillness: looked.set() or False)
+        worker, _ = make_worker(make_world(1))
+        threads = set(threading.enumerate())
+        worker.claim()
+        (thread,) = set(threading.enumerate()) - threads
+        assert looked.wait(10)
+        worker._close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class Steps(threading.Thread):
+    """Is found in one and the same call whenever somebody looks: in each step, until it is let go on to the next."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.watched = None
+        self.go_on = threading.Lock()
+        self.go_on.acquire()
+        self.ready = threading.Event()
+        self.ended = False
+        self.cpu = self.now = 0.0
+
+    def run(self):
+        self.watched = Stillness(lambda: self.now, lambda: self.cpu)
+        self.ready.set()
+        while not self.ended:
+            self.step()
+            self.ready.set()
+
+    def step(self):
+        self.go_on.acquire()
+
+    def stands(self):
+        """Wait until it is in the call."""
+        assert self.ready.wait(10)
+        self.ready.clear()
+        code = Steps.step.__code__
+        call = max(each.offset for each in dis.get_instructions(code) if each.opname == "CALL")
+        while True:
+            frame = sys._current_frames()[self.ident]
+            if (frame.f_code, frame.f_lasti) == (code, call):
+                return
+
+    def moved(self, seconds=1.0, cpu=0.0):
+        self.now, self.cpu = self.now + seconds, self.cpu + cpu
+        return self.watched.moved()
+
+
+@pytest.fixture
+def steps():
+    thread = Steps()
+    thread.start()
+    thread.stands()
+    thread.moved()  # the first look
+    yield thread
+    thread.ended = True
+    thread.go_on.release()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+class TestStillness:
+    def test_a_thread_that_does_not_leave_a_call_stands_still(self, steps):
+        steps.moved()  # seen there for the second time
+        assert [steps.moved() for _ in range(3)] == [False] * 3
+
+    def test_one_that_is_always_found_in_the_same_call_of_another_step_moves(self, steps):
+        for _ in range(20):  # frames of steps often lie where the last one lay
+            steps.moved()
+            steps.go_on.release()
+            steps.stands()
+            assert steps.moved()
+
+    def test_one_that_computes_within_one_call_moves(self, steps):
+        steps.moved(WINDOW_SECONDS)
+        most = BUSY * WINDOW_SECONDS
+        assert steps.moved(WINDOW_SECONDS, cpu=most + 0.1)
+        assert steps.moved(), "it did lately"
+        assert not steps.moved(WINDOW_SECONDS, cpu=most - 0.1), "waiting costs something, too"
+        assert not steps.moved(seconds=0.1, cpu=0.1), "a peak is not much"
+
+    def test_of_a_thread_that_has_ended_nothing_is_known(self):
+        watched = []
+        thread = threading.Thread(target=lambda: watched.append(Stillness()))
+        thread.start()
+        thread.join()
+        assert [watched[0].moved() for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize(("imported", "made"), [(("horovod.torch", "torch"), 1), (("torch",), 0), ((), 0)])
+def test_the_first_optimizer_of_pytorch_is_made_before_others_wait_for_it(imported, made):
+    optimizers = []
+    torch = SimpleNamespace(
+        optim=SimpleNamespace(SGD=lambda parameters, lr: optimizers.append(parameters)),
+        zeros=lambda size, requires_grad: "parameter",
+    )
+    warm_up(dict.fromkeys(imported, torch))
+    assert len(optimizers) == made
 
 
 class OpError(Exception):

@@ -15,14 +15,13 @@ from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.keras.collective import KerasCollective, is_failure
 from elasticdl.elastic.keras.context import connect
-from elasticdl.elastic.keras.layout import Layout
 from elasticdl.elastic.keras.learning_rate import OptimizerRate
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.keras.transfer import SMALL_BYTES, broadcast_state
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.world import ALONE, Member, World
 
-EACH_ONCE = {"micro": 1, "add": 1, "pack": 1, "unpack": 1, "apply": 1}
+EACH_ONCE = {"micro": 1, "add": 1, "apply": 1}
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
 
@@ -105,7 +104,7 @@ def test_half_precision_is_summed_in_single_precision():
     assert model.output.dtype == "float16"
     member = Trainee(0, Board(1), HALVES, model, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
     member.train(epochs=3)
-    assert member.train_step.layout.dtype == "float32"
+    assert member.train_step.dtype == "float32"
     assert int(member.optimizer.iterations) == member.state.step == 12  # no step was skipped
     assert 0 < member.losses[-1] < member.losses[0]
 
@@ -113,7 +112,7 @@ def test_half_precision_is_summed_in_single_precision():
 def test_float64_stays_float64():
     model = keras.Sequential([keras.Input((8,), dtype="float64"), keras.layers.Dense(3, dtype="float64")])
     member = Trainee(0, Board(1), HALVES, model)
-    assert member.train_step.layout.dtype == "float64"
+    assert member.train_step.dtype == "float64"
     member.train(steps=1)
     assert member.state.loss > 0
 
@@ -366,15 +365,6 @@ def test_errors_are_told_apart_by_cause(error, failed):
     collective = KerasCollective(object(), None, reduce_on_gpu=False)
     with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
         raise error
-
-
-@pytest.mark.parametrize("sizes", [[()], [(16,), (3,), (2, 5)], [(0,), (17,)]])
-def test_tensors_survive_the_flat_buffer(sizes):
-    layout = Layout(tuple(sizes), ("float32",) * len(sizes), 4)
-    tensors = [tf.random.normal(size) for size in sizes]
-    flat = layout.pack(tensors, tf.constant([1.0, 2.0, 3.0, 4.0]))
-    assert layout.read_vote(flat) == [1.0, 2.0, 3.0, 4.0]
-    assert_same([t.numpy() for t in tensors], [t.numpy() for t in layout.unpack(flat)])
 
 
 def test_alone_needs_no_horovod(monkeypatch):

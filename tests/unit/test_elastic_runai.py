@@ -9,7 +9,7 @@ import pytest
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
-from elasticdl.elastic.current import CurrentJob, Numbers
+from elasticdl.elastic.current import CurrentJob, Numbers, make_policy
 from elasticdl.elastic.session import Alone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +46,10 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 4), (2, 2), (4, 1)])
 def test_where_run_ai_was_right(gpus, steps):
     assert Numbers.of(BatchPolicy(256, None, 64), gpus, 0) == Numbers(steps, 64, 256, gpus, True)
+
+
+def test_a_memory_bound_above_the_batch_never_matters():
+    assert Numbers.of(make_policy(100, None, 256), 3, 0) == Numbers(1, 34, 100, 3, True)
 
 
 class Context:
@@ -107,6 +111,10 @@ built = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 told("init", lambda: elasticdl.elastic.steps)
 told("init", lambda: elastic.models.Model(built))
 told("gpus", lambda: elastic.init(8, 4, 0))
+told("global_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(0, 4))
+told("max_gpu_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(8, 0))
+told("max_gpu_batch_size must be a whole number of at least 1, not 2.5", lambda: elastic.init(8, 2.5))
+told("either", lambda: elastic.init())
 elastic.init(8, 4)
 told("called before", lambda: elastic.init(8, 4))
 told("not built", lambda: elastic.models.Model(keras.Sequential([keras.layers.Dense(1)])))
@@ -115,24 +123,98 @@ x, y = np.ones((6, 2)), np.ones((6, 1))
 told("compile()", lambda: model.fit(x, y))
 told("without accumulation", lambda: model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse"))
 model.compile("sgd", "mse")
-told("class_weight", lambda: model.fit(x, y, class_weight={0: 1.0}))
-told("labels", lambda: model.fit(x))
 import tensorflow as tf
-told("by index", lambda: model.fit(tf.data.Dataset.from_tensor_slices((x, y))))
+stream = tf.data.Dataset.from_tensor_slices((x, y))
+told("labels", lambda: model.fit(x))
+told("by index", lambda: model.fit(stream))
+told("by index", lambda: model.fit((x, y) for _ in range(3)))
+told("by index", lambda: model.fit(x, y, validation_data=stream))
+told("all samples", lambda: model.fit(x, y, steps_per_epoch=2))
+told("validation_steps", lambda: model.fit(x, y, validation_steps=2))
+told("(workers=)", lambda: model.fit(x, y, workers=2))
+told("give one of them", lambda: model.fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(6)))
+told("different numbers", lambda: model.fit(x, y, sample_weight=np.ones(5)))
+told("one output", lambda: model.fit(x, {"a": y, "b": y}, class_weight={0: 2.0}))
+told("(x, y, sample_weight)", lambda: model.fit(x, y, validation_data=(x, y, y, y)))
+told("validation_split", lambda: model.fit(x, y, validation_split=1.5))
+told("verbose", lambda: model.fit(x, y, verbose=3))
+told("not a keras.callbacks", lambda: model.fit(x, y, callbacks=[print]))
+model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+told("sum_over_batch_size", lambda: model.fit(x, y, sample_weight=np.ones(6)))
+model.compile("sgd", "mse")
 class Pairs(keras.utils.PyDataset):
     def __len__(self): return 2
     def __getitem__(self, n): return x[4 * n : 4 * n + 4], y[4 * n : 4 * n + 4]
+told("within the Pairs", lambda: model.fit(Pairs(), y))
+told("needs y", lambda: model.fit(Pairs(), class_weight={0: 2.0}))
+told("needs arrays", lambda: model.fit(Pairs(), validation_split=0.5))
 history = model.fit(Pairs(), epochs=3, initial_epoch=1, verbose=0)
 assert history.epoch == [1, 2], history.epoch
-twin = keras.models.clone_model(built); twin.compile("sgd", "mse"); twin.set_weights(built.get_weights())
-ours = model.fit(x, y, epochs=2, verbose=0, shuffle=False).history["loss"]
-theirs = twin.fit(x, y, 8, 2, verbose=0, shuffle=False).history["loss"]
-np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+"""
+
+KERAS_TWINS = """
+import keras, numpy as np
+import elasticdl.elastic, elasticdl.elastic.keras as elastic
+
+G = 8
+elastic.init(G, 3)
+random = np.random.RandomState(0)
+x = random.randn(30, 4).astype("float32")
+classes = x[:, :3].argmax(1)
+one_hot = np.eye(3, dtype="float32")[classes]
+weights = random.rand(30)
+
+def single():
+    regular = dict(kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.01))
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "relu", **regular), keras.layers.Dense(3, "softmax")])
+
+def double():
+    first = keras.Input((4,))
+    outputs = {"a": keras.layers.Dense(3, "softmax", name="a")(first), "b": keras.layers.Dense(1, name="b")(first)}
+    return keras.Model(first, outputs)
+
+def check(model, compiled, theirs, ours=None, names=(), **options):
+    given = {"epochs": 2, "verbose": 0, "shuffle": False, **options}
+    keras.utils.set_random_seed(1)
+    twin = model(); twin.compile("adam", **compiled)
+    plain = twin.fit(*theirs, batch_size=G, **given).history
+    keras.utils.set_random_seed(1)
+    wrapped = elastic.models.Model(model()); wrapped.compile("adam", **compiled)
+    got = wrapped.fit(*(theirs if ours is None else ours), **{k: v for k, v in given.items() if ours is None or k != "sample_weight"})
+    got = got.history
+    assert set(got) == set(plain) >= {"loss", *names}, (set(got), set(plain))
+    for name, values in plain.items():
+        np.testing.assert_allclose(got[name], values, rtol=2e-5, atol=1e-6, err_msg=name)
+    for a, b in zip(wrapped.get_weights(), twin.get_weights()):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+sparse = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+check(single, sparse, (x, classes), sample_weight=weights, validation_data=(x, classes, weights), names=["val_loss"])
+check(single, sparse, (x, classes), sample_weight=weights, validation_split=0.2, validation_freq=[2])
+check(single, sparse, (x, classes[:, None]), class_weight={0: 2.0, 2: 0.5}, validation_data=(x, classes[:, None]))
+check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
+losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+check(double, {"loss": losses, "metrics": {"a": ["accuracy"], "b": ["mae"]}}, (x, {"a": classes, "b": x[:, :1]}),
+      validation_split=0.2, names=["a_loss", "b_loss", "a_accuracy", "val_b_mae"])
+# Whole batches: of several outputs' losses Keras takes the mean over batches, whatever their size.
+few = slice(0, 3 * G)
+check(double, {"loss": losses}, (x[few], {"a": classes[few], "b": x[few, :1]}),
+      sample_weight={"a": weights[few], "b": weights[few][::-1].copy()})
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self): return 5
+    def __getitem__(self, n): return x[7 * n : 7 * n + 7], classes[7 * n : 7 * n + 7], weights[7 * n : 7 * n + 7]
+check(single, sparse, (x, classes), (Batches(),), sample_weight=weights)
+class Samples:
+    def __len__(self): return 30
+    def __getitem__(self, n): return x[n], classes[n], weights[n]
+check(single, sparse, (x, classes), (Samples(),), sample_weight=weights)
 """
 
 
-def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives():
-    done = run(KERAS_ERRORS)
+@pytest.mark.parametrize("script", [KERAS_ERRORS, KERAS_TWINS], ids=["mistakes", "twins"])
+def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
+    done = run(script)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -785,3 +785,27 @@ def test_the_example():
     accuracies = [float(value) for value in re.findall(r"epoch \d+: accuracy ([\d.]+)%", done.stdout)]
     assert len(accuracies) == 2
     assert accuracies[-1] > 50
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"a": 1}, None, 5, {"param_groups": 5, "state": {}}, "accumulation"],
+    ids=["other keys", "None", "number", "wrong groups", "wrong accumulation"],
+)
+def test_what_is_no_state_is_told_in_one_line_and_nothing_is_lost(state, wanted):
+    model, stream = make_model(), flat(make_batches())
+    optimizer = adam(model)
+    train(model, optimizer, [stream[:2]])
+    if state == "accumulation":
+        state = {**optimizer.state_dict(), "accumulation": {"count": 1}}
+    with pytest.raises(ValueError, match=r"load_state_dict\(\): .*give what state_dict\(\) returned") as error:
+        optimizer.load_state_dict(state)
+    assert isinstance(error.value, UserError)
+    assert "\n" not in str(error.value)
+    train(model, optimizer, [stream[2:]])
+    assert same(model, wanted)
+
+
+def test_a_state_of_other_parameters_is_torchs_own_error():
+    with pytest.raises(ValueError, match="parameter group"):
+        adam(make_model()).load_state_dict(torch.optim.Adam([torch.ones(1)]).state_dict())

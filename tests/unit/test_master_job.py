@@ -399,6 +399,21 @@ def test_a_worker_that_finished_is_not_missed_when_its_session_ends():
     assert r.pass_time(10) == []
 
 
+def test_one_that_finished_before_rank_0_was_lost_is_replaced_too_however_long_it_takes_to_end():
+    r = Run(minimum=2, maximum=2, own_program=True)
+    r.train()
+    r.finish(1)
+    r.post(e.WorkerDisconnected(1))
+    r.exit(0)
+    launched = only(i.LaunchWorker, r.pass_time(3))
+    assert len(launched) == 2
+    r.clean_exit(1)
+    assert [left["cause"] for left in r.records("worker_left")] == ["killed", "drained"]
+    r.connect(2, 3)
+    r.post(*(e.WorkerAsked(worker_id, 0, 0, False) for worker_id in (2, 3)))
+    assert r.phase is Phase.RUNNING
+
+
 def test_standbys_are_sent_home_when_training_is_complete():
     r = Run(minimum=1, maximum=2)
     r.train()

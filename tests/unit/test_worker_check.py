@@ -61,6 +61,55 @@ def test_one_line_for_what_is_wrong(run, extra, expected):
     assert expected in err
 
 
+GIVEN = "custom_model()'s model, given the first samples of dataset('training', '') (features {}), raised "
+
+
+def test_a_model_or_a_loss_that_does_not_take_the_data(run):
+    code, _, err = run("\ndef custom_model():\n    return torch.nn.Linear(5, 1)\n")
+    assert code == 2
+    assert "py: " + GIVEN.format("float32 (40, 2)") + "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in err
+    code, _, err = run(
+        "\ndef loss(labels, predictions):\n    return torch.nn.functional.nll_loss(predictions, labels)\n"
+    )
+    assert code == 2
+    assert "loss(labels, predictions), given labels float32 (40, 1) and predictions float32 (40, 1), raised" in err
+    code, _, err = run("\ndef loss(labels, predictions):\n    return (labels - predictions) ** 2\n")
+    assert code == 2
+    assert "returned a tensor of shape (40, 1); expected a scalar tensor" in err
+
+
+RELUCTANT = """
+class Reluctant(torch.nn.Linear):
+    def forward(self, inputs):
+        if {}:
+            raise {}
+        return super().forward(inputs)
+
+
+def custom_model():
+    return Reluctant(2, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        ("not self.training", "ValueError('only in training')"),
+        ("len(inputs) != 40", "ValueError('only batches of 40')"),
+        ("True", "NotImplementedError('not here')"),
+        ("True", "RuntimeError('Expected all tensors to be on the same device, but found cuda:0 and cpu!')"),
+    ],
+)
+def test_what_a_worker_may_be_able_to_do_is_not_refused(run, condition):
+    assert run(RELUCTANT.format(*condition)) == (0, "", "")
+
+
+def test_runs_two_samples_in_evaluation_mode(run, tmp_path):
+    seen = "open({!r}, 'a').write(f'{{len(inputs)}} {{self.training}}\\n')".format(str(tmp_path / "seen"))
+    assert run(RELUCTANT.format(f"{seen} == 0", "ValueError")) == (0, "", "")
+    assert (tmp_path / "seen").read_text() == "2 False\n"
+
+
 def test_names_the_users_line(run):
     _, _, err = run("\ndef inner():\n    return 1 / 0\ndef custom_model():\n    return inner()\n")
     path, line, _ = err.split(":", 2)

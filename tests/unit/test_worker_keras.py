@@ -1,39 +1,24 @@
 """A Keras module in training: what is done when, whatever becomes of the world, with worlds that follow a script."""
 
-import uuid
 from pathlib import Path
 
-import elastic_keras_kit
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, SumOfThreads, run_all
-from worker_keras_kit import MODULE, BreakingCollective, make_job
-from worker_kit import Script, write_zoo
+from worker_keras_kit import BreakingCollective, make_job, spec_maker
+from worker_kit import Script
 
 import keras  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.keras import callbacks as callbacks_module
 from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
 from elasticdl.elastic.world import Member, World
-from elasticdl.worker.frameworks import build_model, framework_of, twin
-from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
-from elasticdl.worker.zoo import load_module
 
 
 @pytest.fixture
 def make_spec(tmp_path, monkeypatch):
-    """40 samples in batches of 10: four steps an epoch."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-
-    def make(extra="", module=MODULE, **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(tmp_path / "zoo", extra, module, name)
-        batch = {} if "minibatch_size" in options else {"global_batch_size": 10}
-        return JobSpec(**{"model_zoo": str(zoo), "model_def": name, "num_epochs": 3, **batch, **options})
-
-    return make
+    return spec_maker(tmp_path, monkeypatch)
 
 
 def weights(job):
@@ -122,6 +107,11 @@ def test_callbacks_are_told_what_fit_tells_them(make_spec):
     assert journal_of(job, "on_test_end") == [
         ({k[4:]: v for k, v in logs.items() if k != "loss"},) for logs in (first, second)
     ]
+    assert journal_of(job, "on_test_begin") == [({},)] * 2
+    assert journal_of(job, "on_test_batch_begin") == [(0, {})] * 2  # 10 samples, in one batch
+    for (batch, told), logs in zip(journal_of(job, "on_test_batch_end"), (first, second), strict=True):
+        assert (batch, told.keys()) == (0, {"loss"})
+        assert told["loss"] == pytest.approx(logs["val_loss"])
     assert journal_of(job, "on_train_end") == [(second,)]
     params = journal_of(job, "on_train_begin") and job.learner.callbacks[-1]._callbacks[0].params
     assert params == {"verbose": 0, "epochs": 2, "steps": 4}
@@ -135,7 +125,10 @@ def test_a_step_that_is_made_again_is_begun_once(make_spec, monkeypatch):
     assert [batch for batch, _ in journal_of(job, "on_train_batch_end")] == [0, 1, 2, 3]
 
 
-def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_path):
+def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr("requests.post", lambda url, *arguments, **named: sent.append(url))
+
     def written(rank):
         folder = tmp_path / f"rank{rank}"
         folder.mkdir()
@@ -143,12 +136,31 @@ def test_what_is_written_for_the_whole_job_is_written_by_rank_0(make_spec, tmp_p
             f"keras.callbacks.ModelCheckpoint({str(folder / 'best.keras')!r}, save_best_only=True)",
             f"keras.callbacks.CSVLogger({str(folder / 'log.csv')!r})",
             f"keras.callbacks.TensorBoard({str(folder / 'board')!r})",
+            "keras.callbacks.RemoteMonitor('http://monitor')",
         ]
         make_job(make_spec(callbacks(*lines, "Journal()"), num_epochs=2), Script(rank=rank, size=2)).trainer.run()
         return {path.name for path in folder.iterdir()}
 
     assert written(0) == {"best.keras", "log.csv", "board"}
+    assert sent == ["http://monitor/publish/epoch/end/"] * 2
     assert written(1) == set()
+    assert len(sent) == 2
+
+
+ON_RANK_0 = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint"}
+EVERYWHERE = {"Callback", "EarlyStopping", "History", "LambdaCallback", "LearningRateScheduler", "ReduceLROnPlateau"}
+EVERYWHERE |= {"SwapEMAWeights", "TerminateOnNaN", "CallbackList"}
+NOWHERE = {"BackupAndRestore"}
+
+
+def test_for_each_of_keras_s_callbacks_it_is_known_where_it_runs():
+    there = {
+        name
+        for name, found in vars(keras.callbacks).items()
+        if isinstance(found, type) and issubclass(found, keras.callbacks.Callback)
+    }
+    assert {kind.__name__ for kind in callbacks_module.ON_RANK_0} == ON_RANK_0 & there
+    assert there <= ON_RANK_0 | EVERYWHERE | NOWHERE, "a callback that is new in Keras: where should it run?"
 
 
 # -- the end, and the learning rate --
@@ -173,7 +185,10 @@ def test_early_stopping_exports_the_best_weights(make_spec, tmp_path):
     stopping = "keras.callbacks.EarlyStopping('val_loss', min_delta=100.0, patience=1, restore_best_weights=True)"
     job = make_job(make_spec(callbacks(stopping), num_epochs=50, output=str(tmp_path / "out")))
     job.trainer.run()
-    assert job.script.said[-1].finished.epochs == 2  # the second was no better by so much
+    finished = job.script.said[-1].finished
+    assert finished.epochs == 2  # the second was no better by so much
+    # As with Keras's own history, the metrics are of the last epoch and not of the weights that were put back.
+    assert dict(finished.metrics) == job.script.notices("evaluation")[-1]["metrics"]
     exported = keras.models.load_model(tmp_path / "out" / "model.keras")
     best = make_job(make_spec(num_epochs=1))
     best.trainer.run()
@@ -368,110 +383,6 @@ def test_every_worker_builds_the_same_model(make_spec):
     one, other, another = (weights(make_job(spec.model_copy(update={"seed": seed}))) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, other)
     assert not np.array_equal(one, another)
-
-
-# -- modules that are wrong --
-
-
-TORCH_OPTIMIZER = (
-    "\nimport torch\ndef optimizer():\n    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("extra", "expected"),
-    [
-        (TORCH_OPTIMIZER, "custom_model() returned a Keras model, and optimizer is written for PyTorch; expected one framework"),
-        ("\nimport torch\ndef loss(labels, predictions):\n    return torch.mean(labels)\n", "and loss is written for PyTorch"),
-        ("\ndef custom_model():\n    import torch\n    return torch.nn.Linear(1, 1)\n", "returned a PyTorch model, and loss is written for Keras"),
-        ("\ndef optimizer(parameters):\n    return 3\n", "(missing a required argument: 'parameters'); expected optimizer() for a Keras model"),
-        ("\ndef optimizer():\n    return 3\n", "optimizer() returned int; expected a keras.optimizers.Optimizer"),
-        ("\ndef callbacks():\n    return [3]\n", "a list with int; expected objects made from elasticdl.callbacks.Callback or keras.callbacks.Callback"),
-        ("\ndef eval_metrics_fn():\n    return {'a': {'b': 3}}\n", "eval_metrics_fn() returned dict; expected a dict of functions"),
-        ("\ndef custom_model():\n    return 3\n", "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
-    ],
-)  # fmt: skip
-def test_one_line_for_what_is_wrong(make_spec, extra, expected):
-    spec = make_spec(extra)
-    module = load_module(spec)
-    model = build_model(module, 0)
-
-    def check():
-        twin(framework_of(model, module)).check(module, spec, model)
-
-    with pytest.raises(UserError) as caught:
-        check()
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-# -- evaluation --
-
-
-class Two(elastic_keras_kit.Samples):
-    """Inputs by name, labels that are numbered."""
-
-    def __getitem__(self, index):
-        return {"a": self.inputs[index], "b": self.inputs[index][:1]}, index
-
-
-def two_outputs():
-    keras.utils.set_random_seed(0)
-    a, b = keras.Input((8,), name="a"), keras.Input((1,), name="b")
-    return keras.Model({"a": a, "b": b}, {"sum": keras.layers.Dense(1)(a), "same": keras.layers.Identity()(b)})
-
-
-def evaluator(rank, board, metrics, data):
-    return KerasEvaluator(
-        model=two_outputs(),
-        dataset=data,
-        loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
-        metrics=name_metrics(metrics),
-        batch_size=3,
-        collective=_Gathering(rank, board),
-        advance=lambda: None,
-    )
-
-
-class _Gathering(SumOfThreads):
-    def gather_rows(self, tensor, name):
-        return np.concatenate(self.board.exchange(self.world.rank, np.asarray(tensor), name))
-
-
-@pytest.mark.parametrize(("workers", "samples"), [(1, 7), (2, 7), (3, 2), (5, 17)])
-def test_each_sample_counts_once_on_any_number_of_members(workers, samples):
-    data, board = Two(samples), Board(workers)
-    metrics = {
-        "in_order": lambda labels, outputs: np.array_equal(labels, np.arange(samples)),
-        "same": {"first": lambda labels, outputs: outputs[:, 0], "mae": keras.metrics.MeanAbsoluteError},
-    }
-    members = [evaluator(rank, board, metrics, data) for rank in range(workers)]
-    results = run_all(members, lambda member: member.evaluate())
-    assert all(result == results[0] for result in results)
-    found = results[0].metrics
-    expected = members[0].model({"a": data.inputs, "b": data.inputs[:, :1]})
-    assert results[0].samples == samples
-    assert found["in_order"] == 1.0
-    assert found["loss"] == pytest.approx(
-        float(np.mean((np.array(expected["sum"])[:, 0] - np.arange(samples)) ** 2)), rel=1e-5
-    )
-    assert found["same_first"] == pytest.approx(float(data.inputs[:, 0].mean()), abs=1e-6)
-    assert found["same_mae"] == pytest.approx(float(np.abs(data.inputs[:, 0] - np.arange(samples)).mean()), rel=1e-5)
-
-
-def test_metrics_that_cannot_be_told_apart_or_are_no_numbers_are_refused():
-    def refused(metrics):
-        with pytest.raises(UserError) as caught:
-            evaluator(0, Board(1), metrics, Two(4)).evaluate()
-        return str(caught.value)
-
-    assert refused({"other": {"a": len}}) == "eval_metrics_fn(): there is no output 'other'; the model has sum, same"
-    assert refused({"odd": lambda labels, outputs: "x"}) == "eval_metrics_fn(): odd is no number but str"
-
-
-def test_a_keras_metric_starts_anew_with_each_evaluation():
-    member = evaluator(0, Board(1), {"same": {"mae": keras.metrics.MeanAbsoluteError}}, Two(9))
-    assert member.evaluate() == member.evaluate()
 
 
 def test_no_other_framework_is_imported_for_a_keras_module(make_spec, tmp_path):

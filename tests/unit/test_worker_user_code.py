@@ -70,3 +70,29 @@ def test_errors_of_this_package_pass_unchanged(folder):
 def test_one_line():
     assert one_line(ValueError("first\nsecond")) == "ValueError: first"
     assert one_line(KeyError()) == "KeyError"
+
+
+STRUCTURE = "The structure of `inputs` doesn't match the expected structure.\nExpected: x\nReceived: inputs={'a': 1}"
+
+
+def wrapped(text):
+    return (
+        f"Exception encountered when calling Net.call().\n\n\x1b[1m{text}\x1b[0m\n\n"
+        "Arguments received by Net.call():\n  • inputs=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError(wrapped("no such shape")), "ValueError: no such shape"),
+        (KeyError(wrapped("right")), "KeyError: right"),
+        (
+            ValueError(wrapped(STRUCTURE)),
+            "ValueError: The structure of `inputs` doesn't match the expected structure: expected: x, received: inputs={'a': 1}",
+        ),
+        (OSError("{{function_node __wrapped__X_device_/device:CPU:0}} 7 is not in [0, 5) [Op:X] name: "), "OSError: 7 is not in [0, 5)"),
+    ],
+)  # fmt: skip
+def test_one_line_of_keras_and_tensorflow_holds_what_was_said(error, line):
+    assert one_line(error) == line

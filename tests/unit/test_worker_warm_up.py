@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.warm_up import warm_up
@@ -77,3 +78,18 @@ def test_cleans_up_also_when_the_users_code_raises():
 )
 def test_runs_as_many_samples_as_training_will(options, samples, expected):
     assert largest_micro_batch(JobSpec(**options), samples) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [(lambda a, b: None, "NoneType"), (lambda a, b: b, "a tensor of shape (6, 1)"), (lambda a, b: 3.0, "float")],
+)
+def test_a_loss_that_is_no_scalar_is_one_line(returned, shown):
+    def loss(labels, predictions):
+        return returned(labels, predictions)
+
+    with pytest.raises(UserError) as caught:
+        warm_up(Model(), loss, Samples(), 6, torch.device("cpu"))
+    assert str(caught.value) == (
+        f"loss(labels, predictions) returned {shown}; expected a scalar tensor: the mean over the samples"
+    )

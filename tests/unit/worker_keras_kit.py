@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
+import uuid
 from dataclasses import dataclass
 
 import tensorflow as tf
-from worker_kit import Script
+from worker_kit import Script, write_zoo
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import WorldBroken
@@ -60,6 +62,19 @@ def eval_metrics_fn():
 """
 
 
+def spec_maker(folder, monkeypatch):
+    """Makes the specification of a job over a module of its own: 40 samples in batches of 10, four steps an epoch."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def make(extra="", module=MODULE, **options):
+        name = f"zoo_{uuid.uuid4().hex}"
+        zoo = write_zoo(folder / "zoo", extra, module, name)
+        batch = {} if "minibatch_size" in options else {"global_batch_size": 10}
+        return JobSpec(**{"model_zoo": str(zoo), "model_def": name, "num_epochs": 3, **batch, **options})
+
+    return make
+
+
 def as_bytes(data):
     file = io.BytesIO()
     plain_data.write(data, file)
@@ -78,11 +93,11 @@ class BreakingCollective(KerasCollective):
         self.done: dict[str, int] = {}
         self.root_bytes: bytes | None = None
 
-    def sum(self, tensor, name):
+    def sum_all(self, tensors, name):
         self.done[name] = self.done.get(name, 0) + 1
         if (name, self.done[name]) in self.failures:
             raise WorldBroken(f"{name} failed")
-        return tf.convert_to_tensor(tensor) * self.world.size
+        return [tf.convert_to_tensor(tensor) * self.world.size for tensor in tensors]
 
     def broadcast(self, tensors, name):
         return [tf.convert_to_tensor(tensor) for tensor in tensors]

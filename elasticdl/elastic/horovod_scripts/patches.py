@@ -97,6 +97,7 @@ class Patches:
                 real_commit(state)
                 return
             state.save()
+            worker.passed()
             worker.committed()
             check(state)
 
@@ -105,6 +106,7 @@ class Patches:
             if not worker.takes_part:
                 real_check(state)
                 return
+            worker.passed()
             try:
                 check(state)
             except module.HostsUpdatedInterrupt:

@@ -14,20 +14,22 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.elastic.collective import HorovodModule, HorovodWorld
 from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.horovod_scripts.account import Account
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
+from elasticdl.elastic.horovod_scripts.stillness import Stillness
+from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
-from elasticdl.elastic.reports import StepReport
-from elasticdl.elastic.session import Standing
+from elasticdl.elastic.session import Session, Standing
 from elasticdl.elastic.world import ALONE, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -38,6 +40,17 @@ EXIT_USER_ERROR = 2
 TICK_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A process's part in the job, from when it has connected."""
+
+    pid: int  # a fork of it is no worker
+    link: Link
+    account: Account
+    stillness: Stillness
+    ended: threading.Event
+
+
 class ScriptWorker:
     """A worker from the script's first ``hvd.init()`` on; until then nobody has connected."""
 
@@ -46,22 +59,19 @@ class ScriptWorker:
     ) -> None:
         self._environ = environ
         self._make_link = make_link
-        self._pid = 0  # of the process that is connected: a fork of it is no worker
-        self._link: Link | None = None
+        self._part: _Part | None = None
         self._connection: HorovodWorld | None = None
         self._hvd: HorovodModule | None = None
         self._broken = ""  # how the present world broke, or that the last one did
+        self._end_told = False  # the master knows how this worker ends, or will see it by itself
         self._fruitless = 0  # worlds that broke, one after the other, without a commit
-        self._has_state = False
-        self._last_commit = 0.0
         self.world: World = ALONE
-        self.step = 0
 
     # -- whose process this is --
 
     @property
     def takes_part(self) -> bool:
-        return self._pid == os.getpid()
+        return self._part is not None and self._part.pid == os.getpid()
 
     def claim(self) -> bool:
         """Connect, unless this process or a parent is connected already; returns `takes_part`."""
@@ -78,13 +88,14 @@ class ScriptWorker:
         except UserError as error:
             print(f"elasticdl: {error}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from error
-        self._link = self._make_link(environment)
-        self._link.attach(self._on_broken)
-        self._link.open()
-        self._pid = os.getpid()
-        atexit.register(self._link.close)  # before Horovod's own, so that it runs after
+        link = self._make_link(environment)
+        link.attach(self._on_broken)
+        link.open()
+        self._part = _Part(os.getpid(), link, Account(link.session), Stillness(), threading.Event())
+        atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
-        threading.Thread(target=self._tick, name="elasticdl-progress", daemon=True).start()
+        threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
+        warm_up(sys.modules)
 
     # -- worlds --
 
@@ -102,10 +113,13 @@ class ScriptWorker:
             raise RuntimeError(
                 "Horovod is initialized for another framework; under elasticdl a process uses one of them"
             )
+        part = self._connected
+        part.stillness.watch_this_thread()
         while True:
             world = self._join()
+            part.account.mark("joined")
             self._hvd = hvd
-            self._connection = HorovodWorld(hvd, self._open_link.endpoint)
+            self._connection = HorovodWorld(hvd, part.link.endpoint)
             self.world = world
             try:
                 self._connection.start(world)
@@ -113,6 +127,7 @@ class ScriptWorker:
                 self.failed(failure)
                 self.shutdown()
             else:
+                part.account.mark("started")
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return
 
@@ -124,6 +139,7 @@ class ScriptWorker:
         """Leave the present world."""
         if self._connection:
             self._connection.stop()
+            self._connected.account.mark("stopped")
         self._connection = self._hvd = None
 
     def failed(self, error: BaseException) -> None:
@@ -132,6 +148,7 @@ class ScriptWorker:
         Raises:
             JobFailedError: that has happened too often without a commit in between.
         """
+        self._connected.account.left(broken=True)
         if self._connection:
             self._connection.break_world()
         self._broken = " ".join(str(error).split()) or type(error).__name__
@@ -143,46 +160,33 @@ class ScriptWorker:
     @property
     def leaving(self) -> bool:
         """Whether the present world is to be left at the next commit."""
-        return self._open_link.session.leaving
+        return self._session.leaving
 
-    # -- state --
+    # -- training --
 
     def synced(self) -> None:
         """The state is now that of rank 0."""
-        self.step = self.world.members[0].step
-        self._has_state = True
-        self._last_commit = time.monotonic()
-        self._open_link.session.reached(self.step)
+        self._connected.account.synced(self.world)
+
+    def passed(self) -> None:
+        """The script has come to a point between two steps, of which some are commits."""
+        self._connected.account.passed(self.world)
+        self._session.advance(waiting=True)
 
     def committed(self) -> None:
         self._fruitless = 0
-        self.step += 1
-        now = time.monotonic()
-        seconds, self._last_commit = now - self._last_commit, now
-        session = self._open_link.session
-        session.reached(self.step)
-        # Of the script's samples, epochs and losses nothing is known.
-        session.report_step(
-            StepReport(
-                step=self.step,
-                epoch=0,
-                loss=0.0,
-                samples=0,
-                learning_rate=0.0,
-                seconds=seconds,
-                world_version=self.world.version,
-                total_samples=0,
-                ends_epoch=False,
-                total_steps=0,
-                total_epochs=0,
-            )
-        )
+        self._connected.account.committed(self.world)
+
+    def left(self) -> None:
+        """All members have agreed to leave the present world."""
+        self._connected.account.left(broken=False)
 
     # -- the end --
 
     def finish(self) -> None:
         """Training is complete; the script may have more to do."""
-        self._open_link.session.say(pb.WorkerMessage(finished=pb.Finished(step=self.step)))
+        self._end_told = True
+        self._session.say(pb.WorkerMessage(finished=pb.Finished(step=self._connected.account.step)))
 
     def _on_uncaught(
         self,
@@ -192,12 +196,14 @@ class ScriptWorker:
         trace: TracebackType | None,
     ) -> None:
         """The script raised: tell the master, which ends the job with this traceback; unless the world is to blame."""
+        if self.takes_part:
+            self._end_told = True
         if self.takes_part and isinstance(error, Exception):
             cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
             text = "".join(traceback.format_exception(kind, error, trace))
             summary = str(error).strip().partition("\n")[0]
             failed = pb.Failed(cause=cause, message=f"{kind.__name__}: {summary}", traceback=text)
-            self._open_link.session.say(pb.WorkerMessage(failed=failed))
+            self._session.say(pb.WorkerMessage(failed=failed))
         next_hook(kind, error, trace)
 
     @contextlib.contextmanager
@@ -215,7 +221,7 @@ class ScriptWorker:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self.takes_part:
-            self._open_link.session.drain("told to leave (SIGTERM)")
+            self._session.drain("told to leave (SIGTERM)")
         else:  # a fork, such as a process that loads data
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -223,18 +229,32 @@ class ScriptWorker:
     # -- details --
 
     @property
-    def _open_link(self) -> Link:
-        assert self._link is not None, "nobody has connected"
-        return self._link
+    def _connected(self) -> _Part:
+        assert self._part is not None, "nobody has connected"
+        return self._part
+
+    @property
+    def _session(self) -> Session:
+        return self._connected.link.session
+
+    def _close(self) -> None:
+        if not self.takes_part:
+            return
+        # Python may take seconds from here to its end, which without a word would look like a worker that froze; and one
+        # that ends in the middle of the training would be taken for one that was lost.
+        if not self._end_told:
+            self.finish()
+        self._connected.ended.set()
+        self._connected.link.close()
 
     def _join(self) -> World:
         broken, self._broken = self._broken, ""
-        standing = Standing(
-            self.step, self._has_state, broken=bool(broken), reason=broken or ("committed" if self.step else "ready")
-        )
+        account = self._connected.account
+        reason = broken or ("committed" if account.step else "ready")
         try:
-            return self._open_link.session.join(standing)
+            return self._session.join(Standing(account.step, account.has_state, broken=bool(broken), reason=reason))
         except Stopped as stopped:
+            self._end_told = True
             print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)
             raise SystemExit(0) from stopped
         except UnreachableError as error:
@@ -246,11 +266,15 @@ class ScriptWorker:
         if connection := self._connection:
             connection.break_world()
 
-    def _tick(self) -> None:
-        """Nothing tells from outside whether a script moves on between its commits, which may be an hour apart. So it
-        counts as moving, unless its world is broken: then the others wait for it."""
-        link = self._open_link
-        while True:
-            time.sleep(TICK_SECONDS)
-            if not self._broken:
-                link.session.advance(waiting=False)
+    def _watch(self) -> None:
+        while not self._connected.ended.wait(TICK_SECONDS):
+            self.tick()
+
+    def tick(self) -> None:
+        """Say whether the script moves; it may be an hour from one of its commits to the next.
+
+        One that stands still may wait for the others in a collective, which can't be told from a hang of its own. So it
+        never is to blame as long as any of them moves, unless its world is broken: that it must leave.
+        """
+        if not self._broken and self._connected.stillness.moved():
+            self._session.advance(waiting=True)

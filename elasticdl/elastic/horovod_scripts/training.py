@@ -43,7 +43,7 @@ def train_through_worlds(
             worker.synced()
             return train()
         except hosts_updated:
-            pass  # the state was saved where this was raised
+            worker.left()  # the state was saved where this was raised
         except Exception as error:
             if not is_failed_collective(error):
                 raise

@@ -29,4 +29,4 @@ def seed_keras(seed: int) -> None:
     """All generators from which initial weights are drawn."""
     import keras
 
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more

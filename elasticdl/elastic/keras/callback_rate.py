@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.state import TrainingState
 
 KEPT = ("before", "factor", "epoch")
@@ -37,6 +40,9 @@ class KerasRate:
         return self._schedule is not None
 
     def __call__(self, epoch: int) -> float:
+        """Raises:
+        UserError: the schedule returned no rate.
+        """
         return self._scheduled(epoch) * self.factor
 
     def begin_epoch(self, epoch: int) -> None:
@@ -68,7 +74,13 @@ class KerasRate:
     def _scheduled(self, epoch: int) -> float:
         if self._schedule is None:
             return self._own
-        return float(self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch))
+        rate = self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch)
+        if isinstance(rate, bool) or not hasattr(rate, "__float__") or np.ndim(rate):
+            raise UserError(
+                f"LearningRateScheduler: its function gave {rate!r} for epoch {epoch}, counted from 0; it must return the "
+                "learning rate, a number"
+            )
+        return float(rate)
 
 
 def _takes_two(schedule: Callable[..., float]) -> bool:

@@ -27,6 +27,7 @@ ON_RANK_0 = tuple(
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
 )
+KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
@@ -55,9 +56,7 @@ class KerasCallbacks:
         Raises:
             UserError: there is one whose work is done otherwise here.
         """
-        for callback in callbacks:
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
-                raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
+        refuse_needless(callbacks)
         self._callbacks = list(callbacks)
         self._params = dict(params)
         self._model = model
@@ -75,8 +74,11 @@ class KerasCallbacks:
 
     # -- what the members do together --
 
-    def enter(self, world: World) -> None:
-        """Begin those that run here; before the members are brought to one state, which undoes what a newcomer's do."""
+    def enter(self, world: World, *, began: bool = True) -> None:
+        """Begin those that run here; before the members are brought to one state, which undoes what a newcomer's do.
+
+        ``began``: if members hold state, this training was begun by them, and is not the next one.
+        """
         here = [
             n for n, callback in enumerate(self._callbacks) if world.rank == 0 or not isinstance(callback, ON_RANK_0)
         ]
@@ -84,7 +86,7 @@ class KerasCallbacks:
         for number in here:
             if number not in self._begun:
                 self._begun.add(number)
-                self._begin(number, resumes=not world.is_first)
+                self._begin(number, resumes=began and not world.is_first)
 
     def settle(self, collective: HorovodCollective, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
@@ -207,15 +209,32 @@ def _choose_direction(callback: keras.callbacks.Callback) -> None:
     """Whether the least or the greatest value of what is monitored is the best.
 
     Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
-    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2.
+    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
+    only thing here that Keras has no public function for.
+
+    Raises:
+        UserError: this Keras does it in another way.
     """
     if getattr(callback, "monitor_op", callback) is not None:
         return
+    choose = getattr(callback, "_set_monitor_op", None)
+    if choose is None:
+        raise UserError(
+            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl was made for Keras {KERAS_KNOWN}"
+        )
     try:
-        callback._set_monitor_op()
+        choose()
     except ValueError:
         callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
-        callback._set_monitor_op()
+        choose()
+
+
+def refuse_needless(callbacks: Iterable[Any]) -> None:
+    """Raises:
+    UserError: there is one whose work is done otherwise here.
+    """
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
+        raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
 
 
 _ABSENT = object()

@@ -38,16 +38,20 @@ class KerasCollective(HorovodCollective):
         self._device = None if reduce_on_gpu else "CPU:0"
 
     def sum(self, tensor: Any, name: str) -> tf.Tensor:
-        """The sum of a tensor over the world. All ranks get the same bits.
+        """As `sum_all`, of one tensor."""
+        return self.sum_all([tensor], name)[0]
+
+    def sum_all(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
+        """The sum of each tensor over the world; all are of one dtype. All ranks get the same bits.
 
         Raises:
-            WorldBroken: a member was lost.
+            WorldBroken: a member was lost, and nothing was received.
         """
         if self.world.size == 1:
-            return tf.convert_to_tensor(tensor)
+            return [tf.convert_to_tensor(tensor) for tensor in tensors]
         with self._guard() as hvd, tf.device(self._device):
-            # hvd.allreduce would look at the world's size by further operations: a millisecond.
-            return hvd.mpi_ops._allreduce(tensor, name=name, op=hvd.Sum)
+            # hvd.grouped_allreduce would look at the world's size by further operations: a millisecond.
+            return list(hvd.mpi_ops._grouped_allreduce(list(tensors), name=name, op=hvd.Sum))
 
     def broadcast(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
         """The tensors of rank 0; those of the others give shapes and dtypes.

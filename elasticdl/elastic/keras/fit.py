@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -15,24 +15,25 @@ from elasticdl.elastic.batch_plan import split
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.fit_arguments import FitData, FitOptions
+from elasticdl.elastic.keras.fit_data import Samples
+from elasticdl.elastic.keras.fit_stages import Outcome, Stages
 from elasticdl.elastic.keras.fit_step import EpochLedger, FitStep
-from elasticdl.elastic.keras.loader import Dataset, fetch, load
+from elasticdl.elastic.keras.loader import fetch, load
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.loop import Hooks
-from elasticdl.elastic.progress import Progress, remaining_steps
+from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
-    """What ``fit`` is told besides data and callbacks."""
+class FitCall:
+    """What ``fit`` was given; ``callbacks`` with the history among them."""
 
-    epochs: int
-    initial_epoch: int
-    verbose: int
-    shuffle: bool
-    validation_freq: int
+    data: FitData
+    callbacks: Sequence[keras.callbacks.Callback]
+    options: FitOptions
 
 
 class Fit:
@@ -41,24 +42,25 @@ class Fit:
     def __init__(
         self,
         context: ElasticContext,
+        stages: Stages,
         model: keras.Model,
-        data: tuple[Dataset, Dataset | None],
-        callbacks: Sequence[keras.callbacks.Callback],
-        options: FitOptions,
+        given: FitCall,
     ) -> None:
-        """``data``: to train on, and to validate on. ``callbacks``: with the history among them."""
-        training, self._validation = data
+        training, callbacks, options = given.data.training, given.callbacks, given.options
         self._context = context
+        self._stages = stages
         self._model = model
-        self._epochs = options.epochs
-        self._validation_freq = options.validation_freq
-        inputs, labels = load(training, np.arange(min(2, len(training))))
-        self._step = FitStep(model, inputs, labels)
-        self._step.warm_up(inputs, labels)
-        self._loader = context.loader(training, shuffle=options.shuffle)
-        self._loader.sampler.progress = Progress(epoch=options.initial_epoch)
+        self._validation = given.data.validation
+        self._options = options
+        inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
+        self._step = FitStep(model, inputs, targets, weighted=training.weighted)
+        self._step.warm_up(inputs, targets)
+        self._loader = context.loader(training.dataset, shuffle=options.shuffle)
         self._ledger = EpochLedger()
+        self._start = stages.progress
+        self._loader.sampler.progress = replace(stages.progress, epoch=options.initial_epoch, position=0)
         self.state = context.state(self._step, self._loader, {"ledger": self._ledger})
+        self.state.has_state = stages.has_state
         rate = KerasRate(model.optimizer)
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.LearningRateScheduler):
@@ -70,14 +72,18 @@ class Fit:
         self._callbacks = KerasCallbacks(callbacks, params, model, self.state, rate)
         self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in callbacks)
         self._stopping = False
-        self.hooks = Hooks(self._callbacks.enter, self._on_world)
+        self.hooks = Hooks(self._enter, self._on_world)
         context.total_epochs = options.epochs
+
+    def _enter(self, world: World) -> None:
+        self._stages.meet(self._context.collective)
+        self._callbacks.enter(world, began=self.state.step > self._start.step)
 
     def _on_world(self, world: World) -> None:
         order, progress = self._loader.sampler.order, self.state.progress
         here = remaining_steps(order.samples, progress.position, order.policy, world.size)
         later = remaining_steps(order.samples, 0, order.policy, world.size)
-        self._context.total_steps = progress.step + here + later * max(self._epochs - progress.epoch - 1, 0)
+        self._context.total_steps = progress.step + here + later * max(self._options.epochs - progress.epoch - 1, 0)
         self._stopping = self._callbacks.settle(self._context.collective, entering=True)
 
     def train(self) -> None:
@@ -87,7 +93,7 @@ class Fit:
             WorldChanged: the members leave this world together.
             WorldBroken: the world broke.
         """
-        for epoch in self._loader.epochs(self._epochs):
+        for epoch in self._loader.epochs(self._options.epochs):
             if self._loader.sampler.progress.position == 0:  # the state follows at its next commit
                 self._ledger.begin_epoch()
             self._callbacks.on_epoch_begin(epoch)
@@ -100,6 +106,9 @@ class Fit:
         # If rank 0 dies before its callbacks are done, the others must still be there.
         self._context.advance(waiting=True)
         self._context.collective.barrier("elasticdl.complete")
+
+    def outcome(self) -> Outcome:
+        return Outcome(self._model, self._callbacks, self.state.progress)
 
     def _make_steps(self) -> None:
         for batch in self._loader:
@@ -119,7 +128,7 @@ class Fit:
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
-        if self._validation is not None and (epoch + 1) % self._validation_freq == 0:
+        if self._validation is not None and self._options.validates(epoch):
             with self._callbacks.testing() as found:
                 found.update(self._validate(self._validation))
             logs.update({f"val_{name}": value for name, value in found.items()})
@@ -130,7 +139,7 @@ class Fit:
     def _logs(self) -> dict[str, Any]:
         return self._step.logs(self._ledger.loss, self._ledger.moves)
 
-    def _validate(self, data: Dataset) -> dict[str, Any]:
+    def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
         collective, policy = self._context.collective, self._context.policy
         ends = list(itertools.accumulate(split(len(data), collective.world.size), initial=0))
@@ -139,10 +148,10 @@ class Fit:
         batches = [share[start : start + size] for start in range(0, len(share), size)]
         shapes = [(), *self._step.move_shapes]
         sums = [np.zeros(shape) for shape in shapes]
-        with closing(fetch(data, batches)) as loaded:
-            for batch, (inputs, labels) in zip(batches, loaded, strict=True):
+        with closing(fetch(data.dataset, batches)) as loaded:
+            for batch, (inputs, targets) in zip(batches, loaded, strict=True):
                 self._context.advance(waiting=False)
-                loss, *moves = self._step.test(inputs, labels)
+                loss, *moves = self._step.test(inputs, targets, weighted=data.weighted)
                 sums = [total + move for total, move in zip(sums, (loss * len(batch), *moves), strict=True)]
         self._context.advance(waiting=True)
         flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import keras
@@ -10,17 +11,36 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.fit_checks import require_arrays, require_numbers
 from elasticdl.elastic.keras.loader import Dataset, Indices
+
+WITH_WEIGHTS = 3  # parts of a sample that has a weight
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Each sample is a pair (inputs, labels); with weights it is (inputs, (labels, weight))."""
+
+    dataset: Dataset
+    weighted: bool = False
+    in_order: bool = False  # they must not be shuffled
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
 
 class Columns:
-    """Inputs and labels in memory, each an array or nested ones, with one row a sample."""
+    """Inputs, labels and perhaps weights in memory, each an array or nested ones, with one row a sample."""
 
-    def __init__(self, inputs: Any, labels: Any) -> None:
+    def __init__(self, inputs: Any, labels: Any, weights: Any = None) -> None:
         """Raises:
         UserError: the numbers of rows differ.
         """
-        self._columns = keras.tree.map_structure(np.asarray, (inputs, labels))
+        targets = labels
+        if weights is not None:
+            kind = keras.config.floatx()
+            targets = (labels, keras.tree.map_structure(lambda weight: np.asarray(weight, kind), weights))
+        self._columns = keras.tree.map_structure(np.asarray, (inputs, targets))
         lengths = {len(column) if column.ndim else 1 for column in keras.tree.flatten(self._columns)}
         if len(lengths) != 1:
             raise UserError(f"fit(x, y): arrays with different numbers of samples: {sorted(lengths)}")
@@ -51,15 +71,18 @@ class Batches:
 
     def __init__(self, source: keras.utils.PyDataset) -> None:
         """Raises:
-        UserError: it has no end.
+        UserError: it has no end, or its first batch no samples.
         """
         count = source.num_batches
         if not count:
             raise UserError("fit(x): a PyDataset needs a number of batches, by __len__")
         self._source = source
+        self._count = count
         self._last: tuple[int, Any] | None = None  # what was asked for last: samples come in order
-        self._size = self._rows(0)
-        self._length: int = self._size * (count - 1) + self._rows(count - 1)
+        self._size = _rows(self._batch(0))
+        if not self._size:
+            raise UserError(f"fit(x): the first batch of the {type(source).__name__} is empty; expected some samples")
+        self._length: int = self._size * (count - 1) + _rows(self._batch(count - 1))
 
     def __len__(self) -> int:
         return self._length
@@ -71,32 +94,90 @@ class Batches:
     def _batch(self, number: int) -> Any:
         if self._last is None or self._last[0] != number:
             batch = self._source[number]
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
+            if not isinstance(batch, tuple | list) or len(batch) not in (2, WITH_WEIGHTS):
                 raise UserError(
-                    "fit(x): a batch of a PyDataset must be a pair (inputs, labels), without sample weights"
+                    "fit(x): a batch of a PyDataset must be (inputs, labels) or (inputs, labels, sample weights)"
                 )
+            self._check_size(number, _rows(batch))
             self._last = number, tuple(batch)
         return self._last[1]
 
-    def _rows(self, number: int) -> int:
-        return len(keras.tree.flatten(self._batch(number))[0])
+    def _check_size(self, number: int, rows: int) -> None:
+        """That samples can be counted through all batches."""
+        if number and (rows > self._size or (rows < self._size and number < self._count - 1)):
+            raise UserError(
+                f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and the first has "
+                f"{self._size}; all must have as many, and only the last may have fewer"
+            )
 
 
-def open_data(x: Any, y: Any, call: str = "fit(x, y)") -> Dataset:
-    """Samples by index from what is given to ``fit`` as ``x`` and ``y``.
+def _rows(batch: Any) -> int:
+    require_arrays("fit(x)", {"a batch": batch})
+    return len(keras.tree.flatten(batch)[0])
+
+
+class Weighted:
+    """A data set whose samples are (inputs, labels, weight)."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, labels, weight = self._source[index]
+        return inputs, (labels, np.asarray(weight, keras.config.floatx()))
+
+
+def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> Samples:
+    """Samples by index from what is given to ``fit`` as ``x``, ``y`` and ``sample_weight``.
 
     Raises:
         UserError: they can't be taken by index.
     """
-    if isinstance(x, keras.utils.PyDataset):
-        return cast(Dataset, Batches(x))
-    if isinstance(x, tf.data.Dataset) or hasattr(x, "__next__"):
+    if x is None:
+        raise UserError(f"{call}: there are no data; give arrays x and y, or a data set as x")
+    batches = isinstance(x, keras.utils.PyDataset)
+    arrays = isinstance(x, np.ndarray | tf.Tensor | dict | list | tuple) or hasattr(x, "__array__")
+    by_index = batches or arrays or (hasattr(x, "__getitem__") and hasattr(x, "__len__"))
+    if not by_index or isinstance(x, tf.data.Dataset | str | bytes):
         raise UserError(
             f"{call}: a {type(x).__name__} can't be read by index, so the order of samples can't stay the same when workers "
             "change; give arrays, a keras.utils.PyDataset, or an object with __len__ and __getitem__"
         )
-    if y is not None:
-        return cast(Dataset, Columns(x, y))
-    if not hasattr(x, "__getitem__") or isinstance(x, np.ndarray | tf.Tensor | dict | list | tuple):
+    if not batches and y is not None:
+        given = {"y": y} if weights is None else {"y": y, "sample_weight": weights}
+        require_arrays(call, {"x": x, **given})
+        require_numbers(call, given)
+        return Samples(cast(Dataset, Columns(x, y, weights)), weights is not None)
+    if y is not None or weights is not None:
+        raise UserError(f"{call}: give labels and weights within the {type(x).__name__}, as (inputs, labels, weights)")
+    if arrays:
         raise UserError(f"{call}: there are no labels; give y, or a data set of pairs (inputs, labels)")
-    return cast(Dataset, x)
+    return _open_dataset(Batches(x) if batches else x, call, in_order=batches)
+
+
+def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
+    """The weight of each sample by its class, as Keras understands ``class_weight``.
+
+    Raises:
+        UserError: there are labels of several outputs, or some that are no numbers.
+    """
+    if keras.tree.is_nested(labels):
+        raise UserError("fit(class_weight=): only for a model with one output, with y as one array; give sample_weight")
+    require_arrays("fit(x, y)", {"y": labels})
+    require_numbers("fit(x, y)", {"y": labels})
+    classes = np.asarray(labels)
+    if classes.ndim > 1:
+        classes = classes[..., 0] if classes.shape[-1] == 1 else classes.argmax(-1)
+    found, places = np.unique(np.rint(classes).astype(np.int64), return_inverse=True)
+    return np.array([weights.get(int(each), 1.0) for each in found])[places]
+
+
+def _open_dataset(dataset: Any, call: str, *, in_order: bool) -> Samples:
+    first = dataset[0] if len(dataset) else None
+    weighted = isinstance(first, tuple) and len(first) == WITH_WEIGHTS
+    if isinstance(first, tuple) and len(first) in (2, WITH_WEIGHTS):
+        require_numbers(call, dict(zip(("the labels", "the weights"), first[1:], strict=False)))
+    return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, in_order)

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from elasticdl.elastic.keras.layout import Layout
 from elasticdl.elastic.keras.step import Sums, TrainStep
 
 Moves = list[NDArray[np.float64]]
@@ -51,24 +50,21 @@ class EpochLedger:
 class FitStep(TrainStep):
     """As `TrainStep`; the moves of the metrics' variables stand among the sums, before the loss.
 
-    So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of Keras's.
+    So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of
+    Keras's. Loss and metrics are computed by the model's own public functions.
     """
 
-    def __init__(self, model: keras.Model, inputs: Any, labels: Any) -> None:
-        """``model`` is built and compiled; ``inputs`` and ``labels`` are some samples."""
-        model._symbolic_build(data_batch=(inputs, labels))  # no public function builds loss and metrics
-        self._metrics = model._compile_metrics
-        self._seen: tuple[Any, Any] | None = None
-        self.last_moves: Moves = []
-        if self._metrics is not None:
-            self._metrics.reset_state()
-        self._variables = list(self._metrics.variables) if self._metrics is not None else []
+    def __init__(self, model: keras.Model, inputs: Any, targets: Any, *, weighted: bool) -> None:
+        """``model`` is built and compiled. ``inputs`` and ``targets`` are some samples: ``targets`` are the labels, or,
+        if they are weighted, labels and weights."""
+        self._weighted = weighted
+        self._loss_means = self._build(model, inputs, targets)
+        self._variables = [variable for metric in model.metrics for variable in metric.variables]
         self._first = [np.array(variable) for variable in self._variables]
-        super().__init__(model, self._compiled_loss, model.optimizer)
-        shapes, dtypes = list(self.layout.shapes), list(self.layout.dtypes)
-        shapes[-1:-1] = [value.shape for value in self._first]
-        dtypes[-1:-1] = ["float32"] * len(self._first)
-        self.layout = Layout(tuple(shapes), tuple(dtypes), self.layout.vote)
+        self._traced_moves: Sums = []
+        self.last_moves: Moves = []
+        super().__init__(model, model.compute_loss, model.optimizer)
+        self._shapes[-1:-1] = self.move_shapes
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
     def apply(self, sums: Sums) -> None:
@@ -77,9 +73,9 @@ class FitStep(TrainStep):
         self.last_moves = [np.asarray(move, np.float64) for move in sums[start:end]]
         super().apply([*sums[:start], sums[end]])
 
-    def test(self, inputs: Any, labels: Any) -> Moves:
+    def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Moves:
         """The mean loss over a batch that is not trained on, and the moves of the metrics."""
-        return [np.asarray(value, np.float64) for value in self._test(inputs, labels)]
+        return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
     @property
     def move_shapes(self) -> list[tuple[int, ...]]:
@@ -87,38 +83,73 @@ class FitStep(TrainStep):
 
     def logs(self, loss: float, moves: Sequence[Any]) -> dict[str, Any]:
         """As ``fit`` reports them: the loss, and each metric by its name."""
-        if self._metrics is None or not moves:
+        if not moves:
             return {"loss": loss}
         for variable, first, move in zip(self._variables, self._first, moves, strict=True):
             variable.assign(first + move)
-        found = {name: _plain(value) for name, value in self._metrics.result().items()}
-        self._metrics.reset_state()
-        return {"loss": loss, **found}
+        found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
+        self.model.reset_metrics()
+        return {**found, "loss": loss}
 
-    def _compiled_loss(self, labels: Any, outputs: Any) -> Any:
-        self._seen = labels, outputs
-        with keras.StatelessScope():  # it would count the losses of several outputs in variables of its own
-            return self.model._compile_loss(labels, outputs)
+    def _build(self, model: keras.Model, inputs: Any, targets: Any) -> list[keras.metrics.Mean]:
+        """Loss and metrics make their variables when they are first called.
+
+        Returns the metrics that the loss itself updates: with several outputs, the mean loss of each.
+        """
+        labels, weights = _split(targets, self._weighted)
+        with keras.StatelessScope():
+            outputs = model(inputs, training=False)
+        model.compute_loss(inputs, labels, outputs, weights)
+        means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
+        model.compute_metrics(inputs, labels, outputs, weights)
+        model.reset_metrics()
+        return means
+
+    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
+        return self._compute(trainable, others, (inputs, *_split(labels, self._weighted)), training=True)
+
+    def _compute(
+        self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
+    ) -> tuple[tf.Tensor, Sums]:
+        """As `_forward`, on inputs, labels and weights; leaves the moves of the metrics in ``_traced_moves``."""
+        model, (inputs, labels, weights) = self.model, batch
+        values = [*trainable, *others, *self._first]
+        variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
+        with keras.StatelessScope(list(zip(variables, values, strict=True)), collect_losses=True) as scope:
+            outputs = model(inputs, **dict.fromkeys(self._training, training))
+            loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
+            self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
+            model.compute_metrics(inputs, labels, outputs, weights)
+        after = [scope.get_current_value(variable) for variable in self._variables]
+        self._traced_moves = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
+        return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+
+    def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
+        """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
+        for mean in self._loss_means:
+            total, count = scope.get_current_value(mean.total), scope.get_current_value(mean.count)
+            samples = tf.cast(samples, count.dtype)
+            scope.add_update((mean.total, total / count * samples))
+            scope.add_update((mean.count, samples))
 
     def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, lead: tf.Tensor, draw: tf.Tensor) -> Sums:
         *sums, part = super()._trace_micro(inputs, labels, weight, lead, draw)
-        assert self._seen is not None
-        moves, self._seen = self._moves(*self._seen), None
-        return [*sums, *moves, part]
+        return [*sums, *self._taken_moves(), part]
 
-    def _trace_test(self, inputs: Any, labels: Any) -> Sums:
+    def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
         self.traces["test"] += 1
-        outputs = self.model(inputs, training=False)
-        loss = self._compiled_loss(labels, outputs)
-        for term in self.model.losses:
-            loss += tf.cast(term, loss.dtype)
-        return [loss, *self._moves(labels, outputs)]
+        trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
+        others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
+        loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
+        return [loss, *self._taken_moves()]
 
-    def _moves(self, labels: Any, outputs: Any) -> Sums:
-        if not self._first:
-            return []
-        after = self._metrics.stateless_update_state([tf.constant(value) for value in self._first], labels, outputs)
-        return [tf.cast(new - value, tf.float32) for new, value in zip(after, self._first, strict=True)]
+    def _taken_moves(self) -> Sums:
+        moves, self._traced_moves = self._traced_moves, []
+        return moves
+
+
+def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
+    return targets if weighted else (targets, None)
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from elasticdl.elastic.keras.backend import seed_keras
 from elasticdl.elastic.keras.context import connect
 from elasticdl.elastic.keras.device import count_gpus
+from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.library import OwnJob
 
 own = OwnJob(connect, seed_keras, count_gpus)
+stages = Stages()

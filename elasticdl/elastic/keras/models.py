@@ -11,16 +11,17 @@ model.fit(images, labels, epochs=10)
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.current import job
-from elasticdl.elastic.keras.fit import Fit, FitOptions
-from elasticdl.elastic.keras.fit_data import Batches, Columns, open_data
-from elasticdl.elastic.keras.job import own
+from elasticdl.elastic.errors import Overtaken
+from elasticdl.elastic.keras.fit import Fit, FitCall
+from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData, complete, refuse, verbosity
+from elasticdl.elastic.keras.job import own, stages
 from elasticdl.elastic.session import Alone
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Model:
             raise UserError(
                 "compile(): Model accumulates gradients by itself; give it the optimizer without accumulation"
             )
-        if any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(self.model.loss)):
+        if self._has_loss("sum"):
             raise UserError('compile(): a loss with reduction="sum" depends on the batch; use "sum_over_batch_size"')
 
     def fit(
@@ -80,8 +81,10 @@ class Model:
         validation_data: Any = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
-        validation_freq: int = 1,
+        validation_freq: int | Container[int] = 1,
         validation_batch_size: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
         **others: Any,
     ) -> keras.callbacks.History:
         """As Keras's, on global batches of ``elasticdl.elastic.global_batch_size``, on each sample once per epoch.
@@ -93,47 +96,38 @@ class Model:
         Raises:
             UserError: the data or the arguments can't be used here.
         """
-        if not self.model.compiled or self.model.optimizer is None or self.model._compile_loss is None:
+        if not self.model.compiled or self.model.optimizer is None or self.model.loss is None:
             raise UserError("fit(): call compile() with an optimizer and a loss first")
-        if unsupported := [name for name, value in others.items() if value is not None]:
-            raise UserError(f"fit({', '.join(unsupported)}=): not supported in elastic training; leave it out")
+        refuse(others)
         if batch_size not in (None, job.numbers.batch_size, job.numbers.global_batch_size):
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
-        context = own.context()
-        alone = isinstance(context.membership, Alone)
-        if own.trained and not alone:
-            raise UserError("fit() was called before: under `elasticdl run`, train in one call, with more epochs")
-        training, validation = open_data(x, y), None
-        if validation_data is not None:
-            pair = validation_data if isinstance(validation_data, tuple | list) else (validation_data, None)
-            if len(pair) != 2:
-                raise UserError("fit(validation_data=): expected a pair (x, y), or a data set; without sample weights")
-            validation = open_data(pair[0], pair[1], "fit(validation_data=)")
-        elif validation_split:
-            if not isinstance(training, Columns):
-                raise UserError("fit(validation_split=) needs arrays; give validation_data")
-            training, validation = training.split(validation_split)
+        data = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split).open()
+        data.check(self.model)
+        if data.training.weighted and self._has_loss("mean_with_sample_weight"):
+            raise UserError(
+                'fit(): with weights, a loss with reduction="mean_with_sample_weight" depends on the micro-batch; use '
+                '"sum_over_batch_size"'
+            )
         options = FitOptions(
             epochs=epochs,
             initial_epoch=initial_epoch,
-            verbose=_verbosity(verbose, alone=alone),
-            shuffle=bool(shuffle) and not isinstance(training, Batches),
+            verbose=verbosity(verbose, alone=not job.under_master),
+            shuffle=bool(shuffle) and not data.training.in_order,
             validation_freq=validation_freq,
         )
-        history, given = _complete(callbacks, options.verbose)
-        fit = Fit(context, self.model, (training, validation), given, options)
-        own.train(fit.train, fit.state, fit.hooks)
+        history, given = complete(callbacks, options.verbose)
+        self._train(FitCall(data, given, options))
         return history
 
     def evaluate(
         self, x: Any = None, y: Any = None, batch_size: int | None = None, verbose: int | str = "auto", **others: Any
     ) -> Any:
         """As Keras's; each worker that calls it runs all of it, in batches that fit its memory."""
-        return self.model.evaluate(x, y, self._batch_size(x, batch_size), self._shown(verbose), **others)
+        return self.model.evaluate(x, y, self._batch_size(x, batch_size), self._shown(verbose), **_advancing(others))
 
     def predict(self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", **others: Any) -> Any:
         """As Keras's; each worker that calls it runs all of it, in batches that fit its memory."""
-        return self.model.predict(x, self._batch_size(x, batch_size), self._shown(verbose), **others)
+        return self.model.predict(x, self._batch_size(x, batch_size), self._shown(verbose), **_advancing(others))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -146,6 +140,25 @@ class Model:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.model, name, value)
 
+    def _train(self, call: FitCall) -> None:
+        if stages.overtaken:
+            stages.repeat(self.model, call.callbacks)
+            return
+        context = own.context()
+        fit = Fit(context, stages, self.model, call)
+        stages.begin()
+        try:
+            own.train_stage(fit.train, fit.state, fit.hooks)
+        except Overtaken as overtaken:
+            log.info("%s", overtaken)
+            if stages.overtaken:
+                stages.repeat(self.model, call.callbacks)
+                return
+        stages.end(fit.outcome(), context.advance if job.under_master else None)
+
+    def _has_loss(self, reduction: str) -> bool:
+        return any(getattr(loss, "reduction", None) == reduction for loss in keras.tree.flatten(self.model.loss))
+
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:
         arrays = all(hasattr(leaf, "shape") for leaf in keras.tree.flatten(x))
@@ -157,23 +170,18 @@ class Model:
         return verbose if own.context().rank == 0 else 0
 
 
-def _verbosity(verbose: int | str, *, alone: bool) -> int:
-    if verbose == "auto":
-        return 1 if alone else 2  # a line for each epoch in a log
-    if verbose not in (0, 1, 2):
-        raise ArgumentError(f'fit(verbose={verbose!r}): must be "auto", 0, 1 or 2')
-    return int(verbose)
+class _Advance(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells that a worker which others may wait for gets on."""
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        own.context().advance(waiting=False)
+
+    on_predict_batch_end = on_test_batch_end
 
 
-def _complete(callbacks: Any, verbose: int) -> tuple[keras.callbacks.History, list[keras.callbacks.Callback]]:
-    """The history, and all callbacks with it and what shows progress, in Keras's order."""
-    given = [each for each in keras.tree.flatten(callbacks) if each is not None]
-    for callback in given:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise UserError(f"fit(callbacks=): {type(callback).__name__} is not a keras.callbacks.Callback")
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise UserError("fit(callbacks=): BackupAndRestore is not supported; use ModelCheckpoint")
-    histories = [each for each in given if isinstance(each, keras.callbacks.History)]
-    history = histories[0] if histories else keras.callbacks.History()
-    progress = [keras.callbacks.ProgbarLogger()] if verbose else []
-    return history, [*progress, *given, *([] if histories else [history])]
+def _advancing(others: dict[str, Any]) -> dict[str, Any]:
+    given = others.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        given.append(_Advance())
+        return others
+    return {**others, "callbacks": [*keras.tree.flatten(given or []), _Advance()]}

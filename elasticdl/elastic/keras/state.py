@@ -109,8 +109,8 @@ class KerasState(state.TrainingState):
         ballot[STOPPING] = float(self.stopping and collective.world.rank == 0)
         self._sums, self._samples = None, 0
         if collective.world.size > 1:
-            flat = collective.sum(step.pack(sums, ballot), "elasticdl.step")
-            sums, ballot = step.unpack(flat), step.layout.read_vote(flat)
+            *sums, votes = collective.sum_all([*sums, tf.constant(ballot, step.dtype)], "elasticdl.step")
+            ballot = votes.numpy().tolist()
         ballot[LOSS] = float(sums[-1]) * ballot[SAMPLES]
         return sums, Vote.of(ballot)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.layout import Layout
 from elasticdl.elastic.keras.variables import OtherVariables
-from elasticdl.elastic.vote import VOTE_SIZE
 
 Sums = list[tf.Tensor]
 LossFunction = Callable[[Any, Any], Any]
@@ -61,16 +59,12 @@ class TrainStep:
         if not optimizer.built:
             optimizer.build(self._trainable)
         self._training = {"training": True} if _takes_training(model) else {}
-        shapes = [tuple(variable.shape) for variable in self._trainable]
-        dtypes = [str(variable.dtype) for variable in self._trainable]
-        wide = (*dtypes, *self._others.dtypes)
-        self._loss_dtype = "float64" if "float64" in wide else "float32"
-        self.layout = Layout((*shapes, *self._others.shapes, ()), (*wide, self._loss_dtype), VOTE_SIZE)
+        dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
+        self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
+        self._shapes = [*(tuple(variable.shape) for variable in self._trainable), *self._others.shapes, ()]
         self._micro = tf.function(self._trace_micro, reduce_retracing=True, autograph=False)
         self._add = tf.function(self._trace_add, autograph=False)
         self._apply = tf.function(self._trace_apply, autograph=False)
-        self._pack = tf.function(self._trace_pack, autograph=False)
-        self._unpack = tf.function(self._trace_unpack, autograph=False)
 
     # -- what a step does --
 
@@ -86,14 +80,7 @@ class TrainStep:
 
     def zeros(self) -> Sums:
         """The sums of a worker that has no micro-batch in this step."""
-        return self.layout.zeros()
-
-    def pack(self, sums: Sums, vote: Sequence[float]) -> tf.Tensor:
-        """The sums and the vote as one flat buffer, for the collective."""
-        return self._pack(sums, tf.constant(list(vote), self.layout.dtype))
-
-    def unpack(self, flat: tf.Tensor) -> Sums:
-        return list(self._unpack(flat))
+        return [tf.zeros(shape, self.dtype) for shape in self._shapes]
 
     def apply(self, sums: Sums) -> None:
         """Update model and optimizer by the sums over all micro-batches of all workers."""
@@ -108,8 +95,7 @@ class TrainStep:
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
         sums = self.micro(inputs, labels, Part(weight=1.0, lead=True, seed=0, count=0))
-        sums = self.unpack(self.pack(self.add(sums, self.zeros()), [0.0] * VOTE_SIZE))
-        self.apply(sums)
+        self.apply(self.add(sums, self.zeros()))
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
@@ -121,35 +107,34 @@ class TrainStep:
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            outputs, moved, extra = self.model.stateless_call(
-                trainable, others, inputs, return_losses=True, **self._training
-            )
-            loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(_widen, outputs)))
-            for term in extra:  # of regularizers and add_loss
-                loss += tf.cast(term, loss.dtype)
+            loss, moved = self._forward(trainable, others, inputs, labels)
             part = loss * tf.cast(weight, loss.dtype)
             scaled = self.optimizer.scale_loss(part)
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return [*dense, *self._others.moves(others, moved, weight, lead), tf.cast(part, self._loss_dtype)]
+        sums = [*dense, *self._others.moves(others, moved, weight, lead), part]
+        return [tf.cast(each, self.dtype) for each in sums]
+
+    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
+        """The mean loss with these values of the variables, and what the others become."""
+        outputs, moved, extra = self.model.stateless_call(
+            trainable, others, inputs, return_losses=True, **self._training
+        )
+        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
+        for term in extra:  # of regularizers and add_loss
+            loss += tf.cast(term, loss.dtype)
+        return loss, moved
 
     def _trace_add(self, sums: Sums, more: Sums) -> Sums:
         self.traces["add"] += 1
         return [a + b for a, b in zip(sums, more, strict=True)]
 
-    def _trace_pack(self, sums: Sums, vote: tf.Tensor) -> tf.Tensor:
-        self.traces["pack"] += 1
-        return self.layout.pack(sums, vote)
-
-    def _trace_unpack(self, flat: tf.Tensor) -> Sums:
-        self.traces["unpack"] += 1
-        return self.layout.unpack(flat)
-
     def _trace_apply(self, sums: Sums) -> None:
         self.traces["apply"] += 1
         count = len(self._trainable)
         self._others.assign(sums[count:])
-        self.optimizer.apply(sums[:count], self._trainable)
+        gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]
+        self.optimizer.apply(gradients, self._trainable)
 
 
 def _check(model: Any, optimizer: Any) -> None:
@@ -168,7 +153,7 @@ def _takes_training(model: Any) -> bool:
     return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _widen(output: Any) -> Any:
+def widen(output: Any) -> Any:
     """As Keras does before a loss: in half precision a scaled loss would overflow."""
     half = getattr(output, "dtype", None) in (tf.float16, tf.bfloat16)
     return tf.cast(output, tf.float32) if half else output

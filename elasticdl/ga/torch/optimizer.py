@@ -140,11 +140,24 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, in the middle of an accumulation if it was saved there."""
-        self.optimizer.load_state_dict(state_dict)
+        """Go on from there, in the middle of an accumulation if it was saved there.
+
+        Raises:
+            ArgumentError: it is no state of an optimizer; nothing has been loaded.
+            ValueError: torch's own, where it is one of other parameters.
+        """
+        accumulation = Accumulation()
+        try:
+            if STATE_KEY in state_dict:
+                accumulation = Accumulation.from_state(state_dict[STATE_KEY], self._params())
+            self.optimizer.load_state_dict(state_dict)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"load_state_dict(): a {type(state_dict).__name__} that is no state of an optimizer ("
+                f"{type(error).__name__}: {error}); give what state_dict() returned"
+            ) from error
         self.discard()
-        if STATE_KEY in state_dict:
-            self._accumulation = Accumulation.from_state(state_dict[STATE_KEY], self._params())
+        self._accumulation = accumulation
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

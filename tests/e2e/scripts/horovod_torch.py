@@ -20,9 +20,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
+def enough():
+    """Rank 0 says so for all."""
+    return hvd.broadcast_object(not os.path.exists(os.environ["TEST_GO_ON_WHILE"]), root_rank=0)
+
+
 @hvd.elastic.run
 def train(state):
-    while state.batches < int(os.environ["TEST_BATCHES"]):
+    while not state.enough:
         for index, (x, y) in enumerate(loader):
             optimizer.zero_grad()
             loss = mse_loss(model(x), y)
@@ -30,13 +35,15 @@ def train(state):
             optimizer.step()
             sampler.record_batch(index, len(x))
             state.batches += 1
-            if state.batches % 4:
+            if state.batches % 2:
                 state.check_host_updates()
             else:
                 print(f"commit {state.batches} size {hvd.size()} loss {loss.item():.6f}", flush=True)
+                state.enough = enough()
                 state.commit()
-            if os.path.exists(os.environ["TEST_SLOW_WHILE"]):
-                time.sleep(0.3)
+            if state.enough:
+                return
+            time.sleep(0.1)
         state.epoch += 1
         sampler.set_epoch(state.epoch)
 
@@ -46,7 +53,7 @@ def on_reset():
         group["lr"] = 0.01 * hvd.size()
 
 
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batches=0)
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batches=0, enough=False)
 state.register_reset_callbacks([on_reset])
 train(state)
 print(f"done {state.batches} rank {hvd.rank()} weight {model[0].weight.sum().item():.6f}", flush=True)

@@ -1,4 +1,4 @@
-"""What a user of Run:AI's library writes, with its new name: plain ``fit``."""
+"""What a user of Run:AI's library writes, with its new name: ``fit``, twice, and ``evaluate`` after each."""
 
 import json
 import os
@@ -11,13 +11,19 @@ import elasticdl.elastic.keras
 
 
 class Report(keras.callbacks.Callback):
-    """Each step's loss, from every worker; and slow while a file is there."""
+    """Each step's losses as Keras tells them, from every worker; and slow while a file is there."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.epoch = name, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        entry = {"batch": batch, "loss": logs["loss"], "accuracy": logs["accuracy"], "gpus": elasticdl.elastic.gpus}
-        print("step", json.dumps({**entry, "steps": elasticdl.elastic.steps}), flush=True)
-        if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.4)
+        show("step", {"step": [self.name, self.epoch, batch], "loss": logs["loss"], "accuracy": logs["accuracy"]})
+        if self.name == "second" and os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
+            time.sleep(0.7)
 
 
 elasticdl.elastic.keras.init(64, 16)
@@ -29,7 +35,16 @@ model = elasticdl.elastic.keras.models.Model(keras.Sequential(layers))
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
 epochs = int(os.environ["TEST_EPOCHS"])
-history = model.fit(
-    inputs, labels, epochs=epochs, callbacks=[Report()], validation_data=(inputs[:50], labels[:50]), verbose=0
-)
-print("history", json.dumps(history.history), flush=True)
+given = {"validation_data": (inputs[:50], labels[:50]), "verbose": 0}
+
+
+def show(title, value):
+    print(title, json.dumps(value), flush=True)
+
+
+show("history", model.fit(inputs, labels, epochs=3, callbacks=[Report("first")], **given).history)
+show("between", model.evaluate(inputs, labels, verbose=0))
+model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])  # now with another optimizer
+show("history", model.fit(inputs, labels, epochs=epochs, callbacks=[Report("second")], **given).history)
+show("evaluated", model.evaluate(inputs, labels, verbose=0))
+show("master", elasticdl.elastic.master)

@@ -1,0 +1,84 @@
+"""The loops that `benchmarks.throughput` measures, in ladders: those of one ladder are measured against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A program of `benchmarks.loops`; ``name``: which of the loops in it, if it has several."""
+
+    program: str
+    name: str | None = None
+    elastic: bool = False
+    horovod: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """``references``: those that the others are compared with; ``main``: those that are measured unless told."""
+
+    title: str
+    framework: str
+    workers: int
+    references: tuple[str, ...]
+    main: tuple[str, ...]
+    loops: Mapping[str, Loop]
+
+
+def _horovod(name: str, env: Mapping[str, str] | None = None) -> Loop:
+    return Loop("plain", name, horovod=True, env=env or {})
+
+
+PYTORCH = Ladder(
+    "PyTorch, two workers",
+    "torch",
+    workers=2,
+    references=("horovod", "ddp"),
+    main=("elasticdl", "horovod", "ddp"),
+    loops={
+        "elasticdl": Loop("elastic", elastic=True),
+        "horovod": _horovod("horovod"),
+        "ddp": Loop("plain", "ddp"),
+        "horovod-grouped": _horovod("horovod-grouped"),
+        "horovod-flat": _horovod("horovod-flat"),
+        "horovod-flat-sleep": _horovod("horovod-flat-sleep"),
+        "horovod-buckets": _horovod("horovod-buckets"),
+        # Only to see what waiting for the background thread costs: an elastic job can't set it.
+        "horovod-flat-0.1ms": _horovod("horovod-flat-sleep", {"HOROVOD_CYCLE_TIME": "0.1"}),
+        "gloo-flat": Loop("plain", "gloo-flat"),
+        "alone": Loop("plain", "alone"),
+    },
+)
+KERAS_ALONE = Ladder(
+    "Keras, one worker",
+    "keras",
+    workers=1,
+    references=("fit", "fit-no-xla"),
+    main=("keras-1", "keras-1-fit", "fit", "fit-no-xla"),
+    loops={
+        "keras-1": Loop("keras_elastic", "loop", elastic=True),
+        "keras-1-fit": Loop("keras_elastic", "fit", elastic=True),
+        "fit": Loop("keras_plain", "fit"),
+        "fit-no-xla": Loop("keras_plain", "fit-no-xla"),
+    },
+)
+KERAS = Ladder(
+    "Keras, two workers",
+    "keras",
+    workers=2,
+    references=("horovod-tf", "horovod-tf-grouped"),
+    main=("keras-2", "keras-2-fit", "horovod-tf", "horovod-tf-grouped"),
+    loops={
+        "keras-2": Loop("keras_elastic", "loop", elastic=True),
+        "keras-2-fit": Loop("keras_elastic", "fit", elastic=True),
+        "horovod-tf": Loop("keras_plain", "horovod", horovod=True),
+        "horovod-tf-grouped": Loop("keras_plain", "horovod-grouped", horovod=True),
+    },
+)
+LADDERS = (PYTORCH, KERAS_ALONE, KERAS)
+LOOPS = tuple(name for ladder in LADDERS for name in ladder.loops)
+MAIN_LOOPS = tuple(name for ladder in LADDERS for name in ladder.main)

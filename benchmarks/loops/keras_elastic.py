@@ -1,0 +1,65 @@
+"""The elasticdl loops on Keras that `benchmarks.throughput` measures: a loop of one's own, and `fit`."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+import elasticdl.elastic.keras as elastic
+from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
+from benchmarks.loops.keras_meter import BatchMeter
+from benchmarks.loops.meter import Meter
+from benchmarks.loops.options import parse_measured
+from benchmarks.models import WORKER_BATCH
+from elasticdl.data import Arrays
+from elasticdl.elastic.keras.state import KerasState
+
+
+def loop(args: argparse.Namespace, meter: Meter) -> None:
+    model = make_model(args.model)
+    loader = elastic.DataLoader(Arrays(*make_arrays(args.model, args.samples)))
+    state = elastic.KerasState(model=model, optimizer=make_optimizer(), loss=make_loss(), loader=loader)
+
+    @elastic.run
+    def train(state: KerasState) -> None:
+        meter.begin()
+        for _ in loader.epochs(10**9):
+            for batch in loader:
+                meter.lap("load")
+                state.make_step(batch)
+                meter.lap("step")
+                state.commit()
+                meter.lap("commit")
+                if meter.done():
+                    return
+
+    train(state)
+
+
+def fit(args: argparse.Namespace, meter: Meter) -> None:
+    model = elastic.models.Model(make_model(args.model))
+    model.compile(make_optimizer(), make_loss())
+    inputs, labels = make_arrays(args.model, args.samples)
+    model.fit(inputs, labels, epochs=10**9, verbose=0, callbacks=[BatchMeter(meter)])
+
+
+LOOPS = {"loop": loop, "fit": fit}
+
+
+def agree(number: int) -> int:
+    (told,) = elastic.context().collective.broadcast([np.array([number])], "benchmark.steps")
+    return int(told[0])
+
+
+def main() -> None:
+    args = parse_measured(LOOPS)
+    use_one_thread()
+    elastic.init(batch_size_per_worker=WORKER_BATCH)
+    meter = Meter(args.warm_up, args.seconds, agree)
+    LOOPS[args.loop](args, meter)
+    meter.write(args.folder, elastic.rank())
+
+
+if __name__ == "__main__":
+    main()

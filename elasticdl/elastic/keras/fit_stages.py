@@ -1,0 +1,159 @@
+"""Several calls of ``fit`` in one script: each is a stage, and all members of a world train in the same one.
+
+A newcomer runs the script from its top, so it comes to the first ``fit`` while the others may be in a later one. In the
+first world that it enters it is handed what each stage made that the others have ended: the model's weights and what the
+callbacks kept. Then all leave that world, and the newcomer runs on to the present stage on its own: each ``fit`` that
+is over returns at once and leaves behind what it left behind on the others, so whatever the script does in between comes
+out as it did there. The others wait for it in the next world, not longer than for any worker that makes no progress.
+
+A member that was lost in the very end of a stage, after others had passed it, ends that stage by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from elasticdl.common.errors import JobFailedError
+from elasticdl.elastic.errors import Overtaken, WorldChanged
+from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras.callbacks import KerasCallbacks
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.progress import Progress
+from elasticdl.elastic.world import ALONE
+
+BREATH_SECONDS = 1.0
+
+
+class Advance(Protocol):
+    """As `elasticdl.elastic.context.JobContext.advance`."""
+
+    def __call__(self, *, waiting: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A stage that was trained to its end in this process."""
+
+    model: keras.Model
+    callbacks: KerasCallbacks
+    progress: Progress
+
+    def record(self) -> bytes:
+        """What it leaves behind, for a newcomer to `Stages.repeat` it."""
+        return _encode({"weights": self.model.get_weights(), "callbacks": self.callbacks.pack()["callbacks"]})
+
+
+class Stages:
+    """The calls of ``fit``, as one process has seen them. Stages are counted from 1."""
+
+    def __init__(self) -> None:
+        self._records: list[bytes] = []  # of the stages that are over, as far as is known here
+        self._passed = 0  # stages that this process has left
+        self._breath: Breath | None = None
+        self.progress = Progress()  # steps and samples of all stages so far
+        self.has_state = False  # this process trained to the end of the last stage
+
+    @property
+    def present(self) -> int:
+        """The stage that this process is in, or comes to next."""
+        return self._passed + 1
+
+    @property
+    def overtaken(self) -> bool:
+        """The others have ended that stage already."""
+        return len(self._records) > self._passed
+
+    def begin(self) -> None:
+        """This process is about to train in the present stage."""
+        if self._breath is not None:
+            self._breath.end()
+            self._breath = None
+
+    def end(self, outcome: Outcome, advance: Advance | None) -> None:
+        """This process has trained to the end of the present stage. Without ``advance`` there are no others."""
+        if advance is not None:
+            self._records[self._passed :] = [outcome.record()]
+            self._breath = Breath(advance)
+        else:
+            self._records.append(b"")
+        self._passed += 1
+        self.progress, self.has_state = outcome.progress, True
+
+    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        """Leave behind what the present stage, which is over, left behind on the others."""
+        record = plain_data.read(io.BytesIO(self._records[self._passed]))
+        model.set_weights(record["weights"])
+        for number, kept in record["callbacks"].items():
+            vars(callbacks[int(number)]).update(kept)
+        for callback in callbacks:
+            callback.set_model(model)
+        self._passed += 1
+        self.has_state = False
+
+    def meet(self, collective: KerasCollective) -> None:
+        """See that all members of the world are in the same stage, before anything else is done in it.
+
+        Raises:
+            Overtaken: the others have ended this stage.
+            WorldChanged: another member has to catch up; join the next world.
+            WorldBroken: a member was lost meanwhile.
+            JobFailedError: nobody is left who holds the state.
+        """
+        world = collective.world
+        if world == ALONE:
+            return
+        if self.present > 1 and world.is_first:
+            raise JobFailedError(
+                f"all workers that had begun fit() number {self.present} were lost; start the job anew"
+            )
+        if world.size == 1:
+            return
+        mine = np.zeros(world.size)
+        mine[world.rank] = self.present
+        stages = np.asarray(collective.sum(mine, "elasticdl.stages"))
+        newest = int(stages.max())
+        if stages.min() == newest:
+            return
+        if stages[0] == newest:
+            self._hand_over(collective, int(stages.min()) - 1)
+        if self.overtaken or (self.present < newest and world.members[world.rank].has_state):
+            raise Overtaken(f"the others are at fit() number {newest} already")
+        raise WorldChanged(f"a worker has to catch up to fit() number {newest}")
+
+    def _hand_over(self, collective: KerasCollective, first: int) -> None:
+        records = [np.frombuffer(record, np.uint8) for record in self._records[first:]]
+        packed = _encode(records) if collective.world.rank == 0 else b""
+        received = plain_data.read(io.BytesIO(collective.broadcast_bytes(packed, "elasticdl.records")))
+        if self.present <= first + len(received):
+            self._records[first:] = [record.tobytes() for record in received]
+
+
+class Breath:
+    """Says that a process which is between two stages gets on, whatever it does there: nobody waits for its steps."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._breathe, name="elasticdl-between-fits", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _breathe(self) -> None:
+        while not self._stop.wait(BREATH_SECONDS):
+            self._advance(waiting=False)
+
+
+def _encode(data: Any) -> bytes:
+    file = io.BytesIO()
+    plain_data.write(data, file)
+    return file.getvalue()

@@ -1,0 +1,89 @@
+"""What the check asks of model and loss: that they take the first samples of the training data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.naming import name_of
+from elasticdl.common.spec import JobSpec
+from elasticdl.worker.batches import largest_micro_batch
+from elasticdl.worker.user_code import blame, one_line, shown
+from elasticdl.worker.zoo import ModelModule
+
+COUNT = 2
+OF_A_DEVICE = re.compile(r"\b(CPU|CUDA|GPU)\b|not implemented for", re.IGNORECASE)
+
+Attempt = Callable[[int, bool], object]  # with so many samples; whether as in training
+
+
+def require_fit(attempt: Attempt, spec: JobSpec, samples: int) -> None:
+    """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
+    models take batches of one size only, or give what the loss needs only in training. What only another device than
+    this one can do is not judged.
+
+    Raises:
+        UserError: ``attempt`` raised it both times.
+    """
+    failure: UserError | None = None
+    for count, training in ((min(COUNT, samples), False), (largest_micro_batch(spec, samples), True)):
+        try:
+            attempt(count, training)
+        except UserError as error:
+            failure = error
+        else:
+            return
+        if _is_of_the_device(failure.__cause__):
+            return
+    assert failure is not None
+    raise failure
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Whose fault it is what is raised meanwhile."""
+
+    module: ModelModule
+    spec: JobSpec
+
+    def samples(self) -> AbstractContextManager[None]:
+        return self._blame(f"putting {self._first} into a batch")
+
+    def model(self, inputs: Any) -> AbstractContextManager[None]:
+        made = f"{name_of(self.module.custom_model)}()'s model"
+        return self._blame(f"{made}, given {self._first} (features {layout(inputs)}),")
+
+    def loss(self, labels: Any, outputs: Any) -> AbstractContextManager[None]:
+        call = f"{name_of(self.module.loss)}(labels, predictions)"
+        return self._blame(f"{call}, given labels {layout(labels)} and predictions {layout(outputs)},")
+
+    @property
+    def _first(self) -> str:
+        source = "--training_data" if self.spec.training_data else "dataset('training', '')"
+        return f"the first samples of {source}"
+
+    def _blame(self, what: str) -> AbstractContextManager[None]:
+        return blame(what, self.module.folder, otherwise=shown(self.module.path))
+
+
+def layout(value: Any) -> str:
+    """Types and shapes of the tensors in a value, by name where they have one."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {layout(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(layout, value)) + ")"
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return type(value).__name__
+    dtype = getattr(value.dtype, "name", None) or str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {tuple(value.shape)}"
+
+
+def _is_of_the_device(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    unable = isinstance(error, NotImplementedError) or type(error).__name__ == "UnimplementedError"
+    return unable or bool(OF_A_DEVICE.search(one_line(error)))

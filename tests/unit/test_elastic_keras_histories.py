@@ -1,0 +1,157 @@
+"""Keras through a random history of workers: the losses of plain Keras, and each sample once.
+
+Model, state, plan, loader, sync and checkpoint are the real ones; workers are threads of this process, and their
+history is made up here. The same with processes, a master and Horovod is in ``tests/e2e/test_training_keras.py``.
+"""
+
+import io
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, Samples, Trainee, make_model, plain_losses, run_all
+
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.order import epoch_order
+from elasticdl.elastic.world import Member, World
+from elasticdl.worker.keras_checkpoint import KerasCodec
+from elasticdl.worker.resume import Origin, content
+
+BATCH, EPOCHS, SAMPLES = 16, 10, 50
+STEPS = EPOCHS * 4
+POLICY = BatchPolicy(BATCH, None, 5)
+
+
+class History:
+    """A job of up to four workers, in which after a few steps something happens, again and again."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.idle = [Trainee(0, Board(1), POLICY) for _ in range(4)]  # processes that may be started
+        self.members = []
+        self.losses = {}  # by step, as the last who made it
+        self.taken = {}  # by step and rank: the indices of the last attempt
+        self.happened = set()
+
+    def play(self):
+        self.join(1)
+        while not self.members or self.members[0].state.step < STEPS:
+            self.join(self.rng.randint(0, len(self.idle)))
+            self.form()
+            last = min(self.members[0].state.step + self.rng.randint(1, 3), STEPS)
+            alone = len(self.members) == 1 or last == STEPS
+            event = self.rng.choice([self.leave, self.restart] if alone else [self.kill, self.torn, self.leave])
+            event(last)
+
+    def join(self, count):
+        for newcomer in self.idle[:count]:
+            for variable in (*newcomer.model.variables, *newcomer.optimizer.variables[2:]):
+                variable.assign(variable + 1)  # what it has before it is brought to the others' state must not count
+            newcomer.begin()
+            self.members.append(newcomer)
+        del self.idle[:count]
+
+    def part(self, member):
+        self.members.remove(member)
+        self.idle.append(member)
+
+    def form(self):
+        """All members in one world, the most advanced first, and brought to its state."""
+        if not any(member.state.has_state for member in self.members):
+            self.members[0].model.set_weights(make_model().get_weights())
+            for variable in self.members[0].optimizer.variables[2:]:
+                variable.assign(variable * 0)
+        self.members.sort(key=lambda member: (not member.state.has_state, -member.state.step))
+        board = Board(len(self.members))
+        standing = tuple(
+            Member(number, "h", member.state.step, member.state.has_state) for number, member in enumerate(self.members)
+        )
+        for rank, member in enumerate(self.members):
+            member.collective.enter(rank, board)
+            member.collective.world = World(1, standing, rank)
+        run_all(self.members, lambda member: member.state.sync(member.collective.world))
+        self.happened.add(len(self.members))
+
+    # -- what happens, after the step with this number --
+
+    def leave(self, last):
+        """All leave after the same step, and some for good."""
+        self.work(last)
+        for member in self.rng.sample(self.members, self.rng.randint(0, len(self.members) - 1)):
+            self.part(member)
+
+    def kill(self, last):
+        """In the step that follows: some are lost before its sum is there, and of the others only some receive it."""
+        lost = self.rng.randrange(len(self.members))  # rank 0 as well as any other
+        heard = [rank for rank in range(len(self.members)) if rank != lost and self.rng.random() < 0.5]
+        self.work(last, heard=heard, breaks=True)
+        self.part(self.members[lost])
+        self.happened.add("half" if heard else "none")
+
+    def torn(self, last):
+        """The connection breaks, and all are still there."""
+        self.work(last, breaks=True)
+        self.happened.add("torn")
+
+    def restart(self, last):
+        """The last one ends, and another goes on from its checkpoint."""
+        self.work(last)
+        file = io.BytesIO()
+        first = self.members[0].state
+        content(first, Origin(SAMPLES, 0, True), KerasCodec())(file)
+        self.part(self.members[0])
+        self.join(1)
+        file.seek(0)
+        self.members[0].state.load_state_dict(KerasCodec().read(file)["state"])
+        self.members[0].state.has_state = True
+        self.happened.add("restart")
+
+    # -- training --
+
+    def work(self, last, heard=(), breaks=False):
+        steps = last - self.members[0].state.step
+        for rank, member in enumerate(self.members):
+            collective = member.collective
+            collective.fails_at, collective.contributes = None, True
+            if breaks:
+                collective.fails_at = steps + 1 + (rank in heard)
+                collective.contributes = rank not in heard
+        run_all(self.members, lambda member: self.train(member, STEPS if breaks else last))
+
+    def train(self, member, last):
+        state = member.state
+        try:
+            for _ in member.loader.epochs(EPOCHS):
+                for batch in member.loader:
+                    plan, world = batch.plan, member.collective.world
+                    self.taken.setdefault(plan.step, {})[world.rank] = (
+                        world.size,
+                        np.concatenate([[], *plan.micro_batches]),
+                    )
+                    self.losses[plan.step] = state.make_step(batch)
+                    state.commit()
+                    if state.step >= last:
+                        return
+        except WorldBroken:
+            state.restore()
+
+    def samples(self, step):
+        """What the last world that made this step has used."""
+        size = self.taken[step][0][0]
+        return sorted(chain.from_iterable(self.taken[step][rank][1] for rank in range(size)))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_random_history_shows_neither_in_the_losses_nor_in_the_samples(seed):
+    history = History(seed)
+    history.play()
+    assert history.happened == {1, 2, 3, 4, "half", "none", "torn", "restart"}
+    expected = plain_losses(BATCH, EPOCHS)
+    assert sorted(history.losses) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([history.losses[step] for step in range(1, STEPS + 1)], expected, rtol=1e-5)
+    for epoch in range(EPOCHS):
+        order = epoch_order(len(Samples()), 0, epoch)
+        for number in range(4):
+            assert history.samples(epoch * 4 + number + 1) == sorted(order[number * BATCH : (number + 1) * BATCH])

@@ -1,0 +1,236 @@
+"""What `fit` and `init` can't use is told in one line before anything is trained."""
+
+import keras
+import numpy as np
+import pytest
+
+import elasticdl.elastic.torch as elastic_torch
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.elastic.current import checked_seed
+from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData
+from elasticdl.elastic.keras.fit_checks import check_weights
+from elasticdl.elastic.keras.job import own
+
+X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
+TEXTS = np.array(["cat", "dog"] * 3)
+
+
+def told(error):
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of given sizes."""
+
+    def __init__(self, *sizes, labels=Y):
+        super().__init__()
+        self.sizes, self.labels = sizes, labels
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, number):
+        return X[: self.sizes[number]], self.labels[: self.sizes[number]]
+
+
+class Pairs:
+    def __init__(self, label):
+        self.label = label
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return X[index], self.label
+
+
+GOOD = {"epochs": 2, "initial_epoch": 0, "verbose": 0, "shuffle": True, "validation_freq": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("epochs", "a", "a whole number of at least 0"),
+        ("epochs", -1, "a whole number of at least 0"),
+        ("epochs", 1.5, "a whole number of at least 0"),
+        ("epochs", True, "a whole number of at least 0"),
+        ("epochs", None, "a whole number of at least 0"),
+        ("initial_epoch", -1, "a whole number of at least 0"),
+        ("initial_epoch", "a", "a whole number of at least 0"),
+        ("validation_freq", 0, "a whole number of at least 1, or a list of epochs"),
+        ("validation_freq", "a", "a whole number of at least 1, or a list of epochs"),
+        ("validation_freq", [0], "a whole number of at least 1, or a list of epochs"),
+        ("validation_freq", ["a"], "a whole number of at least 1, or a list of epochs"),
+        ("validation_freq", None, "a whole number of at least 1, or a list of epochs"),
+    ],
+)
+def test_an_option_that_cannot_be_right(name, value, right):
+    with pytest.raises(ArgumentError) as error:
+        FitOptions(**{**GOOD, name: value})
+    assert told(error).startswith(f"fit({name}={value!r}): must be {right}")
+
+
+@pytest.mark.parametrize("epochs", [0, 1, np.int64(3)])
+def test_options_that_can_be_used(epochs):
+    FitOptions(**{**GOOD, "epochs": epochs, "initial_epoch": epochs})
+
+
+@pytest.mark.parametrize(
+    ("frequency", "wanted"),
+    [(2, [1, 3]), (np.int64(2), [1, 3]), ([1, 4], [0, 3]), ({2}, [1]), (range(3, 5), [2, 3]), (np.array([2]), [1])],
+)
+def test_the_epochs_that_are_validated(frequency, wanted):
+    options = FitOptions(**{**GOOD, "validation_freq": frequency})
+    assert [epoch for epoch in range(4) if options.validates(epoch)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"validation_split": "a"}, "fit(validation_split='a'): must be a number of at least 0 and below 1"),
+        ({"validation_split": -0.1}, "fit(validation_split=-0.1): must be"),
+        ({"validation_split": 1}, "fit(validation_split=1): must be"),
+        ({"validation_split": float("nan")}, "fit(validation_split=nan): must be"),
+        ({"validation_split": None}, "fit(validation_split=None): must be"),
+        ({"class_weight": [1, 2]}, "fit(class_weight=[1, 2]): must be a dict of weights by the number of the class"),
+        ({"class_weight": {"a": 1.0}}, "fit(class_weight={'a': 1.0}): must be"),
+        ({"class_weight": {0: "a"}}, "fit(class_weight={0: 'a'}): must be"),
+        ({"class_weight": {0: None}}, "fit(class_weight={0: None}): must be"),
+        ({"class_weight": {0.5: 1.0}}, "fit(class_weight={0.5: 1.0}): must be"),
+        ({"class_weight": {0: 2.0}, "y": TEXTS}, "fit(x, y): y must be numbers, not"),
+        ({"x": X.tolist()}, "fit(x, y): x has a float where an array belongs; make arrays of lists by numpy.array()"),
+        ({"y": [0, 1] * 3}, "fit(x, y): y has an int where an array belongs"),
+        ({"sample_weight": [1.0] * 6}, "fit(x, y): sample_weight has a float where"),
+        ({"x": [X, None]}, "fit(x, y): x has nothing where an array belongs"),
+        ({"x": "abc"}, "fit(x, y): a str can't be read by index"),
+        ({"x": "abc", "y": None}, "fit(x, y): a str can't be read by index"),
+        ({"y": "abc"}, "fit(x, y): y has a str where an array belongs"),
+        ({"y": TEXTS}, "fit(x, y): y must be numbers, not"),
+        ({"y": TEXTS.astype(object)}, "fit(x, y): y must be numbers, not 'cat'"),
+        ({"y": {"a": Y, "b": TEXTS}}, "fit(x, y): y must be numbers, not"),
+        ({"sample_weight": TEXTS}, "fit(x, y): sample_weight must be numbers, not"),
+        ({"x": None, "y": None}, "fit(x, y): there are no data; give arrays x and y, or a data set as x"),
+        ({"x": None}, "fit(x, y): there are no data"),
+        ({"validation_data": (None, Y)}, "fit(validation_data=): there are no data"),
+        ({"validation_data": (X, TEXTS)}, "fit(validation_data=): y must be numbers"),
+        ({"validation_data": (X.tolist(), Y)}, "fit(validation_data=): x has a float where"),
+        ({"x": Batches(0, 3), "y": None}, "fit(x): the first batch of the Batches is empty; expected some samples"),
+        ({"x": Batches(2, 3), "y": None}, "fit(x): batch 1 of the Batches has 3 samples, and the first has 2"),
+        ({"x": Batches(2, labels="ab"), "y": None}, "fit(x): a batch has a str where an array belongs"),
+        ({"x": Batches(2, labels=TEXTS), "y": None}, "fit(x, y): the labels must be numbers, not"),
+        ({"x": Pairs("cat"), "y": None}, "fit(x, y): the labels must be numbers, not"),
+    ],
+)
+def test_data_that_cannot_be_used(given, words):
+    with pytest.raises(UserError) as error:
+        GivenData(**{"x": X, "y": Y, **given}).open()
+    assert told(error).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"y": Y.astype(object)},
+        {"x": np.array([b"a"] * 6)},
+        {"x": [X, X]},
+        {"class_weight": {np.int64(0): 2, 1.0: 0.5}},
+        {"validation_split": np.float32(0.5)},
+        {"x": Batches(2, 2, 1), "y": None},
+        {"x": Batches(2, 0), "y": None},
+    ],
+)
+def test_data_that_can_be_used(given):
+    assert len(GivenData(**{"x": X, "y": Y, **given}).open().training)
+
+
+def test_a_batch_of_another_size_is_told_where_it_is_met():
+    samples = GivenData(Batches(2, 1, 2), None).open().training
+    with pytest.raises(UserError, match="batch 1 of the Batches has 1 samples, and the first has 2") as error:
+        samples.dataset[2]
+    told(error)
+
+
+def model_of(*shape, loss="mse"):
+    model = keras.Sequential([keras.Input(shape), keras.layers.Dense(3)])
+    model.compile("sgd", loss)
+    return model
+
+
+def test_an_empty_validation():
+    data = GivenData(X, Y, validation_data=(X[:0], Y[:0])).open()
+    with pytest.raises(UserError, match="no samples") as error:
+        data.check(model_of(2))
+    told(error)
+
+
+def weighted(shape, samples=6):
+    return GivenData(np.ones((samples, 2)), np.ones((samples, 3)), np.ones((samples, *shape))).open()
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (1, 1)])
+def test_weights_that_are_not_one_for_each_sample(shape):
+    with pytest.raises(UserError) as error:
+        weighted(shape).check(model_of(2))
+    dimensions = ", ".join(map(str, shape))
+    assert told(error) == (
+        f"fit(x, y): sample weights of shape (samples, {dimensions}) don't fit the loss; expected (samples,)"
+    )
+
+
+def test_validation_weights_are_looked_at_too():
+    data = GivenData(X, Y, validation_data=(X, Y, np.ones((6, 4)))).open()
+    with pytest.raises(UserError, match=r"fit\(validation_data=\): sample weights") as error:
+        data.check(model_of(2))
+    told(error)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_weight_for_each_sample(shape):
+    weighted(shape).check(model_of(2))
+
+
+def test_weights_of_time_steps_fit_a_model_that_has_them():
+    check_weights("fit(x, y)", np.ones(5), model_of(5, 2))
+    check_weights("fit(x, y)", np.ones(5), model_of(None, 2))
+    with pytest.raises(UserError, match=r"expected \(samples,\) or \(samples, 5\)"):
+        check_weights("fit(x, y)", np.ones(4), model_of(5, 2))
+
+
+def test_what_a_loss_of_ones_own_is_multiplied_by_is_not_known():
+    check_weights("fit(x, y)", np.ones(3), model_of(2, loss=lambda labels, outputs: (labels - outputs) ** 2))
+
+
+@pytest.mark.parametrize("returned", [None, "0.1", True, [0.1], {}])
+def test_a_schedule_that_gives_no_rate(returned):
+    rate = KerasRate(keras.optimizers.SGD(0.1))
+    rate.follow(lambda epoch: returned, may_take_rate=True)
+    with pytest.raises(UserError) as error:
+        rate(3)
+    assert told(error) == (
+        f"LearningRateScheduler: its function gave {returned!r} for epoch 3, counted from 0; it must return the learning "
+        "rate, a number"
+    )
+
+
+@pytest.mark.parametrize("returned", [1, 0.5, np.float32(0.5), keras.ops.convert_to_tensor(0.5)])
+def test_a_schedule_that_gives_a_rate(returned):
+    rate = KerasRate(keras.optimizers.SGD(0.1))
+    rate.follow(lambda epoch: returned, may_take_rate=True)
+    assert rate(0) == float(returned)
+
+
+@pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
+@pytest.mark.parametrize("seed", ["a", -1, 1.5, True, None, 2**64])
+def test_a_seed_that_is_none(init, seed):
+    with pytest.raises(ArgumentError) as error:
+        init(8, 4, seed=seed)
+    wanted = "seed must be a whole number of at least 0 and below 2**64"
+    assert told(error) == f"elastic.init: {wanted}, not {seed!r}"
+
+
+@pytest.mark.parametrize("seed", [0, np.int64(7), 2**64 - 1])
+def test_a_seed(seed):
+    assert type(checked_seed(seed)) is int

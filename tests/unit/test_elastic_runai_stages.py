@@ -1,0 +1,98 @@
+"""Several calls of ``fit``: who has to catch up, and with what."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, SumOfThreads, make_model, run_all
+
+from elasticdl.common.errors import JobFailedError
+from elasticdl.elastic.errors import Overtaken, WorldChanged
+from elasticdl.elastic.keras.fit_stages import Outcome, Stages
+from elasticdl.elastic.progress import Progress
+from elasticdl.elastic.world import ALONE, Member, World
+
+
+def advance(*, waiting):
+    """Somebody listens."""
+
+
+def outcome(value):
+    model = make_model()
+    model.set_weights([np.full_like(weights, value) for weights in model.get_weights()])
+    pack = {"callbacks": {"0": {"seen": [value]}}}
+    return Outcome(model, SimpleNamespace(pack=lambda: pack), Progress(step=value))
+
+
+def after(stages):
+    """A process that has trained to the end of so many."""
+    made = Stages()
+    for number in range(1, stages + 1):
+        made.begin()
+        made.end(outcome(number), advance)
+    made.begin()
+    return made
+
+
+def meet(members, has_state):
+    """What each makes of a world of these, in rank order: None, or an error."""
+    board = Board(len(members))
+    listed = tuple(Member(number, "h", 0, has) for number, has in enumerate(has_state))
+
+    def enter(rank):
+        collective = SumOfThreads(rank, board)
+        collective.world = World(7, listed, rank)
+        try:
+            members[rank].meet(collective)
+        except (Overtaken, WorldChanged, JobFailedError) as error:
+            return type(error)
+        return None
+
+    return run_all(range(len(members)), enter)
+
+
+class Kept(SimpleNamespace):
+    def set_model(self, model):
+        self.model = model
+
+
+def test_members_of_one_stage_train_at_once():
+    assert meet([after(1), after(1)], [True, True]) == [None, None]
+    assert meet([Stages(), Stages()], [False, False]) == [None, None]
+
+
+def test_newcomers_are_handed_what_they_have_missed():
+    root, newcomer, halfway = after(2), Stages(), after(1)
+    assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, Overtaken, Overtaken]
+    for stage in (1, 2):
+        assert newcomer.overtaken
+        model, callback = make_model(), Kept()
+        newcomer.repeat(model, [callback])
+        assert all((weights == stage).all() for weights in model.get_weights())
+        assert (callback.seen, callback.model) == ([stage], model)
+        assert not newcomer.has_state
+    halfway.repeat(make_model(), [Kept()])
+    assert not newcomer.overtaken
+    assert meet([root, newcomer, halfway], [True, False, False]) == [None] * 3
+
+
+def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
+    behind, ahead, newcomer = Stages(), after(1), Stages()
+    assert meet([behind, ahead, newcomer], [True, True, False]) == [Overtaken, WorldChanged, WorldChanged]
+    assert not behind.overtaken
+    behind.end(outcome(1), advance)
+    behind.begin()
+    assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, Overtaken]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_later_stage_does_not_begin_without_its_state(size):
+    assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size
+
+
+def test_a_script_that_runs_alone_keeps_no_records():
+    stages = Stages()
+    stages.end(outcome(1), None)
+    assert not stages.overtaken
+    stages.meet(SimpleNamespace(world=ALONE))
+    assert (stages.present, stages.progress.step) == (2, 1)
