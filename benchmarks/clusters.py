@@ -1,0 +1,110 @@
+"""The cluster that a benchmark runs on: one made for it (tier 1 of the tests), or whichever a kubeconfig names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.kit import until
+from tests.cluster.programs import find_programs
+
+TIER1, KUBECONFIG = "tier1", "kubeconfig"
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A namespace of the benchmark's own, and by what it is reached."""
+
+    kubeconfig: Path
+    namespace: str
+    image: str
+    api: client.ApiClient
+
+    @property
+    def core(self) -> client.CoreV1Api:
+        return client.CoreV1Api(self.api)
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """For the command line, whose own files go to ``home``."""
+        return {"KUBECONFIG": str(self.kubeconfig), "ELASTICDL_HOME": str(home)}
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cluster", choices=(TIER1, KUBECONFIG), default=TIER1, help="default: one made for it")
+    default = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    parser.add_argument("--kubeconfig", type=Path, default=default, help="its current context is used")
+    parser.add_argument("--image", default=Cluster.image, help="with this repository in it, for --cluster kubeconfig")
+
+
+@contextmanager
+def opened(args: argparse.Namespace, nodes: Mapping[str, int]) -> Iterator[Place]:
+    """A cluster with these nodes and their GPUs if it is made here; everything that was made goes at the end.
+
+    Raises:
+        Unavailable, BuildError, ControlPlaneError: it can't be made here.
+        OSError, config.ConfigException, client.ApiException: the given one can't be used.
+    """
+    with ExitStack() as stack:
+        kubeconfig: Path = args.kubeconfig
+        if args.cluster == TIER1:
+            programs = find_programs(lambda line: print(line, file=sys.stderr, flush=True))
+            kubeconfig = stack.enter_context(Cluster(programs, nodes)).kubeconfig
+        api = config.new_client_from_config(str(kubeconfig))
+        namespace = stack.enter_context(own_namespace(api))
+        yield Place(kubeconfig, namespace, args.image, api)
+
+
+@contextmanager
+def own_namespace(api: client.ApiClient) -> Iterator[str]:
+    """A new one in which pods can be created."""
+    core, name = client.CoreV1Api(api), f"elasticdl-bench-{secrets.token_hex(3)}"
+    core.create_namespace({"metadata": {"name": name}})
+    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
+    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
+    try:
+        until(
+            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
+            "default service account",
+            core.list_namespaced_service_account,
+            name,
+        )
+        yield name
+    finally:
+        core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
+        core.delete_namespace(name)
+
+
+@contextmanager
+def priority_class(place: Place, value: int) -> Iterator[str]:
+    """A PriorityClass for as long as it is needed; no namespace holds these."""
+    scheduling: Any = client.SchedulingV1Api(place.api)
+    name = f"{place.namespace}-{value}"
+    scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
+    try:
+        yield name
+    finally:
+        scheduling.delete_priority_class(name)
+
+
+def free_gpus(core: client.CoreV1Api, node: str) -> int:
+    """Of a node, those that no pod has.
+
+    Raises:
+        client.ApiException: there is no such node.
+    """
+    there = int((core.read_node(node).status.allocatable or {}).get(GPU, 0))
+    pods = core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={node}").items
+    live = [pod for pod in pods if pod.status.phase not in ("Succeeded", "Failed")]
+    limits = [(each.resources and each.resources.limits) or {} for pod in live for each in pod.spec.containers]
+    return there - sum(int(each.get(GPU, 0)) for each in limits)
