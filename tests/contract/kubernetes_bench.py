@@ -111,6 +111,8 @@ async def kubernetes_bench(cluster, namespace, work):
 
     bench, api = PatientBench(end), connect(kubeconfig=str(cluster.kubeconfig))
     bench.launcher = make_launcher(api, worker_pods(cluster, namespace, work), bench.reports.put_nowait)
-    yield bench
-    await bench.launcher.close()
+    try:
+        yield bench
+    finally:
+        await bench.launcher.close()
     assert pods_left(api, namespace) == []
