@@ -8,7 +8,7 @@ import pytest
 from running_job import DEADLINE, REPOSITORY, run_cli, start
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "own_loader.py")
-EPOCHS = 40  # enough for a newcomer to get ready while a slow training goes on, also on a busy machine
+EPOCHS = 15  # with slow steps enough for a newcomer to get ready, also on a busy machine
 STEPS = 6 * EPOCHS
 
 

@@ -33,7 +33,7 @@ if __name__ == "__main__":
                 if elastic.rank() == 0:
                     with open(sys.argv[1], "a") as curve:
                         curve.write(f"{state.step} {state.loss} {state.learning_rate}\n")
-                time.sleep(0.4 if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")) else 0)
+                time.sleep(1.0 if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")) else 0)
                 state.commit()
 
     train(state)
