@@ -23,8 +23,9 @@ from types import TracebackType
 
 from kubernetes import client, config
 
-from tests.cluster.control_plane import ControlPlane, ControlPlaneError, Times
+from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError, Times
 from tests.cluster.node.node import NodeSettings
+from tests.cluster.pki import Pair
 from tests.cluster.processes import Leashed
 from tests.cluster.programs import Programs
 
@@ -63,7 +64,7 @@ class Cluster:
         self.kubeconfig = self.folder / "kubeconfig"
         self._plane = ControlPlane(self.folder, self._programs, self._times)
         try:
-            self._plane.start()
+            self._plane.start(self._connect())
             self._plane.write_admin_kubeconfig(self.kubeconfig)
             for name, gpus in self._wanted.items():
                 self.add_node(name, gpus, wait=False)
@@ -81,6 +82,7 @@ class Cluster:
         while self._nodes:
             self._nodes.popitem()[1].stop()
         self._plane.stop()
+        self._disconnect()
         shutil.rmtree(self.folder)
 
     def __enter__(self) -> Cluster:
@@ -125,21 +127,7 @@ class Cluster:
         file_name = f"node-{name}-{time.monotonic_ns()}"  # a name may come back
         identity = self._plane.issue(file_name, f"system:node:{name}", ["system:nodes"])
         (self.logs / "pods").mkdir(exist_ok=True)
-        settings = NodeSettings(
-            name=name,
-            server=self.server,
-            authority=str(self._plane.authority_file),
-            certificate=str(identity.certificate),
-            key=str(identity.key),
-            folder=str(own),
-            logs=str(self.logs / "pods"),
-            gpus=gpus,
-            environment=self._environment,
-        )
-        (own / "settings.json").write_text(json.dumps(asdict(settings)))
-        command = [sys.executable, "-m", "tests.cluster.node", str(own / "settings.json")]
-        env = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
-        self._nodes[name] = Leashed.start(command, self.logs / f"node-{name}.log", env, own)
+        self._nodes[name] = self._launch(name, gpus, identity, own)
         if wait:
             self.wait_for_node(name)
 
@@ -178,9 +166,36 @@ class Cluster:
         for name in self._nodes:
             self._check_node(name)
 
+    def _connect(self) -> str:
+        """Have the address at which the nodes will reach the API server; ``_disconnect`` undoes it, also half of it."""
+        return HOST
+
+    def _disconnect(self) -> None:
+        pass
+
+    def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
+        """The machine of a node; what it writes for itself goes below ``own``."""
+        settings = NodeSettings(
+            name=name,
+            server=self.server,
+            authority=str(self._plane.authority_file),
+            certificate=str(identity.certificate),
+            key=str(identity.key),
+            folder=str(own),
+            logs=str(self.logs / "pods"),
+            gpus=gpus,
+            environment=self._environment,
+        )
+        (own / "settings.json").write_text(json.dumps(asdict(settings)))
+        command = [sys.executable, "-m", "tests.cluster.node", str(own / "settings.json")]
+        env = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+        return Leashed.start(command, self.logs / f"node-{name}.log", env, own)
+
     def _check_node(self, name: str) -> None:
         if not self._nodes[name].running:
-            raise ControlPlaneError(f"node {name} has ended (log: {self.logs / f'node-{name}.log'})")
+            log = self.logs / f"node-{name}.log"
+            last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
+            raise ControlPlaneError(f"node {name} has ended: {last} (log: {log})")
 
     def _wait(self, done: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + _NODE_READY_WITHIN_S

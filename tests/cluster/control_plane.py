@@ -1,4 +1,6 @@
-"""A real control plane on this machine: etcd, API server, scheduler, controller manager; nothing listens but on 127.0.0.1.
+"""A real control plane on this machine: etcd, API server, scheduler, controller manager.
+
+Nothing listens but on 127.0.0.1, and where its nodes cannot reach that, the API server on the address given for them.
 
 Connections are authenticated with certificates of the plane's own authority, also those to etcd.
 """
@@ -52,37 +54,40 @@ class ControlPlane:
         self._programs = programs
         self._times = times
         self._processes: dict[str, Leashed] = {}
+        self._host = HOST
         self._api_port = 0
         self._etcd_url = ""
 
     @property
     def server(self) -> str:
-        return f"https://{HOST}:{self._api_port}"
+        return f"https://{self._host}:{self._api_port}"
 
     @property
     def authority_file(self) -> Path:
         return self._authority.files.certificate
 
-    def start(self) -> None:
-        """Returns when the API server answers; ``wait_for_accounts`` says when pods can be created.
+    def start(self, host: str = HOST) -> None:
+        """Returns when the API server answers at ``host``; ``wait_for_accounts`` says when pods can be created.
 
         Raises:
             ControlPlaneError: one of them ended, or was not ready in time.
         """
+        self._host = host
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         self._authority = Authority.create(self._folder / "pki")
         self._identities = {
             "etcd": self._authority.issue("etcd", "etcd", addresses=[HOST]),
             "apiserver": self._authority.issue(
                 *("apiserver", "kube-apiserver"),
-                addresses=[HOST, "10.96.0.1"],
+                addresses=[host, "10.96.0.1"],
                 names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
             ),
             "kubelet-client": self._authority.issue("kubelet-client", "kube-apiserver", ["system:masters"]),
             "admin": self._authority.issue("admin", "admin", ["system:masters"]),
         }
         self._account_key = self._authority.new_signing_key("service-accounts")
-        self._api_port, etcd_port, peer_port, *scheduler_ports, controller_port = free_ports(6)
+        (self._api_port,) = free_ports(1, host)
+        etcd_port, peer_port, *scheduler_ports, controller_port = free_ports(5)
         self._start_etcd(etcd_port, peer_port)
         self._start_api_server()
         self._start_scheduler(*scheduler_ports)
@@ -159,8 +164,8 @@ class ControlPlane:
     def _start_api_server(self) -> None:
         own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
         flags = {
-            "bind-address": HOST,
-            "advertise-address": HOST,
+            "bind-address": self._host,
+            "advertise-address": self._host,
             "secure-port": self._api_port,
             "etcd-servers": self._etcd_url,
             "etcd-cafile": self.authority_file,
@@ -271,13 +276,13 @@ class ControlPlane:
         return f"{lines[-1]} (log: {self._log(name)})"
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, host: str = HOST) -> list[int]:
     """Ports that nobody listens on, below those that the kernel gives to outgoing connections: they stay free."""
     found: list[int] = []
     for port in random.sample(range(20000, 32000), 2000):
         with socket.socket() as probe:
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
             except OSError:
                 continue
         found.append(port)

@@ -1,24 +1,29 @@
-"""Run a command so that nothing of it survives: `python leash.py COMMAND...`, with a pipe as standard input.
+"""Run a command so that nothing of it survives: `python leash.py [--afterwards=COMMAND] COMMAND...`, reading a pipe.
 
 Each byte that arrives is the number of a signal for the command. When the pipe is closed, also because its writer died,
 the command is killed. When the command ends, whatever it started ends with it, as the processes of a container do, even
-those that left its session. The exit status is the command's, 128 + the signal if one ended it.
+those that left its session. Then the command of `--afterwards`, a JSON list, is run, to remove what is not a process.
+The exit status is the command's, 128 + the signal if one ended it.
 
 Imports only the standard library, so that it starts quickly without `site`.
 """
 
 import ctypes
+import json
 import os
 import select
 import signal
+import subprocess
 import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIFELINE = 0
+_AFTERWARDS = "--afterwards="
 
 
 def main(command: list[str]) -> int:
+    afterwards = json.loads(command.pop(0).removeprefix(_AFTERWARDS)) if command[0].startswith(_AFTERWARDS) else []
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans below become our children
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -29,6 +34,8 @@ def main(command: list[str]) -> int:
         _become(command)
     code = _follow(child, woken)
     _end_descendants()
+    if afterwards:
+        subprocess.run(afterwards, stdin=subprocess.DEVNULL, check=False)
     return code
 
 

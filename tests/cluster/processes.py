@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,21 @@ class Leashed:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, folder: Path | None = None
+        cls,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        afterwards: Sequence[str] = (),
     ) -> Leashed:
-        """Run ``command`` with its output appended to ``log``; by default with this process's environment."""
+        """Run ``command`` with its output appended to ``log``; by default with this process's environment.
+
+        Once nothing of it is left, in whatever way it ended, ``afterwards`` is run as well.
+        """
+        more = [f"--afterwards={json.dumps(afterwards)}"] if afterwards else []
         with log.open("ab") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, *command],
+                [sys.executable, "-I", "-S", leash.__file__, *more, *command],
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=sink,

@@ -1,0 +1,48 @@
+"""Whether this machine can have a full cluster, and the programs of one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tests.cluster.build import CONTROL_PLANE, KUBERNETES, NODE, Unavailable, require
+from tests.cluster.full.leftovers import HIERARCHIES
+from tests.cluster.programs import Programs
+
+_TOOLS = ("unshare", "nsenter", "ip", "mount")
+_NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
+_WITHIN_S = 20.0
+
+
+def find_full_programs(say: Callable[[str], None] = print) -> Programs:
+    """Those of the control plane, of the release that the nodes' programs are of; may take its time to build them.
+
+    Raises:
+        Unavailable: they cannot be built or used here.
+        BuildError: they could not be built.
+    """
+    check_machine()
+    require([CONTROL_PLANE, NODE], say)
+    return Programs(CONTROL_PLANE.folder(), int(KUBERNETES.split(".")[1]))
+
+
+def check_machine() -> None:
+    """
+    Raises:
+        Unavailable: this machine, or who we are on it, does not allow a node's namespaces and control groups.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise Unavailable("kubelets and containers need Linux and root")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"{', '.join(missing)} not found: install util-linux, mount and iproute2")
+    lacking = [name for name in _NEEDED if not os.access(HIERARCHIES / name / "tasks", os.W_OK)]
+    if lacking:
+        raise Unavailable(f"no writable control groups (version 1) for {', '.join(lacking)} in {HIERARCHIES}")
+    command = ["unshare", "--net", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/run"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+    if tried.returncode:
+        raise Unavailable(f"namespaces cannot be made: {tried.stderr.strip()}")

@@ -1,0 +1,146 @@
+"""A node: `python -m tests.cluster.full.node settings.json`, as the first process of namespaces of its own.
+
+Prepares them, starts the programs, answers for names, and ends when one of the programs does; the rest ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tests.cluster.full import configuration, names
+from tests.cluster.full.images import runtime_spec
+from tests.cluster.full.leftovers import make_groups
+from tests.cluster.full.mounts import mount_own
+from tests.cluster.full.network import BRIDGE, SERVICES, in_namespace, run_ip
+from tests.cluster.full.settings import NodeSettings
+
+_CONTAINERD_WITHIN_S = 30.0
+_COMMAND_WITHIN_S = 60.0
+_POLL_S = 0.02
+
+
+def main(file: str) -> int:
+    settings = NodeSettings(**json.loads(Path(file).read_text()))
+    connect(settings)  # needs the switch's process, which our own /proc will not have
+    make_groups(settings.group)
+    mount_own(settings.own, Path(settings.pod_logs))
+    node = Node(settings)
+    node.start()
+    return node.wait()
+
+
+def connect(settings: NodeSettings) -> None:
+    """Be on the switch, and know the way to all pods and to Services; there is no other."""
+    plan, name = settings.plan, settings.name
+    run_ip([f"link add eth0 type veth peer name {name} netns /proc/{settings.switch}/ns/net"])
+    in_namespace(settings.switch, [f"link set {name} master {BRIDGE}", f"link set {name} up"])
+    own = ["link set lo up", "link set eth0 up", f"address add {settings.address}/24 dev eth0"]
+    run_ip([*own, f"route add {SERVICES} dev eth0", *plan.routes_to_pods(besides=settings.place)])
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+class Node:
+    """The programs of a node; everything here runs in its namespaces."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        root = settings.root
+        libraries = root / "usr/lib/x86_64-linux-gnu"
+        places = [settings.own / "bin", root / "usr/bin", root / "usr/sbin", os.environ.get("PATH", os.defpath)]
+        self._environment = {
+            **os.environ,
+            "PATH": os.pathsep.join(map(str, places)),
+            "LD_LIBRARY_PATH": str(libraries),
+            "XTABLES_LIBDIR": str(libraries / "xtables"),
+            "AWS_EC2_METADATA_DISABLED": "true",  # else the kubelet asks, and waits for an answer
+        }
+
+    def start(self) -> None:
+        """Returns when all programs have been started, with all images there."""
+        settings = self._settings
+        self._link_iptables()
+        self._start("kube-proxy", "--config", self._write("kube-proxy.yaml", configuration.kube_proxy(settings)))
+        self._start_containerd()
+        self._start(
+            "kubelet",
+            "--config=" + self._write("kubelet.yaml", configuration.kubelet(settings)),
+            f"--kubeconfig={settings.kubeconfig}",
+            "--container-runtime=remote",
+            f"--container-runtime-endpoint=unix://{settings.socket}",
+            f"--hostname-override={settings.name}",
+            f"--node-ip={settings.address}",
+            f"--cert-dir={settings.own / 'pki'}",
+            f"--root-dir={settings.own / 'kubelet'}",
+        )
+        context = ssl.create_default_context(cafile=settings.authority)
+        context.load_cert_chain(settings.services_certificate, settings.services_key)
+        services = names.Services(settings.server, context)
+        threading.Thread(target=names.serve, args=(settings.address, services), daemon=True).start()
+
+    def wait(self) -> int:
+        """Bury whatever ends, as the first process has to, until one of the programs does; the exit status for that."""
+        while True:
+            pid, status = os.wait()
+            for name, process in self._programs.items():
+                if process.pid == pid:
+                    print(f"{name} ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+                    return 1
+
+    def _start_containerd(self) -> None:
+        settings = self._settings
+        (settings.own / "cni").mkdir()
+        self._write("cni/pods.conflist", configuration.pod_network(settings))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._write("runtime.json", json.dumps(runtime_spec(json.loads(self._run("ctr", "oci", "spec")), most)))
+        self._start("containerd", "--config", self._write("containerd.toml", configuration.containerd(settings)))
+        deadline = time.monotonic() + _CONTAINERD_WITHIN_S
+        while not Path(settings.socket).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"containerd does not listen in {_CONTAINERD_WITHIN_S:g} s")
+            time.sleep(_POLL_S)
+        for archive in sorted(Path(settings.images).glob("*.tar")):
+            self._run("ctr", "--address", settings.socket, "--namespace", "k8s.io", "images", "import", str(archive))
+
+    def _link_iptables(self) -> None:
+        """The names that Debian's alternatives would make."""
+        (self._settings.own / "bin").mkdir()
+        for name in (
+            "iptables",
+            "iptables-save",
+            "iptables-restore",
+            "ip6tables",
+            "ip6tables-save",
+            "ip6tables-restore",
+        ):
+            (self._settings.own / "bin" / name).symlink_to(self._settings.root / "usr/sbin/xtables-nft-multi")
+
+    def _start(self, name: str, *arguments: str) -> None:
+        own = Path(self._settings.programs) / name
+        program = own if own.exists() else self._settings.root / "usr/bin" / name
+        with Path(self._settings.logs, f"{self._settings.name}-{name}.log").open("ab") as log:
+            self._programs[name] = subprocess.Popen(
+                [str(program), *arguments], env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _run(self, *command: str) -> str:
+        return subprocess.run(
+            command, env=self._environment, stdout=subprocess.PIPE, text=True, timeout=_COMMAND_WITHIN_S, check=True
+        ).stdout
+
+    def _write(self, name: str, text: str) -> str:
+        path = self._settings.own / name
+        path.write_text(text)
+        return str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

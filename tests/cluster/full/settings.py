@@ -1,0 +1,52 @@
+"""What a node is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.full.network import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Written as JSON by the cluster, read by `python -m tests.cluster.full.node`; paths are absolute."""
+
+    name: str
+    place: int  # among the nodes of the cluster
+    network: int  # the number of its `Plan`
+    switch: int  # a process in the switch's network namespace, by its number on the host
+    programs: str
+    folder: str
+    logs: str
+    pod_logs: str  # of this node alone: the kubelet removes what it does not know
+    images: str
+    group: str  # control group, below each hierarchy's root
+    server: str
+    authority: str
+    kubeconfig: str  # the kubelet's
+    services_kubeconfig: str
+    services_certificate: str
+    services_key: str
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.network)
+
+    @property
+    def address(self) -> str:
+        return self.plan.node(self.place)
+
+    @property
+    def own(self) -> Path:
+        """The folder of this node alone."""
+        return Path(self.folder)
+
+    @property
+    def root(self) -> Path:
+        """Where Debian's packages have been unpacked."""
+        return Path(self.programs) / "root"
+
+    @property
+    def socket(self) -> str:
+        return f"{self.folder}/containerd.sock"
