@@ -8,7 +8,8 @@ import yaml
 from kubernetes import client
 
 from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import Place, connect
+from elasticdl.cli.kubernetes.api import connect
+from elasticdl.cli.kubernetes.kubeconfig import Place
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec

@@ -2,6 +2,7 @@
 
     objects       pure: what a job consists of before any worker is there
     cluster_spec  the user's module that adapts pods and the service
+    kubeconfig    where a cluster is, and as whom it is asked
     api           the requests that are made of a cluster, and their failures in one line each
     submit        all of a job's objects, or none
     port_forward  a port of this machine that leads to the master

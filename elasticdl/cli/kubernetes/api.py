@@ -1,4 +1,4 @@
-"""The requests that the command line makes of a cluster: one namespace of it, as the user of a kubeconfig.
+"""The requests that the command line makes of a cluster: one namespace of it, as one user.
 
 Every failure is one of this project's errors, in one line: `NotDoneError` (a UserError) for what the cluster refuses,
 UnreachableError for one that does not answer.
@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import urllib3
-from kubernetes import client, config
+from kubernetes import client
 
+from elasticdl.cli.kubernetes import kubeconfig
+from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.manifests.names import CONTAINER
 
 Object = dict[str, Any]
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 SILENCE_SECONDS = 7 * 24 * 3600.0  # of a log that is followed: a job may have nothing to say
-DEFAULT_NAMESPACE = "default"
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MERGE = "application/merge-patch+json"
 
-ABSENT, EXISTS, INVALID, FORBIDDEN = 404, 409, 422, 403
+STRANGER, FORBIDDEN, ABSENT, EXISTS, INVALID = 401, 403, 404, 409, 422
 
 # By the word with which the client's methods end, as in create_namespaced_job.
 _KINDS: Mapping[str, tuple[Callable[..., Any], str]] = {
@@ -60,23 +57,6 @@ class NotDoneError(UserError):
     def by_rights(self) -> bool:
         """The user may not do this at all, whatever the object."""
         return self.status == FORBIDDEN and "cannot " in str(self) and "resource" in str(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where jobs are, as people say it; empty is what the kubeconfig says."""
-
-    namespace: str = ""
-    context: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.namespace or self.context)
-
-    @property
-    def flags(self) -> str:
-        """To be added to a command so that it finds the same place."""
-        given = (("--namespace", self.namespace), ("--kube_context", self.context))
-        return "".join(f" {flag} {value}" for flag, value in given if value)
 
 
 class Cluster:
@@ -159,14 +139,50 @@ class Cluster:
         try:
             yield
         except client.ApiException as error:
-            if not error.status or error.status >= 500:
+            if not error.status:  # the client's word for a connection that was not to its liking
+                raise UnreachableError(
+                    f"the cluster at {self.server} is not to be had: {_one_line(error.reason)}"
+                ) from error
+            if error.status >= 500:
                 raise UnreachableError(f"the cluster at {self.server} failed: {_message(error)}") from error
             raise NotDoneError(error.status, self._explain(error.status, _message(error), what)) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise UnreachableError(f"the cluster at {self.server} does not answer: {_one_line(error)}") from error
 
+    def require_namespace(self) -> None:
+        """What is asked of a namespace that is not there is answered as if it were empty; who may not look is spared.
+
+        Raises:
+            UserError: there is no such namespace.
+        """
+        try:
+            with self._failures("read namespaces"):
+                client.CoreV1Api(self._client).read_namespace(
+                    self.namespace, _preload_content=False, _request_timeout=ANSWER_SECONDS
+                )
+        except NotDoneError as error:
+            if error.status == ABSENT:
+                raise
+            if not error.by_rights:
+                raise
+
+    def may(self, verb: str, resource: str, group: str = "") -> bool:
+        """Whether the user may do so to all of a resource, as in pods or pods/log; yes if the cluster does not tell."""
+        resource, _, part = resource.partition("/")
+        what = {"group": group, "resource": resource, "subresource": part}
+        attributes = {"namespace": self.namespace, "verb": verb, **what}
+        review: Any = {"spec": {"resourceAttributes": attributes}}
+        try:
+            with self._failures("ask what you may do"):
+                response: Any = client.AuthorizationV1Api(self._client).create_self_subject_access_review(
+                    review, _preload_content=False, _request_timeout=ANSWER_SECONDS
+                )
+                return bool(json.loads(response.data)["status"].get("allowed"))
+        except NotDoneError:
+            return True
+
     def _explain(self, status: int, message: str, what: str) -> str:
-        if status == 401:
+        if status == STRANGER:
             return f"the cluster at {self.server} does not know you: log in anew, or choose another --kube_context"
         if status == FORBIDDEN and "cannot " in message and "resource" in message:
             return f"you may not {what} in namespace {self.namespace}: {message}"
@@ -176,18 +192,13 @@ class Cluster:
 
 
 def connect(place: Place) -> Cluster:
-    """The cluster of a kubeconfig's context or, within a pod and without a kubeconfig, the pod's own.
+    """The cluster that is meant, without asking it.
 
     Raises:
-        UserError: there is no kubeconfig, or no such context in it.
+        UserError: there is no kubeconfig, it can't be used, or there is no such context in it.
     """
     configuration = client.Configuration()
-    try:
-        namespace = _load(configuration, place.context)
-    except config.ConfigException as error:
-        raise UserError(f"no cluster is configured: {_one_line(error)}") from None
-    except (OSError, ValueError) as error:  # yaml's errors are not ValueErrors, but what it holds may raise them
-        raise UserError(f"the kubeconfig can't be read: {_one_line(error)}") from None
+    namespace = kubeconfig.load(configuration, place.context)
     configuration.retries = False
     return Cluster(configuration, place.namespace or namespace)
 
@@ -196,40 +207,7 @@ def namespace_of(place: Place) -> str:
     """The namespace that `connect` would choose; no cluster need be configured."""
     if place.namespace:
         return place.namespace
-    return connect(place).namespace if is_configured(place) else DEFAULT_NAMESPACE
-
-
-def is_configured(place: Place) -> bool:
-    """Whether there is any cluster to be asked."""
-    if place.context or _in_a_pod():
-        return True
-    try:
-        return bool(config.list_kube_config_contexts(_kubeconfig())[0])
-    except (config.ConfigException, OSError):
-        return False
-
-
-def _load(configuration: client.Configuration, context: str) -> str:
-    """Fill the configuration; returns the namespace that goes with it."""
-    if not context and _in_a_pod():
-        config.load_incluster_config(client_configuration=configuration)
-        return (_ACCOUNT / "namespace").read_text().strip()
-    contexts, active = config.list_kube_config_contexts(_kubeconfig())
-    names = [each["name"] for each in contexts]
-    if context and context not in names:
-        raise UserError(f"there is no context {context} in the kubeconfig: it has {', '.join(names) or 'none'}")
-    config.load_kube_config(_kubeconfig(), context=context or None, client_configuration=configuration)
-    chosen = next(each for each in contexts if each["name"] == context) if context else active
-    return str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
-
-
-def _kubeconfig() -> str | None:
-    """The client itself looks at the variable only when it is imported."""
-    return os.environ.get("KUBECONFIG") or None
-
-
-def _in_a_pod() -> bool:
-    return _kubeconfig() is None and (_ACCOUNT / "token").exists()
+    return connect(place).namespace if is_configured(place) else kubeconfig.DEFAULT_NAMESPACE
 
 
 def _message(error: client.ApiException) -> str:

@@ -15,8 +15,9 @@ from google.protobuf import json_format
 from elasticdl.cli.client import MasterClient
 from elasticdl.cli.client import connect as connect_client
 from elasticdl.cli.handle import Growing
-from elasticdl.cli.kubernetes.api import Cluster, Object, Place, connect, is_configured
+from elasticdl.cli.kubernetes.api import Cluster, Object, connect
 from elasticdl.cli.kubernetes.journal import followed_journal
+from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.cli.kubernetes.logs import followed_logs, read_logs
 from elasticdl.cli.kubernetes.plight import finished, plight_of
 from elasticdl.cli.kubernetes.port_forward import find_master, forwarded, is_running
@@ -24,7 +25,7 @@ from elasticdl.cli.kubernetes.text import Text
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.text import is_over
 from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
-from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.common.manifests.names import (
     APPLICATION,
     APPLICATION_LABEL,
@@ -72,14 +73,19 @@ class ClusterJob:
                 return kept
             return self._described("lost", f"its Job is {how.lower()}, and its master has not said how it ended")
         pod = find_master(self.cluster, self.name)
-        if is_running(pod):
-            with self.client() as client:
-                return client.status()
         reason = plight_of(pod).reason
-        if kept is not None:
-            kept.reason = f"there is no master at the moment: {reason}; this was its last word"
-            return kept
-        return self._described("starting", reason)
+        if is_running(pod):
+            try:
+                with self.client() as client:
+                    return client.status()
+            except RefusedError:
+                raise
+            except UnreachableError as error:  # it is being started, or just gone
+                reason = str(error)
+        if kept is None:
+            return self._described("starting", reason)
+        kept.reason = f"there is no master at the moment: {reason}; this was its last word"
+        return kept
 
     def kept_status(self) -> pb.JobStatus | None:
         """The last that was written down."""
@@ -103,8 +109,18 @@ class ClusterJob:
             kept = self.kept_status()
             how = f"it has {kept.phase}" if kept and is_over(kept) else plight_of(pod).reason
             raise UserError(f"job {self.name} is not running: {how}")
-        with self.endpoint() as endpoint, connect_client(endpoint) as client:
-            yield client
+        try:
+            with self.endpoint() as endpoint, connect_client(endpoint) as client:
+                yield client
+        except RefusedError:
+            raise
+        except UnreachableError:
+            if self.cluster.may("get", "pods/portforward"):
+                raise
+            namespace = self.cluster.namespace
+            raise UserError(
+                f"you may not reach the master: it takes the right to get pods/portforward in namespace {namespace}"
+            ) from None
 
     @contextmanager
     def endpoint(self) -> Iterator[Endpoint]:
@@ -173,6 +189,7 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
     if name is not None:
         if cluster.find("Job", master_name(name)):
             return ClusterJob(cluster, name, place)
+        cluster.require_namespace()
         near = did_you_mean(name, [_name_of(job) for job in _jobs(cluster)])
         hint = f": {near}" if near.endswith("?") else ""
         raise UserError(f"there is no job {name} in namespace {cluster.namespace}{hint}")
@@ -181,6 +198,7 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
         return ClusterJob(cluster, running[0], place)
     if running:
         raise UserError(f"{len(running)} jobs are running, so name one: {', '.join(running)}")
+    cluster.require_namespace()
     raise UserError(f"no job is running in namespace {cluster.namespace}; name one to look at an old one")
 
 
@@ -197,7 +215,10 @@ def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
     """The newest first."""
     place = Place(namespace, context)
     cluster = connect(place)
-    return [ClusterJob(cluster, _name_of(job), place) for job in _jobs(cluster)]
+    jobs = _jobs(cluster)
+    if not jobs:
+        cluster.require_namespace()
+    return [ClusterJob(cluster, _name_of(job), place) for job in jobs]
 
 
 def _jobs(cluster: Cluster) -> list[Object]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import Cluster, Place, connect, namespace_of
+from elasticdl.cli.kubernetes.api import Cluster, connect, namespace_of
 from elasticdl.cli.kubernetes.follow import follow
 from elasticdl.cli.kubernetes.job import ClusterJob
+from elasticdl.cli.kubernetes.kubeconfig import Place
+from elasticdl.cli.kubernetes.objects import Parts
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.names import made_up_name
-from elasticdl.cli.signals import caught, interrupt
+from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.submission import SubmissionOptions
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
@@ -40,20 +41,47 @@ def run_job(spec: JobSpec, options: SubmissionOptions) -> int:
     """
     refuse_variables(parse_envs(spec.envs))
     place = Place(spec.namespace, spec.kube_context)
-    if options.yaml:
-        return _write(spec, place, options.yaml)
+    if options.yaml and not options.dry_run:  # no cluster is asked
+        return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), options.yaml)
     with caught(interrupt):
-        cluster = connect(place)
-        parts = make_parts(_named(spec, cluster), cluster.namespace, datetime.now(UTC))
-        submission = Submission(cluster, parts, lambda line: print(line, file=sys.stderr, flush=True))
-        submission.check()
-        if options.dry_run:
-            print(_dumped([*objects.companions(parts), objects.make_job(parts)]), end="")
-            return 0
-        submission.make()
+        submission = _checked(spec, connect(place))
+    parts, cluster = submission.parts, submission.cluster
+    if options.yaml:
+        return _write(parts, options.yaml)
+    if options.dry_run:
+        print(_dumped(parts), end="")
+        return 0
+    signals = SignalLog()
+    with caught(_patient(signals)):
+        submission.make(lambda: _heed(signals))
     job = ClusterJob(cluster, parts.spec.job_name, place)
     print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
+    _heed(signals)
     return 0 if options.detach else follow(job, parts.spec)
+
+
+def _checked(spec: JobSpec, cluster: Cluster) -> Submission:
+    parts = make_parts(_named(spec, cluster), cluster.namespace, datetime.now(UTC))
+    submission = Submission(cluster, parts, lambda line: print(line, file=sys.stderr, flush=True)).within_rights()
+    submission.check()
+    return submission
+
+
+def _patient(signals: SignalLog) -> Callable[[int], None]:
+    """Take note, so that no request is broken off of which nobody would know what it did; the second time, do."""
+
+    def handle(number: int) -> None:
+        impatient = signals.first is not None
+        signals.add(number)
+        if impatient:
+            raise Interrupted(number)
+
+    return handle
+
+
+def _heed(signals: SignalLog) -> None:
+    if signals.first is not None:
+        raise Interrupted(signals.first)
 
 
 def _named(spec: JobSpec, cluster: Cluster | None) -> JobSpec:
@@ -67,10 +95,9 @@ def _named(spec: JobSpec, cluster: Cluster | None) -> JobSpec:
     return spec.model_copy(update={"job_name": f"job-{rng.randrange(10**9)}"})
 
 
-def _write(spec: JobSpec, place: Place, file: str) -> int:
-    """The objects as a file that somebody else applies; no cluster is asked."""
-    parts = make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC))
-    text = _dumped([*objects.companions(parts), objects.make_job(parts)])
+def _write(parts: Parts, file: str) -> int:
+    """The objects as a file that somebody else applies."""
+    text = _dumped(parts)
     try:
         Path(file).unlink(missing_ok=True)  # whoever could read an old one must not read the keys
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
@@ -82,6 +109,6 @@ def _write(spec: JobSpec, place: Place, file: str) -> int:
     return 0
 
 
-def _dumped(manifests: Sequence[dict[str, Any]]) -> str:
-    text: str = yaml.safe_dump_all(manifests, sort_keys=False)
+def _dumped(parts: Parts) -> str:
+    text: str = yaml.safe_dump_all([*objects.companions(parts), objects.make_job(parts)], sort_keys=False)
     return text

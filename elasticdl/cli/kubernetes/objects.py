@@ -34,6 +34,8 @@ class Parts:
     worker: Manifest
     service: Manifest
     certificates: Mapping[Role, TlsFiles]
+    # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
+    announces: bool = True
 
 
 def master_pod(spec: JobSpec, template: Mapping[str, Any]) -> Manifest:
@@ -123,11 +125,11 @@ def urgent_class(spec: JobSpec) -> str:
     return priority.class_name if priority else ""
 
 
-def rules(job: str) -> list[Manifest]:
+def rules(job: str, *, announces: bool = True) -> list[Manifest]:
     """What the master may do, and nothing else; worker pods have no names that are known beforehand."""
     return [
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
-        _rule("", "events", ["create", "list", "watch"]),
+        _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
@@ -140,7 +142,7 @@ def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manife
 
 def _account(parts: Parts) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": rules(parts.spec.job_name)}
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": rules(parts.spec.job_name, announces=parts.announces)}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),
         "roleRef": {"apiGroup": group, "kind": "Role", "name": name},

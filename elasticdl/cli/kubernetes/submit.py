@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import ABSENT, EXISTS, Cluster, NotDoneError, Object
+from elasticdl.cli.kubernetes.api import ABSENT, EXISTS, FORBIDDEN, STRANGER, Cluster, NotDoneError, Object
 from elasticdl.cli.kubernetes.cluster_spec import ClusterSpec
 from elasticdl.cli.kubernetes.objects import Parts
+from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -28,8 +29,10 @@ from elasticdl.common.spec import JobSpec
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
-# Whether a user may bind a role that is not there yet can't be told.
-_NOT_TRIED = ("RoleBinding",)
+# What many a user may not make, and need not if there is one of each for them.
+_ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
+# There is one in every namespace, by itself.
+_ANY_ACCOUNT = {"spec": {"serviceAccountName": "default"}}
 
 
 def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
@@ -66,6 +69,12 @@ class Submission:
     parts: Parts
     say: Callable[[str], None]
 
+    def within_rights(self) -> Submission:
+        """The same, with no right for the master that the user can't give it."""
+        if self.parts.spec.service_account or self.cluster.may("create", "events"):
+            return self
+        return replace(self, parts=replace(self.parts, announces=False))
+
     def check(self) -> None:
         """Whether the cluster would take it all; nothing is made.
 
@@ -74,17 +83,23 @@ class Submission:
         """
         spec = self.parts.spec
         for manifest in (objects.make_job(self.parts, parallelism=0), *objects.companions(self.parts)):
-            if manifest["kind"] not in _NOT_TRIED:
-                self._make(manifest, dry_run=True)
+            self._try(manifest)
+        for verb in ("delete", "patch"):  # there is none yet with which to try it
+            if not self.cluster.may(verb, "jobs", "batch"):
+                raise UserError(f"you may not {verb} jobs in namespace {self.cluster.namespace}")
         for claim in sorted({volume.claim_name for volume in parse_volumes(spec.volume) if volume.claim_name}):
             self._require("PersistentVolumeClaim", claim, "--volume")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
-            self._try_pod(self.parts.master, Role.MASTER)
+        self._try_master()
         self._try_workers()
+        if not self.parts.announces:
+            self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
 
-    def make(self) -> None:
-        """Make everything and let the master start; if anything goes wrong, or a signal comes, nothing stays.
+    def make(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Make everything and let the master start; if anything goes wrong, nothing stays.
+
+        ``pause`` is called between two requests, and may raise.
 
         Raises:
             UserError: the cluster refuses something.
@@ -93,8 +108,10 @@ class Submission:
         with self._undone_on_failure() as begun:
             job = self._make_one(objects.make_job(self.parts, parallelism=0), begun)
             for manifest in objects.companions(self.parts):
+                pause()
                 self._make_one(objects.owned(manifest, job), begun)
-            self._await_account()
+            self._await_account(pause)
+            pause()
             self.cluster.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
 
     def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
@@ -113,9 +130,19 @@ class Submission:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             if error.status == EXISTS:
                 raise NotDoneError(EXISTS, self._taken(kind, name)) from error
-            if error.status == ABSENT or error.by_rights:
+            if error.status in (ABSENT, STRANGER):
                 raise
-            raise NotDoneError(error.status, f"the cluster refuses the {kind} {name}: {error}") from error
+            text = str(error) if error.by_rights else f"the cluster refuses the {kind} {name}: {error}"
+            if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
+                text += "; an account that somebody has made for the master can be named with --service_account"
+            raise NotDoneError(error.status, text) from error
+
+    def _try(self, manifest: Manifest) -> None:
+        try:
+            self._make(manifest, dry_run=True)
+        except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
+            if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
+                raise
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.cluster.namespace
@@ -137,6 +164,16 @@ class Submission:
             if found is None:
                 raise UserError(f"{option}: there is no {kind} {name} in namespace {self.cluster.namespace}")
 
+    def _try_master(self) -> None:
+        """An account that is not made yet has another one stand in for it, if the cluster will have that."""
+        if self.parts.spec.service_account:
+            return self._try_pod(self.parts.master, Role.MASTER)
+        try:
+            self._try_pod(merge(self.parts.master, _ANY_ACCOUNT), Role.MASTER)
+        except NotDoneError as error:
+            if "service account" not in str(error):
+                raise
+
     def _try_workers(self) -> None:
         spec = self.parts.spec
         priority = {"priorityClassName": name} if (name := objects.urgent_class(spec)) else {}
@@ -156,7 +193,7 @@ class Submission:
                 return
             raise NotDoneError(error.status, f"the cluster refuses the {role}'s pod: {_reason(error)}") from error
 
-    def _await_account(self) -> None:
+    def _await_account(self, pause: Callable[[], None]) -> None:
         """Until the cluster would take the master's pod with the account that was made for it."""
         deadline = time.monotonic() + TOKEN_SECONDS
         while True:
@@ -165,6 +202,7 @@ class Submission:
             except NotDoneError as error:
                 if "service account" not in str(error) or time.monotonic() > deadline:
                     raise
+            pause()
             time.sleep(_RETRY_SECONDS)
 
     @contextmanager
@@ -173,13 +211,19 @@ class Submission:
         try:
             yield begun
         except BaseException:
-            for manifest in reversed(begun):
-                try:
-                    self.cluster.delete(manifest["kind"], manifest["metadata"]["name"])
-                except ElasticDLError as error:
-                    name = f"{manifest['kind']} {manifest['metadata']['name']}"
-                    self.say(f"warning: {name} could not be deleted again: {error}")
+            while begun:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self._unmake(begun)
             raise
+
+    def _unmake(self, begun: list[Manifest]) -> None:
+        while begun:
+            kind, name = begun[-1]["kind"], begun[-1]["metadata"]["name"]
+            try:
+                self.cluster.delete(kind, name)
+            except ElasticDLError as error:
+                self.say(f"warning: {kind} {name} could not be deleted again: {error}")
+            begun.pop()
 
 
 def _reason(error: NotDoneError) -> str:
