@@ -1,6 +1,7 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `EVENTS` says what else. Status pages,
+Each entry has ``time`` (seconds since the epoch) and ``event``; `EVENTS` says what else. What a worker has told has the
+``worker`` in whose session it came, too. Status pages,
 plots, summaries and benchmarks are all made from it.
 """
 

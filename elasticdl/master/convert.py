@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import assert_never
 
 from elasticdl.master import events as e
@@ -11,6 +12,15 @@ from elasticdl.master.status import Training
 from elasticdl.master.view import JobView
 from elasticdl.proto import elasticdl_pb2 as pb
 
+# What a worker may have written into the journal: the rest is the master's to say.
+_NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "evaluation": {"step": int, "epoch": int, "samples": int, "metrics": dict},
+    "checkpoint": {"step": int, "path": str, "seconds": (int, float)},
+    "checkpoint_failed": {"step": int, "path": str, "reason": str},
+    "resumed": {"step": int, "epoch": int, "samples": int, "path": str},
+    "exported": {"path": str},
+    "warning": {"message": str},
+}
 ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i.StopWorkers | i.DumpStacks
 
 
@@ -23,7 +33,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
     """What a message inside a session means.
 
     Raises:
-        ValueError: the message means nothing here, or its JSON is not an object.
+        ValueError: the message means nothing here, or its notice is none that a worker may give.
     """
     match message.WhichOneof("body"):
         case "heartbeat":
@@ -133,7 +143,15 @@ def _pause(pause: pb.Pause) -> dict[str, object]:
 
 
 def _notice(worker_id: int, notice: pb.Notice) -> e.NoticeReported:
+    kinds = _NOTICES.get(notice.event)
+    if kinds is None:
+        raise ValueError(f"a worker has no notice {notice.event!r} to give")
     fields = json.loads(notice.fields_json or "{}")
     if not isinstance(fields, dict):
         raise ValueError(f"the fields of a notice must be a JSON object, not {notice.fields_json!r}")
+    for name, value in fields.items():
+        if name not in kinds or not isinstance(value, kinds[name]):
+            raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
+    if not all(isinstance(metric, int | float) for metric in fields.get("metrics", {}).values()):
+        raise ValueError(f"metrics must be numbers, not {fields['metrics']!r}")
     return e.NoticeReported(worker_id, notice.event, fields)

@@ -57,7 +57,7 @@ class Job:
             case e.PauseReported():
                 return [i.Record("pause", {**event.parts, "worker": event.worker_id})]
             case e.NoticeReported():
-                return [i.Record(event.event, event.fields)]
+                return [i.Record(event.event, {**event.fields, "worker": event.worker_id})]
         out = self._handle(event, now)
         if self._ending.outcome is None and self._recovery is None:
             out += self._advance(now)

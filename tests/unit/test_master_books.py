@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.journal import dump_entry, read_journal
+from elasticdl.common.spec import WorkerRange
 from elasticdl.master import events as e
+from elasticdl.master import instructions as i
 from elasticdl.master.convert import to_event
 from elasticdl.master.instructions import EndJob, Phase
+from elasticdl.master.job import Job
 from elasticdl.master.journal import Journal
 from elasticdl.master.metrics import TensorBoard
 from elasticdl.master.sessions import KeyValueRelay, Sessions
+from elasticdl.master.settings import Settings
 from elasticdl.master.status import Training
 from elasticdl.master.steps import StepFilter
 from elasticdl.master.summary import summarize
@@ -218,6 +222,10 @@ def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
     assert [received(n) for n in range(3)] == [[], [], []]
 
 
+def notice(event, /, **fields):
+    return pb.WorkerMessage(notice=pb.Notice(event=event, fields_json=json.dumps(fields)))
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -225,11 +233,27 @@ def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
         pb.WorkerMessage(hello=pb.Hello()),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="[1]")),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="{")),
+        notice("job_finished", phase="succeeded"),
+        notice("worker_left", worker=1, cause="crashed", reason="so I say"),
+        notice("nothing known"),
+        notice("exported", path="x", worker=1),
+        notice("exported", path="x", time=0),
+        notice("exported", path="x", event="job_finished"),
+        notice("exported", path=5),
+        notice("evaluation", step="many"),
+        notice("evaluation", metrics=5),
+        notice("evaluation", metrics={"accuracy": "good"}),
     ],
 )
 def test_messages_without_meaning_are_refused(message):
     with pytest.raises(ValueError, match=r".+"):
         to_event(0, message)
+
+
+def test_a_notice_is_in_the_journal_as_that_of_the_worker_in_whose_session_it_came():
+    told = to_event(3, notice("evaluation", step=2, epoch=0, samples=9, metrics={"loss": math.nan, "accuracy": 1}))
+    (record,) = Job(Settings(WorkerRange(minimum=1, maximum=2))).step(told, 0.0)
+    assert record == i.Record("evaluation", {**told.fields, "worker": 3})
 
 
 def test_a_job_without_steps_has_no_loss_yet():
