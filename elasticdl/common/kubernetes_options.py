@@ -37,6 +37,12 @@ def _whole_name(text: str) -> str:
     return text
 
 
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", text):
+        raise ValueError("must be lower-case letters, digits and dashes, as in team-a")
+    return text
+
+
 class KubernetesOptions(OptionGroup):
     """Kubernetes"""
 
@@ -45,10 +51,8 @@ class KubernetesOptions(OptionGroup):
         description="container image of the job, which makes it run on a Kubernetes cluster instead of this machine",
         json_schema_extra={"aliases": ["image_name"]},
     )
-    namespace: str = Field(
-        "",
-        pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
-        description="namespace of the job; if not given, that of the kubeconfig context",
+    namespace: Annotated[str, AfterValidator(_namespace)] = Field(
+        "", description="namespace of the job; if not given, that of the kubeconfig context"
     )
     kube_context: str = Field("", description="context of the kubeconfig; if not given, the current one")
     master_resource_request: Resources = Field(
@@ -76,6 +80,16 @@ class KubernetesOptions(OptionGroup):
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="when nodes pull the image; if not given, always for the tag latest, else if not present"
+    )
+    image_timeout: float = Field(
+        300.0,
+        gt=0,
+        description="the job fails when no worker could ever pull the image, seconds after that was first told",
+    )
+    recovery_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="a master that was started again waits so many seconds for the workers to come back, and replaces those who have not",
     )
     restart_policy: Annotated[str, AfterValidator(_only_never)] = Field(
         "Never", description="of a worker's pod; only Never, as the master replaces workers that are gone"

@@ -32,6 +32,8 @@ _VENDOR_RESOURCE = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*/[A-Za-z0-9]([-A-Z
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice")
 OWN_VARIABLES = "ELASTICDL_"
+OWN_FOLDER = "/etc/elasticdl"
+ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io"
 HIGH = "high"
 KUEUE, VOLCANO = QUEUES = ("kueue", "volcano")
 
@@ -155,6 +157,8 @@ def _check_volume(text: str, volume: Volume) -> None:
     for name, path in (("mount_path", volume.mount_path), ("host_path", volume.host_path)):
         if path and (not path.startswith("/") or ".." in path.split("/")):
             raise ValueError(f"{name}={path}: must be an absolute path without ..")
+    if f"{volume.mount_path}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or not volume.mount_path.strip("/"):
+        raise ValueError(f"mount_path={volume.mount_path}: is taken already; choose another")
     if volume.claim_name and not _DNS_NAME.fullmatch(volume.claim_name):
         raise ValueError(
             f"claim_name={volume.claim_name}: must be a name of lower-case letters, digits, dashes and dots"

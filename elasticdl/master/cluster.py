@@ -29,6 +29,7 @@ from google.protobuf import json_format
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import read_journal
 from elasticdl.common.manifests.names import MASTER_PORT, METRICS_PORT
@@ -39,10 +40,10 @@ from elasticdl.master import events as e
 from elasticdl.master.access import TlsAccess
 from elasticdl.master.boards import Board
 from elasticdl.master.instructions import EndJob, Phase
+from elasticdl.master.last_word import conclude, insist
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes import api
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
 from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark
@@ -54,8 +55,6 @@ from elasticdl.master.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
 
 EXIT_LEFT = 143
-# For the cluster to answer at the beginning, and to take the last word at the end.
-PATIENCE = 120.0
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
@@ -96,15 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job_folder", required=True, type=Path, help="folder with job.json and worker.json")
     folder = parser.parse_args(argv).job_folder
     try:
-        pod, spec = Pod.from_env(os.environ), read_spec(JobDir(folder))
-        template = json.loads((folder / TEMPLATE_FILE).read_text())
-        logging.basicConfig(
-            level=spec.log_level, format=f"%(asctime)s {spec.job_name} %(levelname)s %(name)s: %(message)s"
-        )
+        pod = Pod.from_env(os.environ)
         with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
-            job_dir = JobDir(Path(scratch) / spec.job_name)
-            job_dir.path.mkdir()
-            return asyncio.run(Master(spec, pod, template, job_dir).run())
+            return asyncio.run(run(pod, folder, Path(scratch)))
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -113,51 +106,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_LEFT
 
 
+async def run(pod: Pod, folder: Path, scratch: Path) -> int:
+    """Returns the exit code. Whose master this is its certificate says, also if the specification can't be read.
+
+    Raises:
+        UserError: the job has failed for it.
+        RelievedError: the master was told to leave.
+        UnreachableError: the cluster does not answer.
+    """
+    name = identify(pod.tls, serves=True).job
+    job_dir = JobDir(scratch / name)
+    job_dir.path.mkdir()
+    client = api.connect()
+    job = api.OfficialJob(client, name, pod.namespace)
+    made = (await insist(job.read_job, "read the job"))["metadata"]
+    owner = Owner(made["name"], made["uid"])
+    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def relieve(reason: str) -> None:
+        if not relieved.done():
+            relieved.set_result(reason)
+
+    mark = Mark(pod.uid, lambda: relieve("another master has taken over"))
+    state = ClusterState(job, mark, job_dir.journal)
+    announcer = Announcer(job, owner.about(pod.namespace))
+    with _signals(relieve):
+        async with announcer.announcing():
+            try:
+                spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
+                logging.basicConfig(
+                    level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
+                )
+                end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
+                status = job_dir.status.read_text()
+            except UserError as error:
+                announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
+                failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
+                await state.claim()
+                await conclude(job, state, json_format.MessageToJson(failed), Phase.FAILED)
+                raise
+        await conclude(job, state, status, end.phase)
+    return EXIT_CODES[end.phase]
+
+
+def _read_template(path: Path) -> dict[str, Any]:
+    try:
+        template: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"can't read the workers' template {path}: {error}") from None
+    return template
+
+
 @dataclass(frozen=True, slots=True)
 class Master:
     spec: JobSpec
     pod: Pod
     template: Mapping[str, Any]
     job_dir: JobDir
+    owner: Owner
 
-    async def run(self) -> int:
-        """Returns the exit code.
+    async def serve(
+        self, client: Any, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
+    ) -> EndJob:
+        """Until the job has ended.
 
         Raises:
-            RelievedError: it was told to leave.
-            UnreachableError: the cluster does not answer.
+            RelievedError: the master was told to leave.
         """
-        client = api.connect()
-        job = api.OfficialJob(client, self.spec.job_name, self.pod.namespace)
-        relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def relieve(reason: str) -> None:
-            if not relieved.done():
-                relieved.set_result(reason)
-
-        mark = Mark(self.pod.uid, lambda: relieve("another master has taken over"))
-        state = ClusterState(job, mark, self.job_dir.journal)
-        with _signals(relieve):
-            try:
-                end = await self._serve(job, client, state, relieved)
-                status = self.job_dir.status.read_text()
-            except UserError as error:
-                failed = pb.JobStatus(job_name=self.spec.job_name, phase=str(Phase.FAILED), reason=str(error))
-                await self._conclude(job, state, json_format.MessageToJson(failed), Phase.FAILED)
-                raise
-            await self._conclude(job, state, status, end.phase)
-        return EXIT_CODES[end.phase]
-
-    async def _serve(
-        self, job: api.OfficialJob, client: Any, state: ClusterState, relieved: asyncio.Future[str]
-    ) -> EndJob:
-        owner = (await insist(job.read_job, "read the job"))["metadata"]
-        about = {"apiVersion": "batch/v1", "kind": "Job", "namespace": self.pod.namespace}
-        announcer = Announcer(job, {**about, "name": owner["name"], "uid": owner["uid"]})
         launchers: list[KubernetesLauncher] = []
 
         def make_launcher(report: Report) -> KubernetesLauncher:
-            launchers.append(self._launcher(client, Owner(owner["name"], owner["uid"]), report))
+            launchers.append(self._launcher(client, report))
             return launchers[0]
 
         @asynccontextmanager
@@ -166,11 +185,11 @@ class Master:
                 yield
 
         def make_boards(status: Callable[[], pb.JobStatus]) -> list[Board]:
+            state.show(lambda: _unless_over(status()))
             return [announcer, *self._metrics(status)]
 
         site = Site(self._server(), make_launcher, state, attend, make_boards)
-        async with announcer.announcing():
-            return await self._unless_relieved(serve(self.spec, self.job_dir, site), launchers, relieved)
+        return await self._unless_relieved(serve(self.spec, self.job_dir, site), launchers, relieved)
 
     async def _unless_relieved(
         self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
@@ -212,7 +231,7 @@ class Master:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []
 
-    def _launcher(self, client: Any, owner: Owner, report: Report) -> KubernetesLauncher:
+    def _launcher(self, client: Any, report: Report) -> KubernetesLauncher:
         job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
         cluster = Cluster(
             api.OfficialPods(client, job, namespace),
@@ -220,40 +239,8 @@ class Master:
             api.event_source(client, namespace),
         )
         priority = parse_priority(self.spec.worker_pod_priority)
-        pods = WorkerPods(job, namespace, owner, self.template, workers.maximum, priority)
-        return KubernetesLauncher(cluster, pods, report, Patience(), random.Random())
-
-    async def _conclude(self, job: api.OfficialJob, state: ClusterState, status: str, phase: Phase) -> None:
-        """Write down how the job has ended; unless it succeeded, have the Job start no other master."""
-        deadline, backoff = asyncio.get_running_loop().time() + PATIENCE, Backoff(random.Random())
-        while True:
-            try:
-                await state.finish(status)
-                break
-            except OSError as error:
-                delay = backoff.delay()
-                if asyncio.get_running_loop().time() + delay > deadline:
-                    raise UnreachableError(f"can't write down how the job has ended: {error}") from error
-            await asyncio.sleep(delay)
-        if phase is not Phase.SUCCEEDED:
-            await insist(lambda: job.patch_job({"spec": {"backoffLimit": 0}}), "end the job")
-
-
-async def insist(request: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
-    """Ask until there is an answer, within bounds.
-
-    Raises:
-        UnreachableError: there was none, or it was no.
-    """
-    deadline, backoff = asyncio.get_running_loop().time() + PATIENCE, Backoff(random.Random())
-    while True:
-        try:
-            return await asyncio.to_thread(request)
-        except api.ApiFailure as failure:
-            delay = backoff.delay(failure.retry_after)
-            if asyncio.get_running_loop().time() + delay > deadline:
-                raise UnreachableError(f"can't {what}: {failure}") from failure
-        await asyncio.sleep(delay)
+        pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
+        return KubernetesLauncher(cluster, pods, report, Patience(image=self.spec.image_timeout), random.Random())
 
 
 @contextmanager
@@ -267,6 +254,11 @@ def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _unless_over(status: pb.JobStatus) -> str:
+    """What is to be known of a job while it has no master; how it has ended is not told before the last is done."""
+    return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
 
 
 def _bracketed(address: str) -> str:

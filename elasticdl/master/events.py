@@ -158,6 +158,7 @@ class FoundWorker:
     worker_id: int
     host: str = ""
     pid: int = 0
+    over: bool = False  # its process has ended; the launcher tells that, too
 
 
 @dataclass(frozen=True, slots=True)

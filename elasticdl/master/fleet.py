@@ -100,8 +100,11 @@ class Fleet:
 
     def adopt(self, found: Sequence[FoundWorker], now: float) -> Adoption:
         """Take up the workers of an earlier master: those that it remembered, and those that are there."""
-        there = {worker.worker_id: worker for worker in found}
         remembered = {worker.worker_id: worker for worker in self._memory.workers}
+        launched = range(self._memory.next_id)  # of those it has forgotten, as they are gone, there may be pods yet
+        there = {
+            w.worker_id: w for w in found if not (w.over and w.worker_id in launched and w.worker_id not in remembered)
+        }
         for worker_id in sorted({*there, *remembered}):
             seen, known = there.get(worker_id, FoundWorker(worker_id)), remembered.get(worker_id)
             self.workers[worker_id] = self._take_up(seen, known, now)

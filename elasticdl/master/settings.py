@@ -31,5 +31,6 @@ class Settings:
             heartbeat_timeout=spec.heartbeat_timeout,
             progress_timeout=spec.progress_timeout,
             stop_grace=spec.stop_grace,
+            recovery_timeout=spec.recovery_timeout,
             own_program=bool(spec.command),
         )

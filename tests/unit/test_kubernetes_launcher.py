@@ -279,7 +279,7 @@ def test_what_a_master_before_has_left_is_found_and_then_told(play):
         scene.launcher = scene.another()
         found = await scene.launcher.find()
         assert scene.reports.empty()
-        assert set(found) == {FoundWorker(3), FoundWorker(4, "10.0.0.7", 1), FoundWorker(5)}
+        assert set(found) == {FoundWorker(3, over=True), FoundWorker(4, "10.0.0.7", 1), FoundWorker(5)}
         assert (await scene.next(WorkerExited)).worker_id == 3
         scene.show(5)
         assert (await scene.next(WorkerPlaced)).worker_id == 5

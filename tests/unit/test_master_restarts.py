@@ -177,6 +177,23 @@ def test_the_account_of_crashes_goes_on():
     assert cluster.end.reason == "3 workers in a row failed at the start, last worker 2: crashed"
 
 
+def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
+    """Their pods are kept for their logs, and found by every master anew."""
+    there = tuple(WorkerMemory(number, WorkerState.RUNNING, "", reached_world=True) for number in (4, 5))
+    memory = JobMemory(WorkerRange(minimum=1, maximum=2), FleetMemory(next_id=6, workers=there))
+    job = Job(Settings(memory.limits, recovery_timeout=1.0), memory)
+    over = [e.FoundWorker(number, over=True) for number in range(4)]
+    told = job.step(e.WorkersFound((*over, *(e.FoundWorker(number, "host", 1) for number in (4, 5)))), 0.0)
+    for number in range(4):
+        told += job.step(e.WorkerExited(number, e.ExitCause.CRASHED, 1, "no good"), 0.1)
+    for number in (4, 5):
+        told += job.step(e.WorkerConnected(number, "host", 1), 0.2)
+    told += job.step(e.Tick(), 2.0)
+    assert [it.event for it in told if isinstance(it, i.Record)] == ["master_restarted"]
+    assert not any(isinstance(it, i.LaunchWorker) for it in told)
+    assert [worker.worker_id for worker in job.view().workers] == [4, 5]
+
+
 def test_it_is_said_when_the_state_was_lost_with_the_master():
     cluster = train(1, 1)
     step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)

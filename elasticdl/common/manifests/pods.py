@@ -20,7 +20,8 @@ SPEC_FOLDER = "/etc/elasticdl/job"
 SPEC_FILE = "job.json"
 # After its grace period a worker still has to be judged, and a checkpoint's last file to be closed.
 GRACE_MARGIN = 10.0
-# So that another user than root can read what it is given.
+# The user that an image runs as is not known, nor a group that the cluster would let it have; and a group of ours for
+# the pod's files would take over those of the user's claims. In the pod nobody else is there to read them.
 _FILE_MODE = 0o444
 
 
@@ -70,7 +71,10 @@ def make_pod(spec: JobSpec, program: Program, template: Mapping[str, Any]) -> Ma
     Raises:
         ValueError: the template can't be merged.
     """
-    mounts = (*job_mounts(spec.job_name, program.role), *scratch_mounts(), *program.mounts, *user_mounts(spec.volume))
+    own = (*job_mounts(spec.job_name, program.role), *program.mounts)
+    users = user_mounts(spec.volume)
+    taken = {mount.path.rstrip("/") for mount in users}
+    mounts = (*own, *(mount for mount in scratch_mounts() if mount.path not in taken), *users)
     pod_spec: Manifest = {
         "restartPolicy": "Never",
         "enableServiceLinks": False,

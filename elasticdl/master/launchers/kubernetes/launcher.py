@@ -29,7 +29,7 @@ from elasticdl.master.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
 from elasticdl.master.launchers.kubernetes.backoff import Backoff
-from elasticdl.master.launchers.kubernetes.judge import Running, judge
+from elasticdl.master.launchers.kubernetes.judge import Ended, Running, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
 from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
 from elasticdl.master.launchers.kubernetes.room import Room
@@ -345,7 +345,8 @@ def _is_over(pod: Manifest) -> bool:
 def _found(pod: Manifest) -> FoundWorker:
     verdict = judge(pod, (), told=False)
     runs = isinstance(verdict, Running)
-    return FoundWorker(worker_id_of(pod), verdict.host if isinstance(verdict, Running) else "", PID if runs else 0)
+    host = verdict.host if isinstance(verdict, Running) else ""
+    return FoundWorker(worker_id_of(pod), host, PID if runs else 0, isinstance(verdict, Ended))
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

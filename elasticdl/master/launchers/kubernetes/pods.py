@@ -24,6 +24,10 @@ class Owner:
     def reference(self) -> Manifest:
         return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
 
+    def about(self, namespace: str) -> dict[str, str]:
+        """The reference of an event about it."""
+        return {**self.reference(), "namespace": namespace}
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerPods:

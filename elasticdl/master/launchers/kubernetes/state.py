@@ -26,7 +26,7 @@ from elasticdl.master.memory import Memory
 JOURNAL_SECONDS = 1.0
 BYTES_PER_SECOND = 100_000
 # A ConfigMap may have 1 MiB; of a journal that is longer the older half goes.
-MOST_BYTES = 700_000
+MOST_BYTES = 600_000
 ATTEMPTS = 5
 CLAIM_SECONDS = 120.0  # for the cluster to answer a master that starts
 _CONFLICT = 409
@@ -66,6 +66,20 @@ class ClusterState:
         self._read = 0  # bytes of the journal that are packed
         self._version = ""  # empty: to be asked for
         self._writing = asyncio.Lock()
+        self._status: Callable[[], str] = str
+
+    def show(self, status: Callable[[], str]) -> None:
+        """From now on the status is saved with each memory, unless it is empty."""
+        self._status = status
+
+    async def claim(self) -> Manifest:
+        """Make this the job's master; returns what is there the moment in which an earlier one can't write any more.
+
+        Raises:
+            UnreachableError: the cluster does not answer.
+        """
+        async with self._writing:
+            return await self._claim()
 
     async def load(self) -> Memory | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -74,8 +88,7 @@ class ClusterState:
             UserError: what is there can't be read.
             UnreachableError: the cluster does not answer.
         """
-        async with self._writing:
-            found = await self._claim()
+        found = await self.claim()
         try:
             state = unpack_state(found)
             memory = Memory.from_json(state.memory) if state.memory else None
@@ -86,7 +99,8 @@ class ClusterState:
 
     async def save(self, memory: Memory) -> None:
         """With the journal so far, which explains it. Raises OSError if it can't be done now."""
-        await self._write({MEMORY: memory.to_json()})
+        status = {STATUS: text} if (text := self._status()) else {}
+        await self._write({MEMORY: memory.to_json(), **status})
 
     async def finish(self, status: str) -> None:
         """The job is over: ``status`` is its last. Raises OSError if it can't be done now."""
@@ -115,8 +129,10 @@ class ClusterState:
         return self._journal.stat().st_size > self._read
 
     async def _write(self, data: dict[str, str]) -> None:
+        """What could not be loaded stays as it is."""
         async with self._writing:
-            await self._patch({"data": data, "binaryData": {JOURNAL: self._packed()}})
+            journal = {"binaryData": {JOURNAL: self._packed()}} if self._journal.exists() else {}
+            await self._patch({"data": data, **journal})
 
     def _packed(self) -> str:
         """The journal so far, less a line that is still being written, and less the oldest if it is too long."""
@@ -134,7 +150,6 @@ class ClusterState:
         return self._packer.packed()
 
     async def _claim(self) -> Manifest:
-        """What is there the moment in which an earlier master can't write any more."""
         deadline, backoff = time.monotonic() + CLAIM_SECONDS, Backoff(random.Random())
         while True:
             try:
