@@ -1,0 +1,64 @@
+"""What an experiment leaves in --out. A file appears whole, or grows line by line; none is ever half of a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl.common.journal import Entry, dump_entry, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Artefacts:
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """For a file that is written as things happen."""
+        return self.folder / name
+
+    def journal(self, name: str, entries: Iterable[Entry]) -> None:
+        self._write(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries).encode())
+
+    def summary(self, content: Mapping[str, Any]) -> Path:
+        """Numbers are kept to a ten-thousandth."""
+        return self._write("summary.json", (json.dumps(plain(_rounded(content)), indent=1) + "\n").encode())
+
+    def discard(self, *patterns: str) -> None:
+        """Results of an earlier run would pass for those of this one, if it is interrupted."""
+        for pattern in patterns:
+            for path in self.folder.glob(pattern):
+                path.unlink()
+
+    def figure(self, name: str, save: Callable[[Path], None]) -> None:
+        """``save`` writes to the path that it is given, in the format of its ending."""
+        for ending in ("svg", "pdf", "png"):
+            self._replace(f"{name}.{ending}", save)
+
+    def _write(self, name: str, content: bytes) -> Path:
+        return self._replace(name, lambda path: _put(path, content))
+
+    def _replace(self, name: str, write: Callable[[Path], None]) -> Path:
+        target = self.folder / name
+        scratch = self.folder / f".{os.getpid()}.{name}"
+        try:
+            write(scratch)
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return target
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value

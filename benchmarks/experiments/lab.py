@@ -1,0 +1,286 @@
+"""A cluster, a namespace of it, and jobs in it as a user submits them; what was made is removed however it ends.
+
+    with open_lab(options, gpus=6) as lab, GpuSeries(lab.core, lab.namespace, path) as series:
+        lab.submit("first", flags)
+        series.wait(...)
+        journal = lab.journal("first")
+
+Tier 1 is started and ended here. Of a given cluster it takes a namespace of its own, unless one is given, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client
+
+from benchmarks.experiments.gang import QUEUE, GangScheduler
+from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, ClusterKind, Options
+from benchmarks.experiments.pods import Pods, held_gpus, is_over, owner_of, role_of
+from benchmarks.processes import ROOT, Failed, wait_until
+from elasticdl.common.credentials import Role
+from elasticdl.common.errors import UserError
+from elasticdl.common.journal import Entry
+from elasticdl.common.quantities import GPU
+from elasticdl.master.launchers.kubernetes.api import connect
+
+NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it
+COMMAND_SECONDS = 120.0
+GONE_SECONDS = 90.0
+ACCOUNT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    options: Options
+    core: client.CoreV1Api
+    namespace: str
+    image: str
+    folder: Path  # on tier 1 the pods see it under the same path
+    env: Mapping[str, str]  # with which commands find the cluster
+    _jobs: list[str] = field(default_factory=list)
+    _classes: list[str] = field(default_factory=list)
+
+    def elasticdl(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
+        """Run a command as a user does; what it prints.
+
+        Raises:
+            Failed: it ended with another code than 0, or not in time; the last line that it said.
+        """
+        context = ["--kube_context", self.options.kube_context] if self.options.kube_context else []
+        command = [sys.executable, "-m", "elasticdl.cli", *arguments, "--namespace", self.namespace, *context]
+        shown = f"elasticdl {' '.join(arguments[:2])}"
+        try:
+            done = subprocess.run(
+                command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{shown}: not done within {seconds:g} s") from None
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines() or ["nothing was said"]
+            raise Failed(f"{shown} ended with {done.returncode}: {said[-1]}")
+        return done.stdout
+
+    def submit(self, name: str, flags: Sequence[str]) -> None:
+        """`elasticdl train --detach`, with the image and the volume of this cluster."""
+        self._jobs.append(name)
+        volume = ["--volume", self.options.volume] if self.options.volume else []
+        self.elasticdl("train", "--job_name", name, "--image", self.image, "--detach", *volume, *flags)
+
+    def delete(self, name: str) -> None:
+        self.elasticdl("delete", name)
+        self._jobs.remove(name)
+
+    def journal(self, name: str) -> list[Entry]:
+        return [json.loads(line) for line in self.elasticdl("events", name, "--json").splitlines()]
+
+    def logs(self, name: str) -> list[str]:
+        return self.elasticdl("logs", name).splitlines()
+
+    def training_data(self, samples: int) -> str:
+        """Where the pods find CIFAR-10: the real one in a given cluster, a stand-in of so many samples on tier 1."""
+        if self.options.training_data:
+            return self.options.training_data
+        from model_zoo.cifar10.generate import generate
+
+        return str(generate(self.folder / "data", "binary", samples, self.options.seed))
+
+    def make_priority_class(self, name: str, value: int) -> str:
+        """Its name, which is made the lab's own, as such classes belong to the whole cluster."""
+        own = f"{name}-{self.namespace}"
+        api = client.SchedulingV1Api(self.core.api_client)
+        with _refusals("make a PriorityClass"):
+            api.create_priority_class(client.V1PriorityClass(metadata=client.V1ObjectMeta(name=own), value=value))
+        self._classes.append(own)
+        return own
+
+    def close(self) -> None:
+        """Remove what was made in a cluster that stays; says what could not be removed."""
+        for job in [*self._jobs]:
+            with _said(f"job {job}"):
+                self.delete(job)
+        for name in self._classes:
+            with _said(f"PriorityClass {name}"):
+                client.SchedulingV1Api(self.core.api_client).delete_priority_class(name)
+
+
+def job_is_over(pods: Pods, job: str) -> bool:
+    """Whether its master has ended, and no worker holds a GPU any more."""
+    own = [pod for pod in pods.values() if owner_of(pod) == job]
+    masters = [pod for pod in own if role_of(pod) == Role.MASTER]
+    return bool(masters) and all(is_over(pod) for pod in masters) and not any(held_gpus(pod) for pod in own)
+
+
+@contextmanager
+def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
+    """A lab with so many free GPUs.
+
+    Raises:
+        UserError: there is no such cluster, or it has too few GPUs, or others use them; nothing was started.
+        Failed: the cluster did not come up, or does not answer.
+    """
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        kubeconfig = stack.enter_context(_tier1(gpus)) if options.cluster is ClusterKind.TIER1 else None
+        core = client.CoreV1Api(connect(options.kube_context, str(kubeconfig or "")))
+        with _refusals("look at the cluster's nodes and pods"):
+            require_free_gpus(core, gpus)
+        namespace = stack.enter_context(_namespace(options, core, stays=kubeconfig is None))
+        if options.queue == OWN_QUEUE:
+            stack.enter_context(GangScheduler(core, namespace))
+        image = options.image or "local/host"  # on tier 1 any name does
+        lab = Lab(options, core, namespace, image, folder, _environment(folder, kubeconfig))
+        if kubeconfig is None:
+            stack.callback(lab.close)
+        yield lab
+
+
+def queue_flags(options: Options) -> list[str]:
+    """For a job that is to be placed as a whole or not at all."""
+    named = {OWN_QUEUE: QUEUE, NO_QUEUE: ""}.get(options.queue, options.queue)
+    return ["--gang", *(["--queue", named] if named else [])]
+
+
+def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
+    """Raises:
+    UserError: the cluster has fewer, or others have them.
+    """
+    nodes, pods = _items(core.list_node), _items(core.list_pod_for_all_namespaces)
+    total = sum(int(node["status"]["allocatable"].get(GPU, 0)) for node in nodes if _takes_pods(node))
+    if total < wanted:
+        raise UserError(f"the cluster has {total} GPUs ({GPU}) on nodes that take pods; the experiment needs {wanted}")
+    holders = {"{namespace}/{name}".format_map(pod["metadata"]): held_gpus(pod) for pod in pods}
+    taken = {name: held for name, held in holders.items() if held}
+    if total - sum(taken.values()) < wanted:
+        raise UserError(
+            f"the cluster is busy: {total - sum(taken.values())} of its {total} GPUs are free, the experiment needs "
+            f"{wanted}; the others are held by {', '.join(sorted(taken)[:5])}{' ...' if len(taken) > 5 else ''}"
+        )
+
+
+def _items(listing: Callable[..., Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(listing(_preload_content=False).data)["items"]
+    return found
+
+
+def _takes_pods(node: dict[str, Any]) -> bool:
+    spec = node["spec"]
+    return not spec.get("unschedulable") and not any(
+        taint["effect"] != "PreferNoSchedule" for taint in spec.get("taints", [])
+    )
+
+
+@contextmanager
+def _tier1(gpus: int) -> Iterator[Path]:
+    """The kubeconfig of a cluster that is started here."""
+    # Only here: whoever has a cluster need not have what builds one.
+    from tests.cluster.build import BuildError, Unavailable
+    from tests.cluster.cluster import Cluster
+    from tests.cluster.control_plane import ControlPlaneError
+    from tests.cluster.programs import find_programs
+
+    size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
+    try:
+        cluster = Cluster(find_programs(), {f"n{number}": size for number in range(gpus // size)})
+        cluster.start()
+    except (Unavailable, BuildError) as error:
+        raise UserError(f"--cluster tier1: {error}") from error
+    except ControlPlaneError as error:
+        raise Failed(f"the cluster did not come up: {error}") from error
+    try:
+        yield cluster.kubeconfig
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def _namespace(options: Options, core: client.CoreV1Api, *, stays: bool) -> Iterator[str]:
+    """The given one, or one that is made; in a cluster that ``stays`` it is removed again."""
+    if options.namespace:
+        with _refusals(f"look at the pods of namespace {options.namespace}"):
+            _require_namespace(core, options.namespace)
+        yield options.namespace
+        return
+    name = f"experiment-{secrets.token_hex(4)}"
+    with _refusals("make a namespace (or give one with --namespace)"):
+        core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
+    try:
+        wait_until(lambda: _has_account(core, name), ACCOUNT_SECONDS, f"the default account of namespace {name}")
+        yield name
+    finally:
+        if stays:
+            with _said(f"namespace {name}"):
+                core.delete_namespace(name)
+                wait_until(lambda: _is_gone(core, name), GONE_SECONDS, f"namespace {name}: its removal")
+
+
+def _require_namespace(core: client.CoreV1Api, name: str) -> None:
+    core.list_namespaced_pod(name, limit=1)  # of a namespace that is not there it is an empty list
+    try:
+        core.read_namespace(name)
+    except client.ApiException as error:
+        if error.status == 404:
+            raise UserError(f"there is no namespace {name} in the cluster: choose another --namespace") from error
+        if error.status != 403:  # whoever may not look has to do without being told
+            raise
+
+
+def _has_account(core: client.CoreV1Api, namespace: str) -> bool:
+    """Until then no pod is taken: before Kubernetes 1.24 the account has to have its token, too."""
+    try:
+        account = core.read_namespaced_service_account("default", namespace)
+    except client.ApiException as error:
+        if error.status != 404:
+            raise
+        return False
+    return bool(account.secrets) or int(client.VersionApi(core.api_client).get_code().minor.rstrip("+")) >= 24
+
+
+def _is_gone(core: client.CoreV1Api, namespace: str) -> bool:
+    time.sleep(0.2)  # a request each 10 ms would be rude
+    try:
+        core.read_namespace(namespace)
+    except client.ApiException as error:
+        if error.status == 404:
+            return True
+        raise
+    return False
+
+
+def _environment(folder: Path, kubeconfig: Path | None) -> dict[str, str]:
+    own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **own, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    try:
+        yield
+    except client.ApiException as error:
+        if error.status in (401, 403):
+            raise UserError(f"you may not {what}: {error.status} {error.reason}") from error
+        raise Failed(f"could not {what}: {error.status} {error.reason}") from error
+    except OSError as error:
+        raise Failed(f"the cluster does not answer: {error}") from error
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Removing goes on with the next, whatever it was that could not be removed."""
+    try:
+        yield
+    except (Failed, client.ApiException, OSError) as error:
+        print(f"warning: {what} could not be removed: {error}", file=sys.stderr)

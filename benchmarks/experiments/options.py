@@ -1,0 +1,172 @@
+"""The command line that the experiments share, and how they end: 2 for what the user has to mend, before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.processes import ROOT, Failed
+from elasticdl.cli.signals import Interrupted, caught, interrupt
+from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.quantities import parse_queue
+
+OWN_QUEUE = "own"
+NO_QUEUE = "none"
+
+
+class ClusterKind(StrEnum):
+    TIER1 = "tier1"  # started for the experiment: a real control plane, nodes that run pods as processes
+    KUBECONFIG = "kubeconfig"  # yours, with real GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``seconds_per_sample`` is what a simulated GPU takes; 0: the workers have real ones."""
+
+    cluster: ClusterKind
+    scale: float
+    seed: int
+    out: Path
+    namespace: str
+    kube_context: str
+    image: str
+    repository: str
+    volume: str
+    training_data: str
+    queue: str
+    seconds_per_sample: float
+
+    @property
+    def simulated(self) -> bool:
+        return self.seconds_per_sample > 0
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def make_parser(name: str, description: str | None, scale: float, seconds_per_sample: float) -> Parser:
+    """``scale`` and ``seconds_per_sample`` are the defaults; what else an experiment takes, it adds."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"python -m benchmarks.{name}", description=description, formatter_class=layout)
+    parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
+    parser.add_argument(
+        "--scale", type=_positive, default=scale, help=f"how many times shorter than published ({scale:g})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
+    parser.add_argument("--out", type=Path, default=Path("out") / name, help=f"folder for the results (out/{name})")
+    parser.add_argument("--seconds_per_sample", type=_not_negative,
+        help=f"of a simulated GPU; 0: real ones (tier1: {seconds_per_sample:g}, kubeconfig: 0)")  # fmt: skip
+    parser.set_defaults(simulated_seconds=seconds_per_sample)
+    given = parser.add_argument_group("with --cluster kubeconfig")
+    given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
+    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
+    given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
+    given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
+    given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
+    given.add_argument("--training_data", default="", help="CIFAR-10 as the pods see it")
+    given.add_argument(
+        "--queue",
+        default="",
+        help="for gang scheduling: kueue=NAME or volcano=NAME; own: a small scheduler that comes with the experiments and "
+        "needs the right to bind pods (as with tier1); none: pods of a gang are placed one by one (the default)",
+    )
+    return parser
+
+
+def read(parser: Parser, argv: list[str] | None = None) -> tuple[Options, argparse.Namespace]:
+    """The common options, and all; ends the program with 2 if something is wrong with them."""
+    args = parser.parse_args(argv)
+    try:
+        return _checked(args), args
+    except UserError as error:
+        parser.error(str(error))
+
+
+def run(parser: Parser, work: Callable[[], None]) -> int:
+    """Do the work and return the exit code; Ctrl-C, SIGTERM and SIGHUP unwind it like an error."""
+    try:
+        with caught(interrupt):
+            work()
+    except UserError as error:
+        parser.error(str(error))
+    except (ElasticDLError, Failed) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as signal:
+        print(f"{parser.prog}: interrupted; what was measured so far is in --out", file=sys.stderr)
+        return signal.exit_code
+    return 0
+
+
+def _checked(args: argparse.Namespace) -> Options:
+    kind = ClusterKind(args.cluster)
+    tier1 = kind is ClusterKind.TIER1
+    given = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
+    if tier1 and (wrong := next((name for name in given if getattr(args, name)), "")):
+        raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
+    for name in () if tier1 else ("image", "training_data"):
+        if not getattr(args, name):
+            raise UserError(f"--cluster kubeconfig needs --{name}")
+    pace = args.seconds_per_sample
+    return Options(
+        cluster=kind,
+        scale=args.scale,
+        seed=args.seed,
+        out=_writable(args.out),
+        namespace=args.namespace,
+        kube_context=args.kube_context,
+        image=args.image,
+        repository=str(ROOT) if tier1 else args.repository,
+        volume=args.volume,
+        training_data=args.training_data,
+        queue=_queue(args.queue, OWN_QUEUE if tier1 else NO_QUEUE),
+        seconds_per_sample=pace if pace is not None else args.simulated_seconds if tier1 else 0.0,
+    )
+
+
+def _queue(text: str, default: str) -> str:
+    if text and text not in (OWN_QUEUE, NO_QUEUE):
+        try:
+            parse_queue(text)
+        except ValueError as error:
+            raise UserError(f"--queue {text}: {error}") from None
+    return text or default
+
+
+def _writable(folder: Path) -> Path:
+    """Made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}; it must be a folder that can be written") from None
+    return folder.resolve()
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be a number of at least 0")
+    return value

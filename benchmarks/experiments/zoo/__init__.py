@@ -1,0 +1,1 @@
+"""Models for the experiments: those of `model_zoo`, on real GPUs as they are."""
