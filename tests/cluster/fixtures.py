@@ -19,25 +19,43 @@ from kubernetes import client
 
 from tests.cluster.build import Unavailable
 from tests.cluster.cluster import Cluster
+from tests.cluster.full.cluster import FullCluster
+from tests.cluster.full.machine import find_full_programs
 from tests.cluster.kit import Pods, until
 from tests.cluster.outside import OutsideCluster
 from tests.cluster.programs import Programs, find_programs
 
 NODES = {"n0": 3, "n1": 3}
-_PROGRAMS = pytest.StashKey[Programs | str]()
+_PROGRAMS = pytest.StashKey[dict[str, Programs | str]]()
+# By the fixture that needs them. A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
+_FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the cluster needs before any test begins: the first build takes longer than a test may."""
-    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
-    if not wanted or session.config.option.collectonly or "ELASTICDL_TEST_KUBECONFIG" in os.environ:
+    """Build what the clusters need before any test begins: the first build takes longer than a test may."""
+    if session.config.option.collectonly:
         return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    try:
-        found: Programs | str = find_programs(terminal.write_line if terminal else print)
-    except Unavailable as error:
-        found = f"no Kubernetes cluster: {error}"
-    session.config.stash[_PROGRAMS] = found
+    found = session.config.stash.setdefault(_PROGRAMS, {})
+    for name in {_needed(item) for item in session.items}.intersection(_FIND):
+        try:
+            found[name] = _FIND[name](terminal.write_line if terminal else print)
+        except Unavailable as error:
+            found[name] = f"no Kubernetes cluster: {error}"
+
+
+def _needed(item: pytest.Item) -> str | None:
+    fixtures = getattr(item, "fixturenames", ())
+    if "full_cluster" not in fixtures and "ELASTICDL_TEST_KUBECONFIG" in os.environ:
+        return None
+    return next((name for name in _FIND if name in fixtures), None)
+
+
+def _programs(request: pytest.FixtureRequest, name: str) -> Programs:
+    found = request.config.stash[_PROGRAMS][name]
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +65,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster | OutsideCluster
     if outside:
         yield OutsideCluster(Path(outside), os.environ.get("ELASTICDL_TEST_IMAGE", "python:3.11-slim"))
         return
-    programs = request.config.stash[_PROGRAMS]
-    if isinstance(programs, str):
-        pytest.skip(programs)
-    with Cluster(programs, NODES) as own:
+    with Cluster(_programs(request, "cluster"), NODES) as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def full_cluster(request: pytest.FixtureRequest) -> Iterator[FullCluster]:
+    """Real kubelets and containers, on nodes with the GPUs of ``NODES``."""
+    with FullCluster(_programs(request, "full_cluster"), NODES) as own:
         yield own
 
 

@@ -45,6 +45,7 @@ class FullCluster(Cluster):
         self._network: Network | None = None
         self._gpus: dict[str, int] = {}
         self._places: dict[str, int] = {}
+        self._prepared: dict[str, Path] = {}
 
     def wait_for_node(self, name: str) -> None:
         """Returns when pods can be placed on the node, and its GPUs are counted."""
@@ -53,6 +54,8 @@ class FullCluster(Cluster):
 
         def counted() -> bool:
             self._check_node(name)
+            if not self._prepared[name].exists():
+                return False
             try:
                 status = core.read_node(name).status
                 assert status is not None
@@ -64,7 +67,7 @@ class FullCluster(Cluster):
                     raise
                 return False
 
-        self._wait(counted, f"node {name} has no GPUs (logs: {self.logs}/{name}-*.log)")
+        self._wait(counted, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
         super().wait_for_node(name)
 
     def freeze_node(self, name: str) -> None:
@@ -117,6 +120,7 @@ class FullCluster(Cluster):
             services_certificate=str(services.certificate),
             services_key=str(services.key),
         )
+        self._prepared[name] = settings.prepared
         (own / "settings.json").write_text(json.dumps(asdict(settings)))
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
         command = [*alone, sys.executable, "-m", "tests.cluster.full.node", str(own / "settings.json")]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.cluster.full import configuration, names
+from tests.cluster.full.configuration import CONTAINERD_SOCKET
 from tests.cluster.full.images import runtime_spec
 from tests.cluster.full.leftovers import make_groups
 from tests.cluster.full.mounts import mount_own
@@ -75,16 +76,20 @@ class Node:
             "--config=" + self._write("kubelet.yaml", configuration.kubelet(settings)),
             f"--kubeconfig={settings.kubeconfig}",
             "--container-runtime=remote",
-            f"--container-runtime-endpoint=unix://{settings.socket}",
+            f"--container-runtime-endpoint=unix://{CONTAINERD_SOCKET}",
             f"--hostname-override={settings.name}",
             f"--node-ip={settings.address}",
             f"--cert-dir={settings.own / 'pki'}",
             f"--root-dir={settings.own / 'kubelet'}",
         )
+        # Meanwhile the kubelet looks for Docker, five times, a second between two.
+        for archive in sorted(Path(settings.images).glob("*.tar")):
+            self._run("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import", str(archive))
         context = ssl.create_default_context(cafile=settings.authority)
         context.load_cert_chain(settings.services_certificate, settings.services_key)
         services = names.Services(settings.server, context)
         threading.Thread(target=names.serve, args=(settings.address, services), daemon=True).start()
+        settings.prepared.touch()
 
     def wait(self) -> int:
         """Bury whatever ends, as the first process has to, until one of the programs does; the exit status for that."""
@@ -103,12 +108,10 @@ class Node:
         self._write("runtime.json", json.dumps(runtime_spec(json.loads(self._run("ctr", "oci", "spec")), most)))
         self._start("containerd", "--config", self._write("containerd.toml", configuration.containerd(settings)))
         deadline = time.monotonic() + _CONTAINERD_WITHIN_S
-        while not Path(settings.socket).exists():
+        while not Path(CONTAINERD_SOCKET).exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"containerd does not listen in {_CONTAINERD_WITHIN_S:g} s")
             time.sleep(_POLL_S)
-        for archive in sorted(Path(settings.images).glob("*.tar")):
-            self._run("ctr", "--address", settings.socket, "--namespace", "k8s.io", "images", "import", str(archive))
 
     def _link_iptables(self) -> None:
         """The names that Debian's alternatives would make."""

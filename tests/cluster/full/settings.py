@@ -48,5 +48,6 @@ class NodeSettings:
         return Path(self.programs) / "root"
 
     @property
-    def socket(self) -> str:
-        return f"{self.folder}/containerd.sock"
+    def prepared(self) -> Path:
+        """Made by the node when all of its programs run and it has all images."""
+        return self.own / "prepared"

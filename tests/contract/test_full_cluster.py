@@ -1,0 +1,28 @@
+"""Real kubelets and containers do what the test cluster's own nodes do; and what only they can."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.kit import container
+from tests.contract.test_cluster import (  # noqa: F401
+    test_a_container_that_keeps_failing_is_held_back,
+    test_a_failed_container_is_started_again_with_its_volume,
+    test_a_pod_reaches_the_api_with_its_account_and_no_further,
+    test_a_pod_waits_for_the_secret_that_it_names,
+    test_a_program_that_does_not_exist_fails_the_pod,
+    test_an_image_that_cannot_be_pulled,
+    test_deletion_sends_sigterm_and_tells_the_exit_status,
+    test_environment_from_values_fields_secrets_and_config_maps,
+    test_exit_status_and_log_of_a_container_are_told,
+    test_logs_are_followed_and_cut,
+    test_volumes_are_found_where_command_and_environment_say,
+)
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+
+@pytest.fixture(scope="session")
+def cluster(full_cluster):
+    """What the shared tests run on here."""
+    return full_cluster
