@@ -186,31 +186,3 @@ def test_what_was_made_is_deleted_when_something_fails_half_way(place):
         submitted.make()
     assert names_there(place) == {("Service", "digits-master")}
     assert said == []
-
-
-def test_the_masters_account_can_do_what_its_role_says_and_nothing_else(place, cluster):
-    submission(place).make()
-    api = client.AuthorizationV1Api(cluster.client())
-
-    def may(verb, resource, name="", group="", namespace=None):
-        attributes = {"namespace": namespace or place.namespace, "verb": verb, "resource": resource, "group": group}
-        spec = {"user": f"system:serviceaccount:{place.namespace}:digits-master"}
-        spec["resourceAttributes"] = {**attributes, "name": name}
-        return api.create_subject_access_review({"spec": spec}).status.allowed
-
-    verbs = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-    resources = (
-        ("", "pods"),
-        ("", "events"),
-        ("", "configmaps"),
-        ("batch", "jobs"),
-        ("", "secrets"),
-        ("", "pods/exec"),
-    )
-    for group, resource in (*resources, ("", "serviceaccounts"), ("rbac.authorization.k8s.io", "roles")):
-        allowed = {verb for verb in verbs if may(verb, resource, "other", group)}
-        expected = {"pods": set(verbs) - {"patch", "update"}, "events": {"create", "list", "watch"}}
-        assert allowed == expected.get(resource, set()), resource
-    for group, resource, name in (("", "configmaps", "digits-state"), ("batch", "jobs", "digits-master")):
-        assert {verb for verb in verbs if may(verb, resource, name, group)} == {"get", "patch"}
-    assert not may("list", "pods", namespace="default")

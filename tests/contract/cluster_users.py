@@ -1,0 +1,54 @@
+"""People of a cluster, as RBAC knows them: a service account of a namespace each, with what it may do."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import yaml
+from kubernetes import client
+
+GROUP = "rbac.authorization.k8s.io"
+
+
+def rule(group, resources, *verbs):
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs or ["*"]}
+
+
+def add_user(cluster, namespace, name, *, rules=(), cluster_role=""):
+    """With a Role of these rules, or one of the roles that every cluster has."""
+    api = cluster.client()
+    client.CoreV1Api(api).create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+    rbac, reference = client.RbacAuthorizationV1Api(api), {"apiGroup": GROUP, "kind": "ClusterRole"}
+    if rules:
+        rbac.create_namespaced_role(namespace, {"metadata": {"name": name}, "rules": list(rules)})
+        reference["kind"] = "Role"
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    binding = {"metadata": {"name": name}, "roleRef": {**reference, "name": cluster_role or name}, "subjects": subjects}
+    rbac.create_namespaced_role_binding(namespace, binding)
+
+
+def token_of(cluster, namespace, account):
+    core = client.CoreV1Api(cluster.client())
+    return core.create_namespaced_service_account_token(account, namespace, {"spec": {"audiences": []}}).status.token
+
+
+def write_kubeconfig(cluster, namespace, account, path):
+    """The administrator's, with another user and namespace."""
+    content = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    current = content["current-context"]
+    (context,) = (each["context"] for each in content["contexts"] if each["name"] == current)
+    context.update(user=account, namespace=namespace)
+    content["users"] = [{"name": account, "user": {"token": token_of(cluster, namespace, account)}}]
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def authority_of(cluster):
+    """The certificate of the cluster's authority, PEM."""
+    content = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    current = next(each["context"] for each in content["contexts"] if each["name"] == content["current-context"])
+    found = next(each["cluster"] for each in content["clusters"] if each["name"] == current["cluster"])
+    if "certificate-authority-data" in found:
+        return base64.b64decode(found["certificate-authority-data"])
+    return Path(cluster.kubeconfig).parent.joinpath(found["certificate-authority"]).read_bytes()

@@ -1,0 +1,258 @@
+"""What a real API server does not take, and what goes wrong half-way: one line, exit code 2, and nothing stays."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from cluster_users import add_user, rule, write_kubeconfig
+from kubernetes import client, utils
+
+from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.api import Cluster, connect
+from elasticdl.cli.kubernetes.kubeconfig import Place
+from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.main import main
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+from tests.cluster.kit import until
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
+MINE = "elasticdl.org/job=digits"
+WHOLE = 13  # objects of a job, but for its pods
+# Some more requests than it takes to make one.
+REQUESTS = WHOLE + 1
+
+
+@pytest.fixture
+def place(cluster, namespace, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    return connect(Place(namespace))
+
+
+@pytest.fixture
+def elasticdl(place, capsys):
+    """Run a command in the test's namespace; returns its exit code and what it wrote."""
+
+    def run(*argv, namespace=None):
+        code = main([*argv, "--namespace", namespace or place.namespace])
+        written = capsys.readouterr()
+        return code, written.out, written.err
+
+    return run
+
+
+def train(*options):
+    return ["train", "--image", "missing/image", "--job_name", "digits", "--model_def", "m", "--detach", *options]
+
+
+def left(place):
+    """What is there of the job, apart from its pods, which come and go with the rest."""
+    found = [(kind, each["metadata"]["name"]) for kind in KINDS[:-1] for each in place.list(kind, label_selector=MINE)]
+    return sorted(found)
+
+
+PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n        return pod\ncluster = C()\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--kube_context", "nowhere"], "there is no context nowhere in the kubeconfig: it has "),
+        (["--worker_pod_priority", "sky=0.5"], "the cluster refuses the worker's pod: no PriorityClass with name sky"),
+        (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
+        (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
+        (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
+        (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
+        (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
+        (["--cluster_spec", PODS_ONLY.format("containers = []")], "the cluster refuses the Job digits-master: "),
+        (["--cluster_spec", PODS_ONLY.format("volumes = []")], "the cluster refuses the Job digits-master: "),
+    ],
+)
+def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, options, line):
+    flag, value = options
+    if isinstance(value, dict):
+        value = json.dumps({"spec": value})
+    if flag in ("--pod_template", "--cluster_spec"):
+        (tmp_path / "file").write_text(value)
+        value = str(tmp_path / "file")
+    code, out, err = elasticdl(*train(flag, value, "--dry_run"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"elasticdl train: {line}")
+    assert left(place) == []
+
+
+ALL_BUT = {
+    "": ["pods", "pods/log", "pods/portforward", "secrets", "configmaps", "services", "serviceaccounts", "events"],
+    "batch": ["jobs"],
+    "networking.k8s.io": ["networkpolicies"],
+    "rbac.authorization.k8s.io": ["roles", "rolebindings"],
+}
+
+
+def all_but(missing):
+    return [rule(group, [each for each in kinds if each != missing]) for group, kinds in ALL_BUT.items()]
+
+
+def jobs_without(verb):
+    verbs = [each for each in ("create", "get", "list", "patch", "delete") if each != verb]
+    return [*all_but("jobs")[:1], *all_but("jobs")[2:], rule("batch", ["jobs"], *verbs)]
+
+
+@pytest.mark.parametrize(
+    ("rights", "line"),
+    [
+        ({"cluster_role": "view"}, "you may not create jobs in namespace "),
+        ({"cluster_role": "edit"}, "you may not create roles in namespace .*can be named with --service_account"),
+        ({"rules": all_but("secrets")}, "you may not create secrets in namespace "),
+        ({"rules": all_but("rolebindings")}, "you may not create role bindings in namespace .* with --service_account"),
+        ({"rules": jobs_without("patch")}, "you may not patch jobs in namespace "),
+        ({"rules": jobs_without("delete")}, "you may not delete jobs in namespace "),
+    ],
+    ids=["view", "edit", "secrets", "bindings", "patch", "delete"],
+)
+def test_who_may_make_some_of_it_makes_nothing(elasticdl, cluster, place, tmp_path, monkeypatch, rights, line):
+    add_user(cluster, place.namespace, "user", **rights)
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "user", tmp_path / "config")))
+    code, out, err = elasticdl(*train())
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(line, err)
+    assert left(place) == []
+
+
+def test_an_administrator_of_a_namespace_can_submit_without_the_right_to_make_events(
+    elasticdl, cluster, place, tmp_path, monkeypatch
+):
+    """As the role ``admin`` has it, which many a user has: nobody can give the master a right that they have not got."""
+    add_user(cluster, place.namespace, "boss", cluster_role="admin")
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "boss", tmp_path / "config")))
+    code, _, err = elasticdl(*train())
+    (role,) = place.list("Role", label_selector=MINE)
+    gets_events = {"create", "list", "watch"} in [set(each["verbs"]) for each in role["rules"]]
+    assert (code, len(left(place))) == (0, WHOLE)
+    assert gets_events == (err == "")
+    assert err == "" or err.startswith("warning: as you may not create events, the job's master can't tell ")
+    assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
+    assert left(place) == []
+
+
+def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, cluster, place, tmp_path, monkeypatch):
+    add_user(cluster, place.namespace, "writer", cluster_role="edit")
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "writer", tmp_path / "config")))
+    code, _, err = elasticdl(*train("--service_account", "default"))
+    assert (code, err) == (0, "")
+    assert len(left(place)) == WHOLE - 3
+    assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
+    assert left(place) == []
+
+
+@pytest.mark.parametrize("command", ["status", "events", "logs", "scale", "stop", "delete"])
+def test_a_job_that_is_not_there(elasticdl, place, command):
+    argv = [command, "digits", *(["3"] if command == "scale" else [])]
+    what = "is nothing of a job digits" if command == "delete" else "is no job digits"
+    assert elasticdl(*argv) == (2, "", f"elasticdl {command}: there {what} in namespace {place.namespace}\n")
+    code, _, err = elasticdl(*argv, namespace="nowhere")
+    assert code == 2
+    assert err.startswith(f"elasticdl {command}: there is no namespace nowhere in the cluster at http")
+
+
+def test_the_jobs_of_a_namespace_that_is_not_there(elasticdl):
+    assert elasticdl("status")[:2] == (0, "there are no jobs\n")
+    code, _, err = elasticdl("status", namespace="nowhere")
+    assert (code, err.partition(" in ")[0]) == (2, "elasticdl status: there is no namespace nowhere")
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, None), (2, None), (6, 9), (WHOLE, WHOLE + 2), (REQUESTS + 1, None)])
+def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
+    """Before the ``first`` request that changes something, and a second one from somebody impatient."""
+    numbers, ask = itertools.count(1), Cluster._ask
+
+    def counted(self, verb, kind, *arguments, **options):
+        if verb in ("create", "patch", "delete") and not (kind != "Pod" and "dry_run" in options):
+            number = next(numbers) if making else 0
+            if number in (first, second):
+                os.kill(os.getpid(), signal.SIGINT)
+        return ask(self, verb, kind, *arguments, **options)
+
+    making = []
+    make = Submission.make
+    monkeypatch.setattr(Submission, "make", lambda *arguments: (making.append(1), make(*arguments)))
+    monkeypatch.setattr(Cluster, "_ask", counted)
+    code, out, _ = elasticdl(*train())
+    assert code == 130
+    if first <= REQUESTS:
+        assert (out, left(place)) == ("", [])
+    else:  # it was done when the signal came
+        assert out.startswith("job digits submitted to ")
+        assert len(left(place)) == WHOLE
+        assert place.read("Job", "digits-master")["spec"]["parallelism"] == 1
+
+
+def test_of_two_at_once_with_one_name_one_gets_it_whole(place):
+    spec = JobSpec.model_validate({"image": "missing/image", "job_name": "digits", "model_def": "m"})
+    submissions = [Submission(place, make_parts(spec, place.namespace, datetime.now(UTC)), print) for _ in range(2)]
+    refused, start = [], threading.Barrier(2)
+
+    def submit(submission):
+        start.wait(30)
+        try:
+            submission.make()
+        except UserError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=submit, args=(each,)) for each in submissions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (line,) = refused
+    assert line.startswith(f"there is a job named digits in namespace {place.namespace} already")
+    assert len(left(place)) == WHOLE
+    (owner,) = {each["metadata"]["ownerReferences"][0]["uid"] for each in place.list("Secret", label_selector=MINE)}
+    assert owner == place.read("Job", "digits-master")["metadata"]["uid"]
+
+
+def test_a_file_of_manifests_is_what_another_client_can_apply(elasticdl, place, cluster, tmp_path):
+    file = tmp_path / "job.yaml"
+    assert elasticdl(*train("--yaml", str(file), "--dry_run"))[0] == 0
+    assert left(place) == []
+    utils.create_from_yaml(cluster.client(), str(file), namespace=place.namespace)
+    assert len(left(place)) == WHOLE
+    core = client.CoreV1Api(cluster.client())
+    until(lambda pods: len(pods) == 1, "the master's pod", core.list_namespaced_pod, place.namespace)
+    assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
+    assert left(place) == []
+
+
+def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_cluster, place):
+    """As with an image that has another version of the package than the command line."""
+    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
+    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    job = place.create(objects.make_job(parts))
+    for manifest in objects.companions(parts):
+        if manifest["metadata"]["name"] == "digits-spec":
+            manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), "of_tomorrow": 1})
+        place.create(objects.owned(manifest, job))
+    core = client.CoreV1Api(own_cluster.client())
+    about = {"field_selector": "involvedObject.name=digits-master,reason=JobFailed"}
+    event = until(
+        lambda seen: next(iter(seen.values()), None), "an event", core.list_namespaced_event, place.namespace, **about
+    )
+    reason = "job.json: of_tomorrow: Extra inputs are not permitted"
+    assert event.message.endswith(reason)
+    until(  # so that no other is started
+        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
+        "the Job to be given up",
+        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
+        place.namespace,
+    )
+    code, out, _ = elasticdl("status", "digits")
+    assert (code, out.splitlines()[0].startswith("job digits: failed: ")) == (0, True)
+    assert reason in out

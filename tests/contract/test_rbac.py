@@ -1,0 +1,133 @@
+"""Whom a job's pods are to a real API server, and what they may do there: what the Role says, and nothing else."""
+
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import pytest
+from cluster_users import authority_of, token_of
+from kubernetes import client, config
+
+from elasticdl.cli.kubernetes import kubeconfig, objects
+from elasticdl.cli.kubernetes.api import connect
+from elasticdl.cli.kubernetes.kubeconfig import Place
+from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.common.credentials import Role
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import JobSpec
+from elasticdl.master.launchers.kubernetes import api as master_api
+from elasticdl.master.launchers.kubernetes.api import ApiFailure, OfficialJob, OfficialPods, OfficialSource
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+JOB = "digits"
+MASTER = "digits-master"
+
+
+@pytest.fixture
+def place(cluster, namespace, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    return connect(Place(namespace))
+
+
+@pytest.fixture
+def parts(place):
+    """Those of a job that is there, with a master that does not get to run."""
+    spec = JobSpec.model_validate({"image": "missing/image", "job_name": JOB, "model_def": "m"})
+    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    Submission(place, parts, print).make()
+    return parts
+
+
+@pytest.fixture
+def in_the_masters_pod(cluster, place, parts, tmp_path, monkeypatch):
+    """What the master's process finds there: its token where Kubernetes mounts it, and where the cluster is; no kubeconfig."""
+    files = {"token": token_of(cluster, place.namespace, MASTER).encode(), "ca.crt": authority_of(cluster)}
+    for name, content in {**files, "namespace": place.namespace.encode()}.items():
+        (tmp_path / name).write_bytes(content)
+    server = urlsplit(place.server)
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(server.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port or 443))
+    monkeypatch.setattr(config.incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(config.incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(master_api, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(kubeconfig, "ACCOUNT", tmp_path)
+
+
+@pytest.fixture
+def master(in_the_masters_pod):
+    return master_api.connect()
+
+
+def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(master, place):
+    may = client.AuthorizationV1Api(master).create_self_subject_rules_review({"spec": {"namespace": place.namespace}})
+    assert may.status.incomplete is False
+    given = {
+        (verb, group, resource, name)
+        for rule in may.status.resource_rules
+        for verb in rule.verbs
+        for group in rule.api_groups
+        for resource in rule.resources
+        for name in rule.resource_names or [""]
+    }
+    said = {
+        (verb, group, resource, name)
+        for rule in objects.rules(JOB)
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+    }
+    # What everybody may: ask who they are and what they may do.
+    everybody = {each for each in given - said if each[1] in ("authorization.k8s.io", "authentication.k8s.io")}
+    assert given - everybody == said
+
+
+def refused(request, *arguments, **options):
+    with pytest.raises(client.ApiException) as caught:
+        request(*arguments, **options)
+    return caught.value.status == 403
+
+
+def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
+    """Also that a client within a pod finds its cluster by the pod's own files."""
+    namespace, core = place.namespace, client.CoreV1Api(master)
+    job = OfficialJob(master, JOB, namespace)
+    assert job.read_job()["metadata"]["name"] == MASTER
+    assert job.patch_state({"data": {"x": "1"}})["data"] == {"x": "1"}
+    pod = objects.pod_of(parts, parts.worker, Role.WORKER)
+    made = OfficialPods(master, JOB, namespace).create(
+        {**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}}
+    )
+    assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
+    OfficialPods(master, JOB, namespace).delete_all(0)
+    with pytest.raises(ApiFailure, match="cannot list resource"):
+        OfficialSource(core.list_namespaced_pod, "default").list()
+    assert refused(core.list_namespaced_secret, namespace)
+    assert refused(core.read_namespaced_secret, "digits-owner-tls", namespace)
+    assert refused(core.list_namespaced_config_map, namespace)
+    assert refused(core.read_namespaced_config_map, "digits-spec", namespace)
+    assert refused(core.connect_get_namespaced_pod_exec, "digits-worker-0", namespace, command=["true"])
+    assert refused(core.patch_namespaced_pod, "digits-worker-0", namespace, {})
+    batch, rbac = client.BatchV1Api(master), client.RbacAuthorizationV1Api(master)
+    assert refused(batch.delete_namespaced_job, MASTER, namespace)
+    assert refused(batch.list_namespaced_job, namespace)
+    assert refused(batch.create_namespaced_job, namespace, {"metadata": {"name": "x"}})
+    assert refused(rbac.patch_namespaced_role, MASTER, namespace, {"rules": []})
+
+
+def test_a_command_within_a_pod_uses_the_pods_own_account(in_the_masters_pod, place):
+    here = connect(Place())
+    assert (here.namespace, urlsplit(here.server).port) == (place.namespace, urlsplit(place.server).port)
+    assert here.read("Job", MASTER)["metadata"]["name"] == MASTER
+    with pytest.raises(UserError, match=f"you may not list secrets in namespace {place.namespace}: .*cannot list"):
+        here.list("Secret")
+
+
+def test_only_the_masters_pod_has_a_token(cluster, place, parts):
+    """As the API server itself completes them."""
+    core = client.CoreV1Api(cluster.client())
+    for pod, role in ((parts.master, Role.MASTER), (parts.worker, Role.WORKER)):
+        made = core.create_namespaced_pod(place.namespace, objects.pod_of(parts, pod, role), dry_run="All")
+        mounts = [each.mount_path for container in made.spec.containers for each in container.volume_mounts]
+        assert any("serviceaccount" in path for path in mounts) == (role is Role.MASTER)
