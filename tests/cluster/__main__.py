@@ -10,6 +10,8 @@ import threading
 from tests.cluster.build import BuildError, Unavailable
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneError
+from tests.cluster.full.cluster import FullCluster
+from tests.cluster.full.machine import find_full_programs
 from tests.cluster.programs import find_programs
 
 _CHECK_EACH_S = 2.0
@@ -19,13 +21,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A Kubernetes cluster to play with.")
     parser.add_argument("--nodes", type=int, default=2, help="how many nodes (default: 2)")
     parser.add_argument("--gpus", type=int, default=3, help="GPUs that each node says it has (default: 3)")
+    parser.add_argument(
+        "--full", action="store_true", help="real kubelets and containers instead of processes; needs root"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        programs = find_programs(lambda line: print(line, file=sys.stderr, flush=True))
-        with Cluster(programs, {f"n{number}": options.gpus for number in range(options.nodes)}) as cluster:
+        with _cluster(options) as cluster:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
-            print(f"logs: {cluster.logs}; Ctrl-C ends the cluster and removes it", file=sys.stderr, flush=True)
+            _say(f"image of the nodes: {cluster.image}; logs: {cluster.logs}; Ctrl-C ends the cluster and removes it")
             never = threading.Event()
             while not never.wait(_CHECK_EACH_S):
                 cluster.check()
@@ -34,6 +38,17 @@ def main() -> int:
     except (Unavailable, BuildError, ControlPlaneError) as error:
         print(f"cluster: {error}", file=sys.stderr)
     return 1
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    nodes = {f"n{number}": options.gpus for number in range(options.nodes)}
+    if options.full:
+        return FullCluster(find_full_programs(_say), nodes)
+    return Cluster(find_programs(_say), nodes)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -84,14 +85,14 @@ def own_cluster(cluster: Cluster | OutsideCluster) -> Cluster:
     return cluster
 
 
-@pytest.fixture
-def namespace(cluster: Cluster | OutsideCluster) -> Iterator[str]:
-    """A new namespace in which pods can be created; all of it goes with the test."""
-    core = client.CoreV1Api(cluster.client())
+@contextlib.contextmanager
+def new_namespace(api: client.ApiClient) -> Iterator[str]:
+    """A namespace in which pods can be created; all of it goes at the end."""
+    core = client.CoreV1Api(api)
     name = f"test-{secrets.token_hex(4)}"
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
     # Before 1.24 pods are refused until their account has a token; since then it never gets one.
-    has_tokens = int(client.VersionApi(core.api_client).get_code().minor.rstrip("+")) < 24
+    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
     try:
         until(
             lambda found: "default" in found and (found["default"].secrets or not has_tokens),
@@ -103,6 +104,13 @@ def namespace(cluster: Cluster | OutsideCluster) -> Iterator[str]:
     finally:
         core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
         core.delete_namespace(name)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster | OutsideCluster) -> Iterator[str]:
+    """A new namespace in which pods can be created; all of it goes with the test."""
+    with new_namespace(cluster.client()) as name:
+        yield name
 
 
 @pytest.fixture

@@ -81,6 +81,8 @@ class Node:
             f"--node-ip={settings.address}",
             f"--cert-dir={settings.own / 'pki'}",
             f"--root-dir={settings.own / 'kubelet'}",
+            # It tidies up every second instead of every minute, see `tests.cluster.build`; a log may be asked for later.
+            "--maximum-dead-containers-per-container=2",
         )
         # Meanwhile the kubelet looks for Docker, five times, a second between two.
         for archive in sorted(Path(settings.images).glob("*.tar")):

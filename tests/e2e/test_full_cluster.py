@@ -1,0 +1,186 @@
+"""Jobs in real containers on two real kubelets, with the command line alone: their end, and what comes between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from kubernetes import client
+from kubernetes.stream import stream
+
+from tests.cluster.fixtures import new_namespace
+from tests.cluster.full.images import REPOSITORY_INSIDE
+from tests.cluster.kit import Pods, is_running, shell
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+HIGH = "full-cluster-high"
+DEADLINE = 120
+TRAIN = ["train", "--model_zoo", f"{REPOSITORY_INSIDE}/model_zoo", "--model_def", "digits.mlp_torch"]
+# Of three GPUs of each node, so that no two workers are on one.
+TRAIN += ["--worker_resource_request", "cpu=0.2,memory=256Mi,gpu=2", "--worker_resource_limit", "memory=1Gi,gpu=2"]
+TRAIN += ["--num_workers", "1-2", "--global_batch_size", "64", "--stop_grace", "5"]
+
+
+class Journal:
+    """What `elasticdl events --follow` tells, entry by entry."""
+
+    def __init__(self, lines):
+        self._entries = queue.Queue()
+        self._seen = []
+        self._reader = threading.Thread(target=self._read, args=(lines,))
+        self._reader.start()
+
+    def _read(self, lines):
+        for line in lines:
+            self._entries.put(json.loads(line))
+
+    def next(self, event, **fields):
+        """The first entry of this kind after those that were waited for before."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            try:
+                entry = self._entries.get(timeout=max(0, deadline - time.monotonic()))
+            except queue.Empty:
+                last = [(each["event"], each.get("reason")) for each in self._seen[-12:]]
+                raise AssertionError(f"no {event} with {fields} in {DEADLINE} s; last were {last}") from None
+            self._seen.append(entry)
+            if entry["event"] == event and all(entry.get(key) == value for key, value in fields.items()):
+                return entry
+
+    def world_of(self, size):
+        """The next world of so many members; the entry that tells of it."""
+        while True:
+            entry = self.next("world_formed")
+            if len(entry["members"]) == size:
+                return entry
+
+    def close(self):
+        self._reader.join(DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def pods(full_cluster):
+    with new_namespace(full_cluster.client()) as name:
+        yield Pods(client.CoreV1Api(full_cluster.client()), name, full_cluster.image)
+
+
+@pytest.fixture(scope="module")
+def command(full_cluster, pods, tmp_path_factory):
+    """The command line and environment of an `elasticdl` command in the tests' namespace."""
+    home = tmp_path_factory.mktemp("home")
+    env = {**os.environ, "KUBECONFIG": str(full_cluster.kubeconfig), "ELASTICDL_HOME": str(home)}
+    return lambda *argv: ([sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", pods.namespace], env)
+
+
+@pytest.fixture(scope="module")
+def elasticdl(command):
+    def run(*argv):
+        line, env = command(*argv)
+        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def journal(full_cluster, command, elasticdl, pods):
+    """That of a job which trains for ever, on a worker of each node."""
+    done = elasticdl(*TRAIN, "--image", full_cluster.image, "--job_name", "long", "--num_epochs", "1000000", "--detach")
+    assert done.returncode == 0, done.stderr
+    line, env = command("events", "long", "--json", "--follow")
+    try:
+        with master_running(pods), subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as follower:
+            journal = Journal(follower.stdout)
+            journal.world_of(2)
+            yield journal
+            follower.terminate()
+            journal.close()
+    finally:
+        elasticdl("delete", "long", "--now")
+
+
+@contextlib.contextmanager
+def master_running(pods):
+    pods.until(lambda seen: any(is_running(pod) for pod in of_job(seen, "long", "master")), "master running")
+    yield
+
+
+@pytest.fixture
+def high(full_cluster):
+    scheduling = client.SchedulingV1Api(full_cluster.client())
+    scheduling.create_priority_class({"metadata": {"name": HIGH}, "value": 100_000})
+    yield HIGH
+    scheduling.delete_priority_class(HIGH)
+
+
+def of_job(seen, job, role):
+    labels = {"elasticdl.org/job": job, "elasticdl.org/role": role}
+    return [pod for pod in seen.values() if labels.items() <= pod.metadata.labels.items()]
+
+
+def workers(pods, job):
+    """Those that run, by their node."""
+    return {pod.spec.node_name: pod for pod in of_job(now(pods), job, "worker") if is_running(pod)}
+
+
+def now(pods):
+    return {pod.metadata.name: pod for pod in pods.core.list_namespaced_pod(pods.namespace).items}
+
+
+def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, full_cluster, pods):
+    done = elasticdl(*TRAIN, "--image", full_cluster.image, "--job_name", "digits", "--num_epochs", "20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout, done.stderr)
+    print(elasticdl("events", "digits").stdout)
+    print(elasticdl("logs", "digits").stdout)
+    print(elasticdl("delete", "digits").stdout)
+    print(now(pods).keys())
+
+
+def test_a_preempted_worker_comes_back(journal, pods, high):
+    before = workers(pods, "long")
+    assert set(before) == {"n0", "n1"}
+    assert len({pod.status.pod_ip for pod in before.values()}) == 2
+    pods.create("important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high)
+    left = journal.next("worker_left")
+    assert left["cause"] == "preempted", left
+    assert len(journal.world_of(1)["members"]) == 1
+    pods.running("important")
+    pods.delete("important", grace_period_seconds=2)
+    journal.world_of(2)
+
+
+def test_a_worker_out_of_memory_is_told_and_replaced(journal, pods):
+    pod = next(iter(workers(pods, "long").values()))
+    fill = ["dd", "if=/dev/zero", "of=/dev/shm/fill", "bs=1M", "count=2000"]
+    opened = stream(
+        pods.core.connect_get_namespaced_pod_exec,
+        pod.metadata.name,
+        pods.namespace,
+        command=fill,
+        stdout=True,
+        stderr=True,
+        _preload_content=False,
+    )
+    left = journal.next("worker_left")
+    opened.close()
+    assert left["cause"] == "out_of_memory", left
+    journal.world_of(2)
+
+
+def test_a_lost_node_is_told_and_its_worker_replaced(journal, full_cluster, pods):
+    (master,) = of_job(now(pods), "long", "master")
+    lost = next(node for node in workers(pods, "long") if node != master.spec.node_name)
+    full_cluster.lose_node(lost)
+    left = journal.next("worker_left")
+    assert left["cause"] == "node_lost", left
+    journal.world_of(1)
+    full_cluster.add_node(lost, 3)
+    journal.world_of(2)
