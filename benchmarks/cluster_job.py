@@ -29,7 +29,7 @@ class ClusterJob:
         self.journal = Journal(processes.log_of("events"), self.raise_if_over)
 
     def submit(self, options: Mapping[str, str], program: Sequence[str]) -> None:
-        """And begin to follow its journal and its logs.
+        """And begin to follow its journal.
 
         Raises:
             Failed: it was refused.
@@ -38,6 +38,9 @@ class ClusterJob:
         flags = [part for name, value in given.items() for part in (f"--{name}", value)]
         self.command("run", "--detach", *flags, "--namespace", self._place.namespace, "--", *program)
         self._follow("events", "--json")
+
+    def follow_logs(self) -> None:
+        """So that `mark` has something to find."""
         self._follow("logs")
 
     def command(self, name: str, *arguments: str) -> str:
@@ -83,8 +86,7 @@ class ClusterJob:
 
     def raise_if_over(self) -> None:
         if any(process.poll() is not None for process in self._followers):
-            tails = "\n".join(self._processes.tail(name) for name in ("events", "logs"))
-            raise Failed(f"job {self._name} ended early\n{tails}")
+            raise Failed(f"job {self._name} ended early\n{self._processes.tail('events')}")
 
     def _follow(self, what: str, *flags: str) -> None:
         command = [*COMMAND, what, self._name, "--follow", *flags, "--namespace", self._place.namespace]

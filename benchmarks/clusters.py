@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     default = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     parser.add_argument("--kubeconfig", type=Path, default=default, help="its current context is used")
     parser.add_argument("--image", default=Cluster.image, help="with this repository in it, for --cluster kubeconfig")
+
+
+def end_cleanly() -> None:
+    """SIGTERM and SIGINT, which a shell has its background jobs ignore, end this process through its contexts."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda caught, _: sys.exit(128 + caught))
 
 
 @contextmanager

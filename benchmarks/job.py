@@ -48,7 +48,8 @@ class Journal:
             whole = text.rpartition(b"\n")[0]
             if whole:
                 self._offset += len(whole) + 1
-                self.entries += [json.loads(line) for line in whole.splitlines()]
+                # What a command prints that follows a journal has its warnings among the entries.
+                self.entries += [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
         return self.entries
 
     def mark(self) -> int:

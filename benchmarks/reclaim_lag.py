@@ -26,7 +26,7 @@ import yaml
 from kubernetes import client, config
 
 from benchmarks.cluster_job import ClusterJob
-from benchmarks.clusters import GPU, KUBECONFIG, Place, add_cluster, free_gpus, opened, priority_class
+from benchmarks.clusters import GPU, KUBECONFIG, Place, add_cluster, end_cleanly, free_gpus, opened, priority_class
 from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_table, summarise
 from benchmarks.models import LAYERS
 from benchmarks.pod_times import Fact, PodTimes, Times
@@ -163,6 +163,7 @@ def main() -> int:
     args = parse()
     results = Results("reclaim_lag", args.out)
     print(describe_machine(results.machine))
+    end_cleanly()
     samples: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     try:
         with opened(args, {NODE: args.workers}) as place:
@@ -225,6 +226,7 @@ def running(place: Place, urgent: str, args: argparse.Namespace) -> Iterator[Run
         }
         job = ClusterJob(JOB, place, processes)
         job.submit(options, ["python", "-m", "benchmarks.loops.marked_steps", "--model", args.model])
+        job.follow_logs()
         yield Run(job, times, Intruder(place, urgent, args.node), args.workers)
         job.delete()
 

@@ -28,27 +28,31 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 CHANNELS = 8  # the usual limit of 100 streams a connection does not hold for gRPC's own server
 LOST_ONE_IN = 10
 
+Metadata = tuple[tuple[str, str], ...]
 Note = Callable[[int, int], None]  # told the version and the size of a world received
 
 
 class Worker:
     """Asks for a world, beats in it, and leaves it when told, until it is ended."""
 
-    def __init__(self, worker_id: int, stub: pb_grpc.MasterStub, token: str, note: Note) -> None:
+    def __init__(self, worker_id: int, stub: pb_grpc.MasterStub, metadata: Metadata, note: Note) -> None:
         self._id = worker_id
         self._note = note
         self._stub = stub
-        self._token = token
+        self._metadata = metadata
         self._outbox: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
         self._world = 0
         self._progress = 0
         self._interval = 0.5
 
     async def run(self) -> None:
+        """Returns when the master has told it to leave, or the session is over."""
         beats = asyncio.create_task(self._beat())
-        call = self._stub.Session(self._messages(), metadata=((TOKEN_KEY, self._token),))
+        call = self._stub.Session(self._messages(), metadata=self._metadata)
         try:
             async for message in call:
+                if message.WhichOneof("body") in ("drain", "stop_work"):
+                    return
                 self._take(message)
         finally:
             beats.cancel()
@@ -96,7 +100,7 @@ class Host:
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(master["address"], options=options) for _ in range(CHANNELS)]
         self._stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])
-        self._token = master["token"]
+        self._metadata = ((TOKEN_KEY, master["token"]),)
         self._writer = writer
         self._note = note
         self._workers: dict[int, asyncio.Task[None]] = {}
@@ -104,7 +108,7 @@ class Host:
     def start(self, worker_id: int) -> None:
         if not self._workers:
             self._note(0, 0)
-        worker = Worker(worker_id, next(self._stubs), self._token, self._note)
+        worker = Worker(worker_id, next(self._stubs), self._metadata, self._note)
         self._workers[worker_id] = asyncio.create_task(worker.run())
 
     def end(self, worker_id: int) -> None:

@@ -1,0 +1,71 @@
+"""The master of a job on a cluster, as it is, with a line for each request that it makes of the API server.
+
+    python -m benchmarks.counted_master --job_folder DIR
+
+The lines go to `REQUESTS`, where the benchmark has put a folder of the host into its pod. Each is JSON: when the request was begun (seconds since the epoch), its verb and resource as Kubernetes names
+them, how long the answer took (of a watch: to begin) and its status, 0 if there was none. The first line has the process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kubernetes.client import rest
+
+from elasticdl.master.cluster import main
+
+MOUNT = "/benchmark"
+REQUESTS = "requests.jsonl"
+FOLDER = "ELASTICDL_BENCHMARK_FOLDER"  # the variable with that folder, as its process finds it
+_PATH = re.compile(r"^/apis?/.*?/namespaces/[^/]+/(?P<resource>[a-z]+)(?P<one>/[^/]+)?")
+_VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update"}
+
+
+def verb_and_resource(method: str, url: str) -> tuple[str, str]:
+    """What a request is called in a Role."""
+    parts = urlsplit(url)
+    found = _PATH.match(parts.path)
+    if found is None:
+        return method.lower(), parts.path
+    one, resource = bool(found["one"]), found["resource"]
+    if method == "GET":
+        return ("watch" if "watch=" in parts.query else "get" if one else "list"), resource
+    if method == "DELETE":
+        return ("delete" if one else "deletecollection"), resource
+    return _VERBS.get(method, method.lower()), resource
+
+
+def count_requests(path: Path) -> None:
+    """From now on each request of the official client is a line of this file."""
+    lock, request = threading.Lock(), rest.RESTClientObject.request
+
+    def counted(self: Any, method: str, url: str, *arguments: Any, **options: Any) -> Any:
+        began, status = time.time(), 0
+        try:
+            answer = request(self, method, url, *arguments, **options)
+            status = int(answer.status)
+            return answer
+        except rest.ApiException as error:
+            status = int(error.status or 0)
+            raise
+        finally:
+            verb, resource = verb_and_resource(method, url)
+            line = {"time": began, "verb": verb, "resource": resource, "seconds": time.time() - began, "status": status}
+            with lock, path.open("a") as lines:
+                lines.write(json.dumps(line) + "\n")
+
+    path.write_text(json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
+    rest.RESTClientObject.request = counted
+
+
+if __name__ == "__main__":
+    count_requests(Path(os.environ[FOLDER]) / REQUESTS)
+    sys.exit(main())
