@@ -52,10 +52,10 @@ class Ledger:
     @property
     def image_trouble(self) -> str:
         """Why no worker has ever run, if it is because of the image; else empty."""
-        reasons = [
-            entry.waits.reason for entry in self._entries.values() if entry.waits and entry.waits.wait is Wait.IMAGE
-        ]
-        return reasons[0] if reasons and not self.ever_placed else ""
+        if self.ever_placed:  # asked after every change of a pod, of which there may be thousands
+            return ""
+        waits = (entry.waits for entry in self._entries.values() if entry.waits)
+        return next((wait.reason for wait in waits if wait.wait is Wait.IMAGE), "")
 
     def known(self, worker_id: int) -> bool:
         return worker_id in self._entries or worker_id in self._ended
