@@ -1,0 +1,207 @@
+"""Serving and training share eight GPUs: training has those that serving does not need, and gives them up when it does.
+
+    python -m benchmarks.experiment2 [--scale 1] [--seed 0] [--out DIR]
+    python -m benchmarks.experiment2 --cluster kubeconfig --image IMAGE --volume ... --training_data ...
+
+An inference service, a Deployment of high priority with one GPU a replica, is scaled by its request rate, which rises and falls
+as in the published experiment. A training job of low priority has up to six workers. --help lists all options;
+docs/benchmarks.md has the results. The image has TensorFlow, too, and with --cluster kubeconfig this has to run where
+pods' addresses can be reached, such as in a pod: the load goes to the replicas directly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+
+from benchmarks.experiments.artefacts import Artefacts
+from benchmarks.experiments.lab import Lab, open_lab
+from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, read, run
+from benchmarks.experiments.series import GpuSeries
+from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule
+from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
+from benchmarks.experiments.serving.demand import parse_curve
+from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
+from benchmarks.experiments.serving.follow import Followed
+from benchmarks.experiments.serving.load import Load, LoadPlan
+from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, measured
+from benchmarks.experiments.serving.picture import Picture
+from benchmarks.experiments.serving.pod_history import PodHistory, since, write_history
+from benchmarks.experiments.serving.records import Records
+from benchmarks.experiments.serving.report import table, verdicts
+from benchmarks.experiments.serving.server import PORT
+from benchmarks.experiments.serving.service import Service
+from benchmarks.experiments.training import Training
+from benchmarks.harness import describe_machine, machine_facts, show_table
+from benchmarks.processes import Failed, Processes
+from elasticdl.common.errors import UserError
+
+SCALE = 1.0
+SECONDS_PER_SAMPLE = 0.15
+REQUEST_SECONDS = 0.1
+GPUS, WORKERS = 8, 6
+JOB = "training"
+SIMULATED_BATCH, REAL_BATCH = 12, 768
+STEPS_PER_EPOCH = 100  # of the stand-in for CIFAR-10
+ENDLESS = 1_000_000  # it is stopped
+START_SECONDS = 300.0
+LOOK_SECONDS = 1.0
+# Of the load and of who looks at it, where the time is not compressed.
+RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
+SHORTEST_EVERY = 1.0
+REAL = (
+    "API server, scheduler, preemption, Deployment, pods, HTTP, master, rendezvous, Horovod's reductions, the arithmetic of "
+    "both models, starting a replica and a worker"
+)
+SIMULATED = (
+    "a sample takes a worker {pace:g} s and a request a replica {request:g} s, whatever their core needs: after the arithmetic "
+    "they sleep; nvidia.com/gpu is what a node says it has; a container is a process. The load rises and falls {scale:g} "
+    "times faster than published; starting and leaving is not faster"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    options: Options
+    gpus: int
+    plan: LoadPlan
+    rule: Rule
+    training: Training
+    request_seconds: float  # of a simulated GPU; 0: real ones
+
+    @property
+    def replicas(self) -> int:
+        """At the beginning."""
+        return self.plan.curve.replicas[0]
+
+    @property
+    def workers(self) -> int:
+        return self.gpus - self.replicas
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser("experiment2", __doc__, SCALE, SECONDS_PER_SAMPLE)
+    parser.add_argument("--gpus", type=int, default=GPUS, help=f"that serving and training share ({GPUS})")
+    parser.add_argument("--curve", default=PUBLISHED_CURVE,
+        help=f"SECONDS:REPLICAS,...,SECONDS: how many replicas the load needs from when on ({PUBLISHED_CURVE})")  # fmt: skip
+    parser.add_argument("--requests_per_replica", type=float, default=4.0, help="a second; what it is scaled by (4)")
+    parser.add_argument("--request_seconds", type=float, default=REQUEST_SECONDS,
+        help=f"of a request on a simulated GPU ({REQUEST_SECONDS:g})")  # fmt: skip
+    options, args = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options, args)))
+
+
+def make_setting(options: Options, args: argparse.Namespace) -> Setting:
+    """Raises:
+    UserError: the curve is none, or leaves no GPU to training.
+    """
+    try:
+        curve = parse_curve(args.curve, options.scale, RAMP)
+    except ValueError as error:
+        raise UserError(f"--curve {error}") from None
+    if max(curve.replicas) >= args.gpus:
+        raise UserError(
+            f"--curve {args.curve}: {max(curve.replicas)} replicas of {args.gpus} --gpus leave none to train on"
+        )
+    if not args.requests_per_replica > 0:
+        raise UserError(f"--requests_per_replica {args.requests_per_replica:g}: must be above 0")
+    every = max(EVERY / options.scale, SHORTEST_EVERY)
+    plan = LoadPlan(curve, every, every * WINDOW / EVERY, options.seed)
+    # The last GPU is training's, so that its state is always in somebody's memory.
+    rule = Rule(args.requests_per_replica, 1, args.gpus - 1, PATIENCE)
+    workers = args.gpus - curve.replicas[0]
+    batch = SIMULATED_BATCH if options.simulated else REAL_BATCH
+    training = Training(f"1-{workers}", ENDLESS, ENDLESS, batch, -(-batch // workers))
+    seconds = args.request_seconds if options.simulated else 0.0
+    return Setting(replace(options, queue=NO_QUEUE), args.gpus, plan, rule, training, seconds)
+
+
+def experiment(setting: Setting) -> None:
+    options, artefacts = setting.options, Artefacts(setting.options.out)
+    artefacts.discard("*.csv", "*.jsonl", "*.log", "summary.json", "gpus.*")
+    machine = machine_facts()
+    print(describe_machine(machine))
+    print(f"real: {REAL}")
+    print(f"simulated: {simulated(setting)}", flush=True)
+    with open_lab(options, setting.gpus) as lab:
+        seen = observe(setting, lab, artefacts)
+    numbers = measured(seen)
+    path = artefacts.summary(
+        {
+            **numbers,
+            "targets": TARGETS,
+            "published": PUBLISHED,
+            "setting": {name: value for name, value in asdict(setting).items() if name != "options"},
+            "scale": options.scale,
+            "seed": options.seed,
+            "real": REAL,
+            "simulated": simulated(setting),
+            "machine": machine,
+        }
+    )
+    artefacts.figure("gpus", Picture(seen.changes, seen.requests, seen.end, seen.gpus, APP, JOB).save)
+    show_table(f"Serving and training on {setting.gpus} GPUs", ("", "ours", "published"), table(numbers, setting.gpus))
+    show_table("Targets", ("", "ours", "target", "met"), verdicts(numbers))
+    print(f"results: {path.parent}")
+
+
+def simulated(setting: Setting) -> str:
+    if not setting.options.simulated:
+        return "nothing"
+    pace, scale = setting.options.seconds_per_sample, setting.options.scale
+    return SIMULATED.format(pace=pace, request=setting.request_seconds, scale=scale)
+
+
+def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
+    """Both from their start, and what happens while the load lasts."""
+    history = PodHistory(time.time)
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes(artefacts.folder))
+        records = stack.enter_context(Records(artefacts.folder))
+        stack.enter_context(history.watching(lab.core.api_client, lab.namespace))
+        service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
+        deployment = stack.enter_context(deployed(Deployment(lab, setting.request_seconds), setting.replicas))
+        try:
+            followed = begin(setting, lab, processes)
+            service.wait_for(setting.replicas, START_SECONDS, followed.alive)
+            followed.wait_for_world(setting.workers, START_SECONDS)
+            print("all replicas serve, all workers train: the load begins", flush=True)
+            with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")) as series:
+                records.clock = series.now
+                autoscaler = Autoscaler(setting.rule, setting.replicas)
+                service.play(Load(setting.plan, autoscaler, deployment.scale, series.now), followed.alive, LOOK_SECONDS)
+            followed.stop()
+        except Failed:
+            save_logs(lab, artefacts.path("serving.log"))
+            raise
+        finally:
+            write_history(artefacts.path("pods.csv"), history.all())
+        artefacts.journal("events", followed.entries())
+    return Seen(
+        end=setting.plan.curve.end,
+        gpus=setting.gpus,
+        changes=series.changes,
+        rotations=records.rotations,
+        requests=records.requests,
+        pods=since(series.epoch, history.all()),
+        journal=[{**entry, "time": entry["time"] - series.epoch} for entry in followed.entries()],
+        steps=[replace(step, time=step.time - series.epoch) for step in followed.steps()],
+        serving=APP,
+        training=JOB,
+    )
+
+
+def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
+    """The training job; returns when it is submitted."""
+    data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
+    lab.submit(JOB, setting.training.flags(setting.options, data))
+    followed = Followed(lab, JOB, processes)
+    followed.start()
+    return followed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The Deployment of the inference service: made, scaled, and removed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client
+
+from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.options import ClusterKind
+from benchmarks.experiments.serving.server import FINISH_SECONDS, HEALTH, LINGER_SECONDS, PORT
+from benchmarks.processes import Failed
+from elasticdl.common.quantities import GPU
+
+APP = "serving"
+PRIORITY = 1000  # a training job has 0
+LOG_LINES = 40
+GRACE_SECONDS = int(LINGER_SECONDS + FINISH_SECONDS) + 5
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    lab: Lab
+    seconds: float  # of a request on a simulated GPU; 0: the GPUs are real
+
+    def scale(self, replicas: int) -> None:
+        """Raises:
+        Failed: the cluster refused, or does not answer.
+        """
+        api = client.AppsV1Api(self.lab.core.api_client)
+        self._call(api.patch_namespaced_deployment_scale, APP, self.lab.namespace, {"spec": {"replicas": replicas}})
+
+    def make(self, replicas: int) -> None:
+        """Raises:
+        Failed: the cluster refused, or does not answer.
+        """
+        priority_class = self.lab.make_priority_class(APP, PRIORITY)
+        api = client.AppsV1Api(self.lab.core.api_client)
+        self._call(api.create_namespaced_deployment, self.lab.namespace, self._manifest(replicas, priority_class))
+
+    def remove(self) -> None:
+        """Its pods go with it.
+
+        Raises:
+            Failed: the cluster refused, or does not answer.
+        """
+        api = client.AppsV1Api(self.lab.core.api_client)
+        self._call(api.delete_namespaced_deployment, APP, self.lab.namespace, propagation_policy="Foreground")
+
+    def _call(self, method: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            method(*arguments, **options, _request_timeout=30.0)
+        except client.ApiException as error:
+            raise Failed(f"Deployment {APP}: {error.status} {error.reason}") from error
+        except OSError as error:
+            raise Failed(f"Deployment {APP}: the cluster does not answer: {error}") from error
+
+    def _manifest(self, replicas: int, priority_class: str) -> dict[str, Any]:
+        shared = self.lab.folder if self.lab.options.cluster is ClusterKind.TIER1 else None  # its pods see it, too
+        labels = {"app": APP}
+        model = f"{shared or '/serving'}/model"
+        options = {"model": model, "seed": str(self.lab.options.seed), "seconds": f"{self.seconds:g}"}
+        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+        threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS") if self.seconds else ()
+        env = {"PYTHONPATH": self.lab.options.repository, "TF_CPP_MIN_LOG_LEVEL": "2", **dict.fromkeys(threads, "1")}
+        container = {
+            "name": "server",
+            "image": self.lab.image,
+            "command": ["python", "-m", "benchmarks.experiments.serving.server", *flags],
+            "env": [
+                {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                *({"name": name, "value": value} for name, value in env.items()),
+            ],
+            "ports": [{"containerPort": PORT}],
+            "readinessProbe": {"httpGet": {"path": HEALTH, "port": PORT}, "periodSeconds": 1},
+            "resources": {"limits": {GPU: "1"}},
+            "volumeMounts": [] if shared else [{"name": "model", "mountPath": "/serving"}],
+        }
+        spec = {
+            "priorityClassName": priority_class,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "containers": [container],
+            "volumes": [] if shared else [{"name": "model", "emptyDir": {}}],
+        }
+        return {
+            "metadata": {"name": APP},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        }
+
+
+@contextmanager
+def deployed(deployment: Deployment, replicas: int) -> Iterator[Deployment]:
+    """For as long as the context lasts."""
+    deployment.make(replicas)
+    try:
+        yield deployment
+    finally:
+        try:
+            deployment.remove()
+        except Failed as error:
+            print(f"warning: could not be removed: {error}", file=sys.stderr)
+
+
+def save_logs(lab: Lab, path: Path) -> None:
+    """The last lines of each replica that is still there."""
+    said: list[str] = []
+    try:
+        pods: Any = lab.core.list_namespaced_pod(lab.namespace, label_selector=f"app={APP}")
+        for name in [pod.metadata.name for pod in pods.items]:
+            said += [f"-- {name}", lab.core.read_namespaced_pod_log(name, lab.namespace, tail_lines=LOG_LINES)]
+    except (client.ApiException, OSError) as error:  # something has failed already: that is what is to be told
+        said.append(str(error))
+    path.write_text("\n".join(said) + "\n")
