@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tests.cluster.kit import container
+from elasticdl.cli.kubernetes.port_forward import forwarded
+from elasticdl.common.manifests.names import Role, labels
+from tests.cluster.kit import container, is_ended, shell
 from tests.contract.test_cluster import (  # noqa: F401
     test_a_container_that_keeps_failing_is_held_back,
     test_a_failed_container_is_started_again_with_its_volume,
@@ -19,6 +23,8 @@ from tests.contract.test_cluster import (  # noqa: F401
     test_volumes_are_found_where_command_and_environment_say,
 )
 
+from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
+
 pytest_plugins = ["tests.cluster.fixtures"]
 
 
@@ -26,3 +32,15 @@ pytest_plugins = ["tests.cluster.fixtures"]
 def cluster(full_cluster):
     """What the shared tests run on here."""
     return full_cluster
+
+
+def test_a_port_forward_to_a_port_that_nobody_listens_on_just_ends(place, pods, monkeypatch):  # noqa: F811
+    failures = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    pods.create("deaf", shell("exec sleep 1000"))
+    pods.core.patch_namespaced_pod("deaf", pods.namespace, {"metadata": {"labels": labels("j", Role.MASTER)}})
+    pods.running("deaf")
+    with forwarded(place, "j") as address:
+        assert say(address, b"hello") == b""
+    assert is_left() == []
+    assert failures == []

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,3 +148,17 @@ def _quieten(websocket: Any) -> None:
             raise WebSocketConnectionClosedException(str(error)) from error
 
     websocket.recv_data_frame = recv_data_frame
+    if isinstance(websocket.sock, ssl.SSLSocket):  # a plain one, of a server without TLS, can't be given another method
+        websocket.sock.send = _lenient(websocket.sock.send)
+
+
+def _lenient(send: Callable[[bytes], int]) -> Callable[[bytes], int]:
+    """What can't be sent any more is lost; that the connection has ended is then told by reading from it."""
+
+    def attempt(data: bytes) -> int:
+        try:
+            return send(data)
+        except OSError:
+            return len(data)
+
+    return attempt
