@@ -19,7 +19,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from elasticdl.master.launchers.kubernetes.judge import Ended, Running, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
 from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
 from elasticdl.master.launchers.kubernetes.room import Room
-from elasticdl.master.launchers.kubernetes.watch import Watch
+from elasticdl.master.launchers.kubernetes.sight import Sight, View
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8
@@ -75,14 +75,16 @@ class KubernetesLauncher:
         self._pods = pods
         self._report = report
         self._patience = patience
-        self._rng = rng
+        self._backoff = functools.partial(Backoff, rng, patience.first_retry, patience.longest_retry)
         self._ledger = Ledger()
         self._room = Room(REQUESTS_AT_ONCE)
+        soon = functools.partial(_soon, asyncio.get_running_loop())
+        pods_seen, events_seen = _PodReceiver(soon, self), _EventReceiver(soon, self)
+        self._sight = Sight(
+            View(cluster.pod_source, pods_seen), View(cluster.event_source, events_seen), self._room, self._backoff
+        )
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
-        self._watches: list[Watch] = []
-        self._opening: asyncio.Task[Listing] | None = None
         self._image_timer: asyncio.TimerHandle | None = None
-        self._closed = False
 
     # ---- the port ----
 
@@ -92,12 +94,12 @@ class KubernetesLauncher:
         Raises:
             UnreachableError: the cluster can't be asked.
         """
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._first_list())
-        listing = await asyncio.shield(self._opening)
+        listing = await self._sight.first(self._patience.start)
         ours = [pod for pod in listing.items if self._pods.owns(pod)]
-        if not self._watches:
-            self._prepare(ours)
+        if self._sight.begins():
+            for pod in ours:
+                if not self._ledger.known(worker_id_of(pod)):
+                    self._ledger.adopt(pod)
             # Only what was found is to be told before what becomes of it.
             asyncio.get_running_loop().call_soon(self._begin, listing)
         return tuple(_found(pod) for pod in ours)
@@ -116,9 +118,8 @@ class KubernetesLauncher:
         self._end(worker_id, KILL_GRACE)
 
     async def close(self) -> None:
-        if self._closed:
+        if self._sight.closed:
             return
-        self._closed = True
         deadline = asyncio.get_running_loop().time() + self._patience.close
         for worker_id in self._ledger.workers:
             self._ledger.tell(worker_id)
@@ -135,48 +136,19 @@ class KubernetesLauncher:
 
     async def detach(self) -> None:
         """Let the workers be: another master takes them over. Nothing can be launched afterwards."""
-        self._closed = True
         await self._leave()
 
     # ---- beginning and end ----
 
-    def _prepare(self, pods: Sequence[Manifest]) -> None:
-        for pod in pods:
-            if not self._ledger.known(worker_id_of(pod)):
-                self._ledger.adopt(pod)
-        soon = functools.partial(_soon, asyncio.get_running_loop())
-        self._watches = [
-            Watch(self._cluster.pod_source, _PodReceiver(soon, self), self._backoff(), time.monotonic),
-            Watch(self._cluster.event_source, _EventReceiver(soon, self), self._backoff(), time.monotonic),
-        ]
-
     def _begin(self, listing: Listing) -> None:
-        if self._closed:
-            return
-        pods, events = self._watches
-        pods.start(listing)
-        events.start()
-        self.pods_listed(listing.items)
-
-    async def _first_list(self) -> Listing:
-        backoff, deadline = self._backoff(), time.monotonic() + self._patience.start
-        while True:
-            try:
-                return await self._room.call(self._cluster.pod_source.list)
-            except ApiFailure as failure:
-                delay = backoff.delay(failure.retry_after)
-                if time.monotonic() + delay > deadline:
-                    raise UnreachableError(f"can't list the workers' pods: {failure}") from failure
-            await asyncio.sleep(delay)
+        if not self._sight.closed:
+            self._sight.watch(listing)
+            self.pods_listed(listing.items)
 
     async def _leave(self) -> None:
         if self._image_timer:
             self._image_timer.cancel()
-        if self._opening:
-            self._opening.cancel()
-        for watch in self._watches:
-            watch.stop()
-        await asyncio.gather(*(asyncio.to_thread(watch.join) for watch in self._watches), self._room.close())
+        await asyncio.gather(self._sight.close(), self._room.close())
 
     async def _delete_all(self) -> None:
         """By force, if pods do not go in time."""
@@ -333,9 +305,6 @@ class KubernetesLauncher:
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
             self._report(LauncherFailed(f"no worker could be started within {self._patience.image:g} s: {trouble}"))
-
-    def _backoff(self) -> Backoff:
-        return Backoff(self._rng, self._patience.first_retry, self._patience.longest_retry)
 
 
 def _is_over(pod: Manifest) -> bool:
