@@ -33,6 +33,11 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
     }
 
 
+def test_a_master_whose_owner_can_not_make_events_may_not_either():
+    (rule,) = [rule for rule in objects.rules("j", announces=False) if rule["resources"] == ["events"]]
+    assert rule["verbs"] == ["list", "watch"]
+
+
 def test_only_the_masters_pod_can_speak_to_the_cluster():
     made = parts()
     assert made.master["spec"]["serviceAccountName"] == "digits-master"
@@ -142,6 +147,54 @@ def test_what_is_for_a_cluster_is_refused_without_an_image(flag, capsys):
     assert main(["train", "--model_def", "m", *flag]) == 2
     line = f"{flag[0]} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
     assert capsys.readouterr().err == f"elasticdl train: {line}\n"
+
+
+KUBECONFIG = """
+contexts: [{name: a, context: {cluster: c, user: u}}]
+current-context: a
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:9"}}]
+users: [{name: u, user: {}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"{{{", "the kubeconfig FILE can't be read: while parsing "),
+        (b"just text", "the kubeconfig FILE can't be read: "),
+        (b"[]", "the kubeconfig FILE can't be read: "),
+        (b"\xff\xfe", "the kubeconfig FILE can't be read: "),
+        (b"", "no cluster is configured: Invalid kube-config. FILE file is empty"),
+        (KUBECONFIG.replace("name: c", "name: d").encode(), "no cluster is configured: Invalid kube-config file. "),
+        (
+            KUBECONFIG.replace("context: a", "context: b").encode(),
+            "no cluster is configured: Invalid kube-config file. ",
+        ),
+        (
+            KUBECONFIG.replace("https://", "").encode(),
+            "the kubeconfig FILE names the server 127.0.0.1:9: it must begin ",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["train", "--image", "i", "--model_def", "m"], ["status", "x", "--namespace", "y"]]
+)
+def test_a_kubeconfig_that_is_none_is_one_line(tmp_path, monkeypatch, capsys, content, line, command):
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"elasticdl {command[0]}: {line.replace('FILE', str(file))}")
+    assert said.count("\n") == 1
+
+
+def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config").write_text("{{{")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    assert main(["status", "digits"]) == 2
+    assert f"there is no job digits (there are no jobs); the kubeconfig {tmp_path}/config" in capsys.readouterr().err
 
 
 def test_without_the_package_it_is_said_how_to_get_it():

@@ -102,6 +102,13 @@ def test_it_has_its_certificate_the_specification_scratch_space_and_the_users_vo
     ]
 
 
+def test_a_volume_takes_the_place_of_the_pods_own_scratch_space():
+    pod = worker(volume="host_path=/big,mount_path=/tmp")
+    (main,) = pod["spec"]["containers"]
+    assert [each["name"] for each in main["volumeMounts"] if each["mountPath"] == "/tmp"] == ["volume-0"]
+    assert "tmp" not in [each["name"] for each in pod["spec"]["volumes"]]
+
+
 def test_resources_policy_grace_and_labels():
     pod = worker(
         worker_resource_request="cpu=1500m,gpu=1",

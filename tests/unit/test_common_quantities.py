@@ -147,6 +147,17 @@ def test_queues():
             "claim_name=a: mount_path is missing: say where in the pods the files are to appear",
         ),
         (parse_volumes, "claim_name=a,mount_path=data", "mount_path=data: must be an absolute path without .."),
+        (parse_volumes, "claim_name=a,mount_path=/", "mount_path=/: is taken already; choose another"),
+        (
+            parse_volumes,
+            "claim_name=a,mount_path=/etc/elasticdl/tls",
+            "mount_path=/etc/elasticdl/tls: is taken already; choose another",
+        ),
+        (
+            parse_volumes,
+            "claim_name=a,mount_path=/var/run/secrets/kubernetes.io",
+            "mount_path=/var/run/secrets/kubernetes.io: is taken already; choose another",
+        ),
         (parse_volumes, "host_path=/a/../b,mount_path=/x", "host_path=/a/../b: must be an absolute path without .."),
         (
             parse_volumes,

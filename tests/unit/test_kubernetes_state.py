@@ -97,6 +97,38 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
     assert Memory.from_json(api.state.memory) == memory(8)
 
 
+def test_the_status_is_seen_between_two_masters(api, tmp_path):
+    async def run():
+        first = Bench(api, tmp_path)
+        await first.store.load()
+        await first.store.save(memory(1))
+        assert api.state.status == ""
+        told = iter(["running", ""])
+        first.store.show(lambda: next(told))
+        await first.store.save(memory(2))
+        await first.store.save(memory(3))
+
+    asyncio.run(run())
+    assert api.state.status == "running"
+
+
+def test_what_could_not_be_loaded_stays_when_the_job_ends_for_it(api, tmp_path):
+    api.object["data"] = {"memory.json": "nonsense"}
+    api.object["binaryData"] = {JOURNAL: "damaged"}
+
+    async def run():
+        bench = Bench(api, tmp_path)
+        with pytest.raises(UserError):
+            await bench.store.load()
+        await bench.store.finish("failed")
+
+    asyncio.run(run())
+    assert (api.object["data"], api.object["binaryData"]) == (
+        {"memory.json": "nonsense", "status.json": "failed"},
+        {JOURNAL: "damaged"},
+    )
+
+
 def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
     async def run():
         first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
