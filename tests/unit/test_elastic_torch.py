@@ -42,6 +42,53 @@ def test_running_statistics_are_the_same_on_all_ranks():
     assert members[0].model[1].running_mean.abs().sum() > 0
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_buffers_do_not_depend_on_the_number_of_workers(workers):
+    # 24 samples in micro-batches of 2: of one worker twelve in a row, of four workers three each
+    policy = BatchPolicy(24, None, 2)
+    (alone,), members = (train_together(size, policy, batch_norm=True) for size in (1, workers))
+    expected = alone.model[1].state_dict()
+    assert expected["num_batches_tracked"] == alone.state.step == 4
+    for member in members:
+        for name, value in member.model[1].state_dict().items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_are_the_mean_over_a_steps_micro_batches():
+    member = alone(BatchPolicy(16, None, 8), batch_norm=True)
+    norm, batch, means = member.model[1], next(iter(member.loader)), []
+    for inputs, labels in batch:
+        batch.backward(cross_entropy(member.model(inputs), labels))
+        means.append(member.model[0](inputs).mean(dim=0))
+    member.optimizer.step()
+    torch.testing.assert_close(norm.running_mean, norm.momentum * sum(means) / 2)
+    assert norm.num_batches_tracked == 1
+
+
+def test_a_constant_buffer_stays_the_same_to_the_bit():
+    mask, counter = torch.tensor([0.1, -torch.inf]), torch.tensor(3, dtype=torch.uint8)
+    reducer = GradientReducer([], [mask, counter], SumOfThreads(0, Board(1)))
+    reducer.begin()
+    for lead in (True, False, False):
+        reducer.rewind()
+        counter -= 1
+        reducer.add_loss(torch.tensor(1.0), 1)
+        reducer.add_moves(1 / 3, lead=lead)
+    reducer.reduce(leaving=False, share=1.0, scale=1.0)
+    assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
+    assert counter == 2
+
+
+def test_one_backward_pass_for_all_micro_batches():
+    member, other = alone(batch_norm=True), alone(batch_norm=True)
+    member.make_step(next(iter(member.loader)))
+    batch = next(iter(other.loader))
+    sum(batch.weigh(cross_entropy(other.model(inputs), labels)) for inputs, labels in batch).backward()
+    other.optimizer.step()
+    for mine, its in zip(member.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, its)
+
+
 def alone(policy=None, batch_norm=False):
     return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm)
 

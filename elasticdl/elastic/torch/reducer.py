@@ -3,6 +3,11 @@
 All gradients of one dtype and device live in one flat buffer, as views; the same buffer has room for the floating-point
 buffers of the model (running statistics of batch norm) and for the vote. One collective per step then carries
 everything: with one small tensor after the other, most of Horovod's time is negotiation.
+
+What a forward pass does to the buffers must not depend on how many micro-batches a worker happens to run one after the
+other. So each micro-batch begins with the buffers of before the step, and what it moves them by is summed like the
+gradients: statistics (floating point) by the mean over all micro-batches, weighed by samples; counters (integers) by what
+the step's very first micro-batch moves them.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ def _flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[tor
     return flat, views
 
 
+def _counts(buffer: torch.Tensor) -> bool:
+    return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.bool)
+
+
 class GradientReducer:
     """Owns the gradients of some parameters between two optimizer steps.
 
@@ -40,13 +49,17 @@ class GradientReducer:
     ) -> None:
         self._collective = collective
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
+        buffers = list(buffers)
+        self._statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._counters = [buffer for buffer in buffers if _counts(buffer)]
+        self._before = [buffer.clone() for buffer in self._moving]
+        self._counted = False  # whether a micro-batch of this step has been added to the sums
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._vote = torch.zeros(VOTE_SIZE, dtype=torch.float32, device=device)
-        sources: list[torch.Tensor] = [*self._parameters, *self._buffers, self._vote]
-        self._flats, views = self._layout(sources)
+        counts = [torch.zeros(counter.shape, dtype=torch.float32, device=counter.device) for counter in self._counters]
+        self._flats, views = self._layout([*self._parameters, *self._statistics, *counts, self._vote])
         count = len(self._parameters)
-        self._gradients, self._statistics = views[:count], views[count:-1]
+        self._gradients, self._moves = views[:count], views[count:-1]
         self._vote = views[-1]
 
     @staticmethod
@@ -63,10 +76,17 @@ class GradientReducer:
                 views[index] = part
         return flats, views
 
+    @property
+    def _moving(self) -> list[torch.Tensor]:
+        return [*self._statistics, *self._counters]
+
     def begin(self) -> None:
         """Set all gradients to zero, and make backward passes accumulate where they will be reduced."""
         for flat in self._flats:
             flat.zero_()
+        self._counted = False
+        for before, buffer in zip(self._before, self._moving, strict=True):
+            before.copy_(buffer)
         for parameter, view in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = view
 
@@ -75,27 +95,57 @@ class GradientReducer:
         self._vote[SAMPLES] += samples
         self._vote[LOSS] += loss.detach().to(self._vote.dtype) * samples
 
+    @torch.no_grad()
+    def add_moves(self, weight: float, *, lead: bool) -> None:
+        """Count what a micro-batch's forward pass has done to the buffers; its backward pass may be yet to come.
+
+        ``weight``: its part of the global batch. ``lead``: it is the very first of the step.
+        """
+        self._counted = True
+        weights = [weight] * len(self._statistics) + [float(lead)] * len(self._counters)
+        for buffer, before, move, part in zip(self._moving, self._before, self._moves, weights, strict=True):
+            # What stays as it is may be infinite, as in a mask.
+            move.add_(torch.where(buffer == before, 0, buffer - before), alpha=part)
+
+    def rewind(self) -> None:
+        """Have the next micro-batch begin with the buffers of before the step."""
+        for buffer, before in zip(self._moving, self._before, strict=True):
+            buffer.data.copy_(before)  # a backward pass that is yet to come has noted the buffer's version
+
     def reduce(self, *, leaving: bool, share: float, scale: float) -> Vote:
         """Sum the gradients over the world; afterwards ``parameter.grad`` holds the result.
 
-        ``share``: the part of the global batch that was this worker's, by which its running statistics count.
-        ``scale``: factor on the sum; 1 if the loss was weighed by sample counts already.
+        ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
+        micro-batch was added. ``scale``: factor on the sum; 1 if the loss was weighed by sample counts already.
 
         Raises:
             WorldBroken: gradients are undefined, parameters untouched.
         """
         self._gather()
-        for buffer, view in zip(self._buffers, self._statistics, strict=True):
-            torch.mul(buffer, share, out=view)
+        if not self._counted:
+            self._move_as_a_whole(share)
         self._vote[LEAVING] = float(leaving)
         self._collective.sum_(self._flats, "elasticdl.step")
-        for buffer, view in zip(self._buffers, self._statistics, strict=True):
-            buffer.copy_(view)
+        self._move_buffers()
         vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
                 view.mul_(scale)
         return vote
+
+    def _move_as_a_whole(self, share: float) -> None:
+        """For a loop whose batches are its own."""
+        for statistic, move in zip(self._statistics, self._moves, strict=False):
+            torch.mul(statistic, share, out=move)
+
+    @torch.no_grad()
+    def _move_buffers(self) -> None:
+        if not self._counted:
+            for statistic, move in zip(self._statistics, self._moves, strict=False):
+                statistic.copy_(move)
+            return
+        for buffer, before, move in zip(self._moving, self._before, self._moves, strict=True):
+            buffer.copy_(before + move.to(before.dtype))
 
     def _gather(self) -> None:
         """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""

@@ -37,10 +37,17 @@ class StepBatch(sampler.StepBatch):
         super().__init__(plan, (to_device(sample, host.device) for sample in samples), host)
         self._reducer = reducer
 
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            self._reducer.rewind()
+            yield sample
+
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
+        weight = self.micro_batch_size / self.plan.batch
         self._reducer.add_loss(loss, self.micro_batch_size)
-        return loss * (self.micro_batch_size / self.plan.batch)
+        self._reducer.add_moves(weight, lead=self._host.world.rank == self.micro_batch == 0)
+        return loss * weight
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradient of the present micro-batch from its mean loss."""
