@@ -3,17 +3,19 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
 import yaml
 
 from elasticdl.cli.kubernetes import objects
+from elasticdl.cli.kubernetes.job import ClusterJob
 from elasticdl.cli.kubernetes.plight import Plight, plight_of
 from elasticdl.cli.kubernetes.submit import make_parts
 from elasticdl.cli.main import main
 from elasticdl.common.credentials import Role
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -147,6 +149,70 @@ def test_what_is_for_a_cluster_is_refused_without_an_image(flag, capsys):
     assert main(["train", "--model_def", "m", *flag]) == 2
     line = f"{flag[0]} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
     assert capsys.readouterr().err == f"elasticdl train: {line}\n"
+
+
+class OneJob:
+    """A cluster as a job's commands see it: its Job is there, and what is given."""
+
+    namespace, server = "lab", "https://cluster"
+
+    def __init__(self, status="", master=None, rights=()):
+        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, "data": {"status.json": status}}}
+        self._master = master
+        self._rights = rights
+
+    def find(self, kind, name):
+        return self._objects[kind]
+
+    def list(self, kind, **selection):
+        return [self._master] if self._master else []
+
+    def may(self, verb, resource):
+        return (verb, resource) in self._rights
+
+
+RUNNING = {"metadata": {"name": "m", "creationTimestamp": "1"}, "status": {"phase": "Running"}}
+
+
+@contextmanager
+def deaf(*_):
+    raise UnreachableError("it did not answer")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("kept", "master", "phase", "reason"),
+    [
+        ("", None, "starting", "its master's pod is not there yet"),
+        ("", RUNNING, "starting", "its master has started, and does not answer yet"),
+        (
+            "running",
+            None,
+            "running",
+            "there is no master at the moment: its master's pod is not there yet; this was its",
+        ),
+        (
+            "running",
+            RUNNING,
+            "running",
+            "there is no master at the moment: its master has started, and does not answer",
+        ),
+        ("stopped", RUNNING, "stopped", "enough"),
+    ],
+)
+def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, master, phase, reason):
+    monkeypatch.setattr(ClusterJob, "endpoint", deaf)
+    status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
+    seen = ClusterJob(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
+    assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
+    assert seen.reason.startswith(reason)
+
+
+def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
+    monkeypatch.setattr(ClusterJob, "endpoint", deaf)
+    line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
+    with pytest.raises(UserError, match=line):
+        ClusterJob(OneJob(master=RUNNING), "digits").status()
 
 
 KUBECONFIG = """

@@ -80,8 +80,8 @@ class ClusterJob:
                     return client.status()
             except RefusedError:
                 raise
-            except UnreachableError as error:  # it is being started, or just gone
-                reason = str(error)
+            except UnreachableError:
+                reason = "its master has started, and does not answer yet"
         if kept is None:
             return self._described("starting", reason)
         kept.reason = f"there is no master at the moment: {reason}; this was its last word"
