@@ -23,7 +23,16 @@ from benchmarks.experiments.jobs import JobRun, job_run, write_steps
 from benchmarks.experiments.lab import Lab, job_is_over, open_lab, queue_flags
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, read, run
-from benchmarks.experiments.overlap import PUBLISHED, TARGETS, Plan, compared, measured, table, verdicts, work_of
+from benchmarks.experiments.overlap import (
+    PUBLISHED,
+    TARGETS,
+    Plan,
+    compared,
+    measured,
+    step_gpu_seconds,
+    table,
+    verdicts,
+)
 from benchmarks.experiments.series import GpuSeries
 from benchmarks.experiments.training import Training
 from benchmarks.experiments.zoo.step_log import logged_steps
@@ -32,11 +41,10 @@ from benchmarks.processes import Failed
 from elasticdl.common.errors import UserError
 
 SCALE = 2.5
-SECONDS_PER_SAMPLE = 0.06
-GPUS, WORKERS = 6, 4
-# Published: a job of four GPUs takes 450 s, and the second comes at 120 s.
-JOB_GPU_SECONDS, SECOND_AFTER = 4 * 450.0, 120.0
-SIMULATED_BATCH, REAL_BATCH = 48, 512
+SECONDS_PER_SAMPLE = 0.1
+# Published: on six GPUs a job of four takes 450 s, and the second comes at 120 s.
+GPUS, WORKERS, JOB_SECONDS, SECOND_AFTER = 6, 4, 450.0, 120.0
+SIMULATED_BATCH, REAL_BATCH = 36, 512
 STEPS_PER_EPOCH = 20  # of the stand-in for CIFAR-10
 MODES: Mapping[str, str] = {"gang": "gang scheduling", "elastic": "elastic scheduling"}
 JOBS = ("first", "second")
@@ -70,6 +78,8 @@ class Outcome:
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment1", __doc__, SCALE, SECONDS_PER_SAMPLE)
+    parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"the most that each job has ({WORKERS})")
     parser.add_argument("--steps", type=int, default=0, help="of each job; needed with real GPUs")
     parser.add_argument("--global_batch_size", type=int, default=0, help="samples a step over all workers")
     options, args = read(parser, argv)
@@ -80,14 +90,20 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     """Raises:
     UserError: with real GPUs nobody but the user knows how long a step takes.
     """
+    if not 0 < args.workers < args.gpus < 2 * args.workers:
+        raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
     batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
     steps = args.steps
     if not steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
-    step_gpu_seconds = batch * options.seconds_per_sample
-    steps = steps or max(round(JOB_GPU_SECONDS / options.scale / step_gpu_seconds), 1)
-    training = Training(str(WORKERS), steps, epochs=steps, global_batch=batch, micro_batch=-(-batch // 2))
-    return Setting(options, Plan(GPUS, WORKERS, SECOND_AFTER / options.scale, steps * step_gpu_seconds), training)
+    gpu_seconds = batch * options.seconds_per_sample
+    steps = steps or max(round(args.workers * JOB_SECONDS / options.scale / gpu_seconds), 1)
+    training = Training(str(args.workers), steps, epochs=steps, global_batch=batch, micro_batch=-(-batch // 2))
+    return Setting(
+        options,
+        Plan(args.gpus, args.workers, SECOND_AFTER / options.scale, steps * gpu_seconds, options.scale),
+        training,
+    )
 
 
 def experiment(setting: Setting) -> None:
@@ -97,7 +113,7 @@ def experiment(setting: Setting) -> None:
     print(describe_machine(machine))
     print(f"real: {REAL}")
     print(f"simulated: {simulated(options)}", flush=True)
-    with open_lab(options, GPUS) as lab:
+    with open_lab(options, setting.plan.gpus) as lab:
         data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
         outcomes = {mode: measure(mode, lab, setting, data) for mode in MODES}
     if not options.simulated:
@@ -120,9 +136,9 @@ def experiment(setting: Setting) -> None:
             "machine": machine,
         }
     )
-    artefacts.figure("gpus", chart(outcomes).save)
+    artefacts.figure("gpus", chart(outcomes, setting.plan.gpus).save)
     columns = ("", "gang", "elastic", "gang, published", "elastic, published")
-    show_table(f"Two jobs of {WORKERS} GPUs on {GPUS}; work is {options.scale:g} times shorter than published", columns,
+    show_table(f"Two jobs of {setting.plan.workers} GPUs on {setting.plan.gpus}; work is {options.scale:g} times shorter than published", columns,
         table(gang, elastic))  # fmt: skip
     show_table("Targets", ("", "ours", "target", "published", "met"), verdicts(comparison))
     print(f"results: {path.parent}")
@@ -139,9 +155,9 @@ def simulated(options: Options) -> str:
 def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
     """Run both jobs, and take down what happens."""
     artefacts, plan = Artefacts(setting.options.out), setting.plan
-    flags = replace(setting.training, workers=setting.training.workers if mode == "gang" else f"1-{WORKERS}").flags(
-        setting.options, data
-    )
+    flags = replace(
+        setting.training, workers=setting.training.workers if mode == "gang" else f"1-{plan.workers}"
+    ).flags(setting.options, data)
     flags += queue_flags(setting.options) if mode == "gang" else []
     patience = 300 + 4 * plan.bound() if setting.options.simulated else 24 * 3600.0
     submitted: dict[str, float] = {}
@@ -160,8 +176,6 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
         except Failed:
             keep_logs(mode, lab, artefacts)
             raise
-        for job in JOBS:
-            lab.delete(f"{mode}-{job}")
         changes = series.changes
     write_steps(artefacts.path(f"steps-{mode}.csv"), runs)
     return Outcome(changes, runs, measured(plan, changes, runs))
@@ -184,21 +198,22 @@ def keep_logs(mode: str, lab: Lab, artefacts: Artefacts) -> None:
 
 def with_work_of_gang(plan: Plan, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
     """The bound that goes with what a step took on real GPUs."""
-    real = replace(plan, job_gpu_seconds=work_of(outcomes["gang"].jobs[0]))
+    job = outcomes["gang"].jobs[0]
+    real = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
     return {
         mode: replace(outcome, numbers=measured(real, outcome.changes, outcome.jobs))
         for mode, outcome in outcomes.items()
     }
 
 
-def chart(outcomes: Mapping[str, Outcome]) -> Chart:
+def chart(outcomes: Mapping[str, Outcome], gpus: int) -> Chart:
     end = max(outcome.numbers["makespan"] for outcome in outcomes.values())
     panels = []
     for mode, outcome in outcomes.items():
         named = [replace(change, owner=change.owner.removeprefix(f"{mode}-")) for change in outcome.changes]
         marks = {"second job submitted": outcome.jobs[1].submitted, "all done": outcome.numbers["makespan"]}
         panels.append(Panel(MODES[mode], named, end, marks))
-    return Chart(panels, {"first": "first job", "second": "second job"}, GPUS)
+    return Chart(panels, {"first": "first job", "second": "second job"}, gpus)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class JobRun:
 
     name: str
     submitted: float  # when the command was typed
+    began: float  # when the first workers were together
     ended: float
     steps: tuple[LoggedStep, ...]
 
@@ -38,8 +39,9 @@ def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry],
         raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
     if not steps:
         raise Failed(f"job {name} has no steps in its logs")
+    began = next(entry["time"] for entry in journal if entry["event"] == "world_formed")
     own = sorted((LoggedStep(s.step, s.time - epoch, s.workers, s.loss) for s in steps), key=lambda step: step.time)
-    return JobRun(name, submitted, ends[-1]["time"] - epoch, tuple(own))
+    return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
 
 
 def write_steps(path: Path, jobs: Sequence[JobRun]) -> None:

@@ -33,6 +33,7 @@ from benchmarks.processes import ROOT, Failed, wait_until
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.journal import Entry
+from elasticdl.common.manifests.names import master_name
 from elasticdl.common.quantities import GPU
 from elasticdl.master.launchers.kubernetes.api import connect
 
@@ -53,14 +54,19 @@ class Lab:
     _jobs: list[str] = field(default_factory=list)
     _classes: list[str] = field(default_factory=list)
 
+    @property
+    def place_flags(self) -> list[str]:
+        """By which a command finds the namespace."""
+        context = self.options.kube_context
+        return ["--namespace", self.namespace, *(["--kube_context", context] if context else [])]
+
     def elasticdl(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
         """Run a command as a user does; what it prints.
 
         Raises:
             Failed: it ended with another code than 0, or not in time; the last line that it said.
         """
-        context = ["--kube_context", self.options.kube_context] if self.options.kube_context else []
-        command = [sys.executable, "-m", "elasticdl.cli", *arguments, "--namespace", self.namespace, *context]
+        command = [sys.executable, "-m", "elasticdl.cli", *arguments, *self.place_flags]
         shown = f"elasticdl {' '.join(arguments[:2])}"
         try:
             done = subprocess.run(
@@ -108,9 +114,11 @@ class Lab:
 
     def close(self) -> None:
         """Remove what was made in a cluster that stays; says what could not be removed."""
-        for job in [*self._jobs]:
+        for job in self._jobs:
             with _said(f"job {job}"):
-                self.delete(job)
+                client.BatchV1Api(self.core.api_client).delete_namespaced_job(
+                    master_name(job), self.namespace, propagation_policy="Background"
+                )
         for name in self._classes:
             with _said(f"PriorityClass {name}"):
                 client.SchedulingV1Api(self.core.api_client).delete_priority_class(name)
@@ -283,4 +291,5 @@ def _said(what: str) -> Iterator[None]:
     try:
         yield
     except (Failed, client.ApiException, OSError) as error:
-        print(f"warning: {what} could not be removed: {error}", file=sys.stderr)
+        if not (isinstance(error, client.ApiException) and error.status == 404):
+            print(f"warning: {what} could not be removed: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""Numbers of the experiments, from series that can be checked by hand and from ones that hypothesis makes up."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.experiments.jobs import JobRun, job_run
+from benchmarks.experiments.measures import (
+    Change,
+    Span,
+    Work,
+    first_use,
+    gpu_seconds,
+    idle_gaps,
+    mean_gpus,
+    spans,
+    work_conserving,
+)
+from benchmarks.experiments.overlap import PUBLISHED, TARGETS, Plan, compared, measured, table, verdicts
+from benchmarks.experiments.zoo.step_log import LoggedStep
+from benchmarks.processes import Failed
+
+TWO_JOBS = [Change(1, "a", 4), Change(10, "a", 0), Change(12, "b", 2), Change(14, "b", 4), Change(20, "b", 0)]
+PUBLISHED_PLAN = Plan(gpus=6, workers=4, second_after=120, job_gpu_seconds=1800, scale=1)
+SOMEBODY = Change(0, "somebody else", 2)
+
+times = st.floats(0, 100)
+changes = st.lists(st.builds(Change, times, st.sampled_from("abc"), st.integers(0, 8)), max_size=12)
+works = st.lists(st.builds(Work, times, st.floats(0.1, 500), st.integers(1, 8)), min_size=1, max_size=5)
+
+
+def test_a_series_by_hand():
+    assert gpu_seconds(TWO_JOBS, 20) == 9 * 4 + 2 * 2 + 6 * 4
+    assert gpu_seconds(TWO_JOBS, 13, "b") == 2
+    assert mean_gpus(TWO_JOBS, 20) == pytest.approx(64 / 20)
+    assert first_use(TWO_JOBS, "b") == 12
+    assert first_use(TWO_JOBS, "c") is None
+
+
+def test_idle_is_only_what_follows_use():
+    assert idle_gaps(TWO_JOBS, 25) == [Span(10, 12), Span(20, 25)]
+    assert idle_gaps([*TWO_JOBS, Change(11, "c", 0)], 20) == [Span(10, 12)]
+    assert idle_gaps([], 20) == []
+
+
+@given(changes, times)
+def test_spans_cover_all_of_the_time_once(series, end):
+    found = [span for span, _ in spans(series, end)]
+    assert sum(span.seconds for span in found) == pytest.approx(end)
+    assert all(one.end == next_.start for one, next_ in pairwise(found))
+
+
+@given(changes, times)
+def test_the_owners_have_what_all_have(series, end):
+    parts = sum(gpu_seconds(series, end, owner) for owner in "abc")
+    assert gpu_seconds(series, end) == pytest.approx(parts)
+
+
+def test_the_bound_of_the_published_setting():
+    # 120 s with 4, then 330 s in which the second has 2, then the second alone with 4.
+    assert work_conserving([Work(0, 1800, 4), Work(120, 1800, 4)], 6) == pytest.approx([450, 735])
+    assert PUBLISHED_PLAN.bound() == pytest.approx(735)
+
+
+@given(works, st.integers(1, 10))
+def test_no_job_is_faster_than_alone_and_no_gpu_works_twice(jobs, gpus):
+    ends = work_conserving(jobs, gpus)
+    for job, end in zip(jobs, ends, strict=True):
+        assert end - job.submitted >= job.gpu_seconds / min(job.most_gpus, gpus) - 1e-6
+    first = min(job.submitted for job in jobs)
+    assert (max(ends) - first) * gpus >= sum(job.gpu_seconds for job in jobs) - 1e-6
+
+
+@given(works, st.integers(1, 10))
+def test_jobs_one_after_the_other_are_not_faster(jobs, gpus):
+    now = 0.0
+    for job in sorted(jobs, key=lambda each: each.submitted):
+        now = max(now, job.submitted) + job.gpu_seconds / min(job.most_gpus, gpus)
+    assert max(work_conserving(jobs, gpus)) <= now + 1e-6
+
+
+def ideal(name: str, submitted: float, start: float, workers: dict[float, int], ended: float) -> JobRun:
+    """A job whose steps take 36 GPU-seconds each; ``workers`` from a time on."""
+    steps, now = [], start
+    while now < ended - 1e-6:
+        having = [count for since, count in workers.items() if since <= now][-1]
+        now += 36 / having
+        steps.append(LoggedStep(len(steps) + 1, now, having, 1.0))
+    return JobRun(name, submitted, start, ended, tuple(steps))
+
+
+def test_a_perfect_elastic_run_is_at_its_bound():
+    first, second = ideal("first", 0, 0, {0: 4}, 450), ideal("second", 120, 120, {120: 2, 450: 4}, 735)
+    series = [Change(0, "first", 4), Change(120, "second", 2), Change(450, "first", 0), Change(450, "second", 4),
+        Change(735, "second", 0)]  # fmt: skip
+    elastic = measured(PUBLISHED_PLAN, [SOMEBODY, *series], [first, second])
+    assert elastic["makespan"] == 735
+    assert elastic["distance"] == pytest.approx(0)
+    assert elastic["full_length_distance"] == pytest.approx(0)
+    assert elastic["gpu_seconds"] == pytest.approx(3600)
+    assert elastic["second_waited_for_gpus"] == 0
+    assert elastic["second_first_step"] == pytest.approx(18)
+    assert elastic["idle_gap"] == 0
+    gang_series = [Change(0, "first", 4), Change(450, "first", 0), Change(460, "second", 4), Change(910, "second", 0)]
+    gang = measured(PUBLISHED_PLAN, gang_series, [first, ideal("second", 120, 460, {460: 4}, 910)])
+    assert (gang["idle_gap"], gang["second_waited_for_gpus"]) == (10, 340)
+    both = compared(gang, elastic)
+    assert both["ratio"] == pytest.approx(735 / 910)
+    assert both["gpu_seconds_overhead"] == pytest.approx(0)
+    met = {row[0]: row[-1] for row in verdicts(both)}
+    assert list(met.values()) == ["yes", "no", "yes", "yes", "yes"]
+    shown = table(gang, elastic)
+    assert ("all done after, s", "910.0", "735.0", "968.0", "809.0") in shown
+    assert {len(row) for row in shown} == {5}
+
+
+def test_what_does_not_grow_with_the_work_weighs_less_at_full_length():
+    plan = Plan(gpus=6, workers=4, second_after=12, job_gpu_seconds=180, scale=10)
+    steps = tuple(LoggedStep(number, 5 + 0.9 * number, 4, 1.0) for number in range(1, 51))
+    job = JobRun("first", 0, 5, 50, steps)
+    late = JobRun("second", 12, 15, 78.5, steps)
+    found = measured(plan, [Change(0, "first", 4), Change(78.5, "first", 0)], [job, late])
+    assert found["distance"] == pytest.approx(5 / 73.5)
+    assert found["full_length_distance"] == pytest.approx(0.5 / 73.5)
+
+
+def test_the_published_numbers_agree_with_each_other():
+    gang, elastic = PUBLISHED["gang"], PUBLISHED["elastic"]
+    assert elastic["makespan"] / gang["makespan"] == pytest.approx(PUBLISHED["ratio"], abs=1e-3)
+    assert PUBLISHED["ratio"] > TARGETS["ratio"]
+
+
+def test_a_job_run_needs_an_end_and_steps():
+    entries = [{"event": "world_formed", "time": 105.0}, {"event": "job_finished", "phase": "failed", "reason": "no"}]
+    with pytest.raises(Failed, match="job a has not succeeded: no"):
+        job_run("a", 1, 100, entries, [])
+    done = [entries[0], {"event": "job_finished", "phase": "succeeded", "time": 120.0}]
+    with pytest.raises(Failed, match="no steps"):
+        job_run("a", 1, 100, done, [])
+    run = job_run("a", 1, 100, done, [LoggedStep(2, 111, 2, 0.5), LoggedStep(1, 110, 2, 0.7)])
+    assert (run.began, run.first_step, run.ended) == (5, 10, 20)
