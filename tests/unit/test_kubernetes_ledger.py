@@ -117,6 +117,13 @@ def test_places_are_taken_again_lowest_first():
     assert [ledger.launch(worker_id) for worker_id in (3, 4, 5)] == [0, 1, 3]
 
 
+def test_who_is_about_to_leave_is_replaced_in_its_own_place():
+    ledger = launched(0, 1, 2)
+    ledger.seen(LEAVING)  # preempted, say: it has its grace period, and its successor is asked for at once
+    ledger.tell(1)
+    assert [ledger.launch(worker_id) for worker_id in (3, 4, 5)] == [0, 1, 3]
+
+
 def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
     ledger = Ledger()
     ledger.adopt(pod(5, phase="Running", state=RUNNING))

@@ -34,6 +34,11 @@ class Entry:
     waits: Waiting | None = None  # as last reported
     events: list[Object] = field(default_factory=list)
 
+    @property
+    def leaves(self) -> bool:
+        """Whether its pod is being deleted, or is about to be."""
+        return self.told or bool(self.pod and self.pod["metadata"].get("deletionTimestamp"))
+
 
 class Ledger:
     def __init__(self) -> None:
@@ -65,8 +70,8 @@ class Ledger:
         return worker_id not in self._entries and worker_id <= max([*self._entries, *self._ended], default=-1)
 
     def launch(self, worker_id: int) -> int:
-        """Begin an entry; the first free place is its."""
-        taken = {entry.place for entry in self._entries.values()}
+        """Begin an entry; its place is the first that is free, or whose worker is about to leave it."""
+        taken = {entry.place for entry in self._entries.values() if not entry.leaves}
         place = next(place for place in range(len(taken) + 1) if place not in taken)
         self._entries[worker_id] = Entry(place)
         return place
