@@ -42,7 +42,9 @@ THREADS = 8
 FAILURES = (Failed, Unavailable, ControlPlaneError, client.ApiException, config.ConfigException, OSError)
 REACTIONS = ("start", "grow", "one_end", "deletion")
 ONE_IN = 10  # joins, and is deleted
-TIMEOUT = 300.0
+TIMEOUT = 600.0
+# The simulated workers share one process, and all of it one machine: none shall be taken for frozen because of that.
+HEARTBEAT_TIMEOUT = 30.0
 CLUSTER_SPEC = Path(__file__).parent / "hollow_cluster.py"
 
 Counts = dict[str, int]
@@ -153,6 +155,7 @@ class Run:
         options = {
             "num_workers": f"{max(1, self._workers // 2)}-{self._workers}",
             "worker_resource_request": "cpu=0.1,memory=1Mi",
+            "heartbeat_timeout": f"{HEARTBEAT_TIMEOUT:g}",
             "cluster_spec": str(CLUSTER_SPEC),
             "volume": f"host_path={self._processes.folder},mount_path={MOUNT}",
         }

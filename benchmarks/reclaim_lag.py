@@ -183,6 +183,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--model", choices=list(LAYERS), default="1m")
+    parser.add_argument(
+        "--step",
+        type=float,
+        default=0.1,
+        help="seconds that a step takes at least, so that workers without GPUs leave the machine time for the newcomer",
+    )
     parser.add_argument("--settle", type=float, default=2.0, help="seconds of training before each disturbance")
     parser.add_argument(
         "--hold",
@@ -225,7 +231,8 @@ def running(place: Place, urgent: str, args: argparse.Namespace) -> Iterator[Run
             "pod_template": str(template),
         }
         job = ClusterJob(JOB, place, processes)
-        job.submit(options, ["python", "-m", "benchmarks.loops.marked_steps", "--model", args.model])
+        program = ["python", "-m", "benchmarks.loops.marked_steps", "--model", args.model, "--step", str(args.step)]
+        job.submit(options, program)
         job.follow_logs()
         yield Run(job, times, Intruder(place, urgent, args.node), args.workers)
         job.delete()

@@ -31,7 +31,9 @@ class Marks:
         self._last = time.time()
         atexit.register(self._ended)  # registered before the session's own, so called after it
 
-    def step(self, world: int) -> None:
+    def step(self, world: int, seconds: float) -> None:
+        """A step was made; returns when it has taken so long since the last, as on a device that computes it."""
+        time.sleep(max(0.0, self._last + seconds - time.time()))
         self._last = time.time()
         if world != self._world:
             self._world = world
@@ -49,6 +51,7 @@ class Marks:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
+    parser.add_argument("--step", type=float, required=True, help="seconds that a step takes at least")
     args = parser.parse_args()
     marks = Marks()
     torch.set_num_threads(1)
@@ -66,7 +69,7 @@ def main() -> None:
                 for images, labels in batch:
                     batch.backward(cross_entropy(model(images), labels))
                 optimizer.step()
-                marks.step(job.world.version)
+                marks.step(job.world.version, args.step)
                 state.commit()
 
     train(state)
