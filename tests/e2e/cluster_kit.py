@@ -1,0 +1,259 @@
+"""Jobs on a cluster under test: submitted by the command line, read from what their workers and pods leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from kubernetes import client
+from zoo import watched_softmax
+
+from elasticdl.common.journal import Entry
+from elasticdl.elastic.order import epoch_order
+from elasticdl.elastic.record import consumed
+from tests.cluster.cluster import Cluster
+
+ZOO = Path(__file__).parent / "zoo"
+# Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
+DEADLINE = 120.0
+POLL = 0.1
+BATCH = 60
+STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH
+_TAIL = 1500  # bytes of a record that hold at least its last two lines
+
+# What a job consists of. Every namespace has some of its own: of those only the job's are meant.
+KINDS: dict[str, tuple[type, str]] = {
+    "pods": (client.CoreV1Api, "list_namespaced_pod"),
+    "jobs": (client.BatchV1Api, "list_namespaced_job"),
+    "services": (client.CoreV1Api, "list_namespaced_service"),
+    "secrets": (client.CoreV1Api, "list_namespaced_secret"),
+    "config maps": (client.CoreV1Api, "list_namespaced_config_map"),
+    "service accounts": (client.CoreV1Api, "list_namespaced_service_account"),
+    "roles": (client.RbacAuthorizationV1Api, "list_namespaced_role"),
+    "role bindings": (client.RbacAuthorizationV1Api, "list_namespaced_role_binding"),
+    "network policies": (client.NetworkingV1Api, "list_namespaced_network_policy"),
+}
+
+
+def command_line(kubeconfig: Path, namespace: str, home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `elasticdl ARGUMENTS` in a namespace of a cluster, to its end."""
+    env = {**os.environ, "KUBECONFIG": str(kubeconfig), "ELASTICDL_HOME": str(home)}
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", namespace]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+    return run
+
+
+def objects_in(cluster: Cluster, namespace: str) -> set[str]:
+    """All that is in a namespace, by kind and name."""
+    api = cluster.client()
+    return {
+        f"{kind}: {each.metadata.name}"
+        for kind, (group, listing) in KINDS.items()
+        for each in getattr(group(api), listing)(namespace).items
+    }
+
+
+@contextmanager
+def priority_classes(cluster: Cluster, suffix: str, **values: int) -> Iterator[None]:
+    """Priority classes NAME-SUFFIX; they belong to no namespace."""
+    scheduling = client.SchedulingV1Api(cluster.client())
+    made = []
+    try:
+        for name, value in values.items():
+            scheduling.create_priority_class({"metadata": {"name": f"{name}-{suffix}"}, "value": value})
+            made.append(f"{name}-{suffix}")
+        yield
+    finally:
+        for name in made:
+            scheduling.delete_priority_class(name)
+
+
+def wait_for(what: str, condition: Callable[[], Any], describe: Callable[[], str] = str) -> Any:
+    """What ``condition`` returns, once that is true."""
+    deadline = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} in {DEADLINE:.0f} s\n{describe()}"
+        time.sleep(POLL)
+    return found
+
+
+def curve(epochs: int) -> dict[int, float]:
+    """The loss of every step as PyTorch alone makes them: one process, whole batches, only the order is the job's."""
+    data, model = watched_softmax.dataset("training", ""), watched_softmax.custom_model()
+    optimizer = watched_softmax.optimizer(model.parameters())
+    found: dict[int, float] = {}
+    for epoch in range(epochs):
+        order = torch.from_numpy(epoch_order(len(data), 0, epoch))
+        for batch in order.split(BATCH):
+            inputs, labels = data[batch]
+            optimizer.zero_grad()
+            loss = watched_softmax.loss(labels, model(inputs))
+            loss.backward()
+            optimizer.step()
+            found[len(found) + 1] = loss.item()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The last step that a worker has made, and the world that it made it in."""
+
+    step: int
+    world: int
+
+
+class WatchedJob:
+    """A job that trains ``watched_softmax``; what it writes is in ``folder``, which is the job's alone."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str, folder: Path, epochs: int) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.name = name
+        self.epochs = epochs
+        self.core = client.CoreV1Api(cluster.client())
+        self.elasticdl = command_line(cluster.kubeconfig, namespace, folder / "home")
+        self._folder = folder
+        self._record = folder / "record"
+        self._slow = folder / "watched" / "slow"
+        self._losses = folder / "watched" / "losses"
+
+    def submit(self, *options: str, seconds_per_step: float) -> None:
+        self._losses.mkdir(parents=True)
+        self._slow.write_text(str(seconds_per_step))
+        watched = f"host_path={self._folder / 'watched'},mount_path=/watched"
+        done = self.elasticdl(
+            *("train", "--detach", "--image", self.cluster.image, "--job_name", self.name),
+            *("--model_zoo", str(ZOO), "--model_def", "watched_softmax", "--num_epochs", str(self.epochs)),
+            *("--global_batch_size", str(BATCH), "--sample_record", str(self._record)),
+            *("--volume", watched, "--envs", "WATCHED=/watched,OMP_NUM_THREADS=1"),
+            *("--worker_resource_request", "cpu=1,memory=1Gi,gpu=1"),
+            *options,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def hurry(self) -> None:
+        """From now on the job is as fast as it can."""
+        self._slow.unlink()
+
+    # ---- what there is ----
+
+    def workers(self) -> dict[int, Any]:
+        """The pods of the workers that run and are not told to leave."""
+        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector("worker"))
+        return {
+            int(pod.metadata.labels["elasticdl.org/worker"]): pod
+            for pod in found.items
+            if pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
+        }
+
+    def masters(self) -> list[Any]:
+        """The pods of a master that run and are not told to leave; for a while after a death, none."""
+        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector("master"))
+        return [each for each in found.items if each.status.phase == "Running" and not each.metadata.deletion_timestamp]
+
+    def process(self, pod: Any) -> psutil.Process | None:
+        """The pod's own process, if it is still there."""
+        mark = f"/{self.namespace}_{pod.metadata.name}_{pod.metadata.uid[:8]}/"
+        found = []
+        for process in psutil.process_iter():
+            try:
+                root = process.environ().get("ELASTICDL_POD_ROOT", "")
+                if mark in root and not any(word.endswith("leash.py") for word in process.cmdline()):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return min(found, key=lambda process: process.create_time(), default=None)
+
+    def commits(self) -> dict[int, Commit]:
+        """By worker, those that are gone included."""
+        return {
+            int(path.stem.removeprefix("worker-")): commit
+            for path in self._record.glob("worker-*.jsonl")
+            if (commit := _last_commit(path))
+        }
+
+    def together(self) -> set[int]:
+        """The workers that have made a step in the newest world in which anybody has."""
+        commits = self.commits()
+        newest = max((commit.world for commit in commits.values()), default=0)
+        return {number for number, commit in commits.items() if commit.world == newest}
+
+    def step(self) -> int:
+        """The newest that any worker has made."""
+        return max((commit.step for commit in self.commits().values()), default=0)
+
+    def wait_for_step(self, step: int) -> None:
+        wait_for(f"step {step} of job {self.name}", lambda: self.step() >= step, self.describe)
+
+    def events(self, *names: str) -> list[Entry]:
+        lines = self.elasticdl("events", self.name, "--json").stdout.splitlines()
+        return [entry for entry in map(json.loads, lines) if not names or entry["event"] in names]
+
+    def describe(self) -> str:
+        """For a test that has failed: the end of the journal, and of what the masters said."""
+        events = self.elasticdl("events", self.name).stdout.splitlines()[-60:]
+        logs = sorted(
+            (self.cluster.logs / "pods").glob(f"{self.namespace}_{self.name}-master*/*.log"), key=os.path.getmtime
+        )
+        ends = [f"--- {path.parent.name}\n{path.read_text()[-3000:]}" for path in logs[-3:]]
+        return "\n".join(["--- journal", *events, *ends])
+
+    # ---- how it ends ----
+
+    def finish(self) -> None:
+        """Wait until the job has ended, well."""
+        self.hurry()
+        wait_for(f"end of job {self.name}", self._has_ended, self.describe)
+        (end,) = self.events("job_finished")
+        assert (end["phase"], end["steps"]) == ("succeeded", self.epochs * STEPS_PER_EPOCH), self.describe()
+
+    def _has_ended(self) -> bool:
+        job: Any = client.BatchV1Api(self.core.api_client).read_namespaced_job(f"{self.name}-master", self.namespace)
+        return any(each.type in ("Complete", "Failed") for each in job.status.conditions or ())
+
+    def check_training(self) -> None:
+        """No step or sample was lost or made twice, and every loss that any worker has seen is that of ``curve``."""
+        expected, seen = curve(self.epochs), set()
+        for path in self._losses.iterdir():
+            for line in path.read_text().splitlines():
+                step, loss = line.split()
+                seen.add(int(step))
+                assert float(loss) == pytest.approx(expected[int(step)], rel=1e-4), f"step {step} of worker {path.name}"
+        assert seen == set(expected)
+        epochs = consumed(self._record.glob("worker-*.jsonl"))
+        assert sorted(epochs) == list(range(self.epochs))
+        for epoch, counts in epochs.items():
+            assert counts == Counter(range(watched_softmax.SAMPLES)), f"epoch {epoch}: a sample was lost or repeated"
+
+    def delete(self) -> None:
+        done = self.elasticdl("delete", self.name)
+        assert done.stdout == f"job {self.name} deleted\n", done.stderr
+
+    def _selector(self, role: str) -> str:
+        return f"elasticdl.org/job={self.name},elasticdl.org/role={role}"
+
+
+def _last_commit(path: Path) -> Commit | None:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().decode().splitlines(keepends=True)
+    for line in reversed(lines):
+        if line.startswith('{"commit"') and line.endswith("\n"):
+            entry = json.loads(line)
+            return Commit(entry["commit"], entry["world"])
+    return None
