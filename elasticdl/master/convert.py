@@ -21,6 +21,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "exported": {"path": str},
     "warning": {"message": str},
 }
+_PAUSES = ("grow", "shrink", "failure")
 ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i.StopWorkers | i.DumpStacks
 
 
@@ -128,6 +129,8 @@ def _step(step: pb.StepReport) -> e.StepReport:
 
 
 def _pause(pause: pb.Pause) -> dict[str, object]:
+    if pause.kind not in _PAUSES:
+        raise ValueError(f"a pause is of the kind {', '.join(_PAUSES)}, not {pause.kind!r}")
     return {
         "world": pause.world_version,
         "kind": pause.kind,

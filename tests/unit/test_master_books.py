@@ -233,6 +233,7 @@ def notice(event, /, **fields):
         pb.WorkerMessage(hello=pb.Hello()),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="[1]")),
         pb.WorkerMessage(notice=pb.Notice(event="warning", fields_json="{")),
+        pb.WorkerMessage(pause=pb.Pause(kind="of another kind")),
         notice("job_finished", phase="succeeded"),
         notice("worker_left", worker=1, cause="crashed", reason="so I say"),
         notice("nothing known"),
