@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.cli.kubernetes.port_forward import forwarded
 from elasticdl.common.manifests.names import Role, labels
-from tests.cluster.kit import container, is_ended, shell
+from tests.cluster.kit import shell
 from tests.contract.test_cluster import (  # noqa: F401
     test_a_container_that_keeps_failing_is_held_back,
     test_a_failed_container_is_started_again_with_its_volume,
@@ -22,7 +22,6 @@ from tests.contract.test_cluster import (  # noqa: F401
     test_logs_are_followed_and_cut,
     test_volumes_are_found_where_command_and_environment_say,
 )
-
 from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -149,7 +149,7 @@ def _quieten(websocket: Any) -> None:
 
     websocket.recv_data_frame = recv_data_frame
     if isinstance(websocket.sock, ssl.SSLSocket):  # a plain one, of a server without TLS, can't be given another method
-        websocket.sock.send = _lenient(websocket.sock.send)
+        setattr(websocket.sock, "send", _lenient(websocket.sock.send))  # noqa: B010 - a method is meant to be replaced
 
 
 def _lenient(send: Callable[[bytes], int]) -> Callable[[bytes], int]:
