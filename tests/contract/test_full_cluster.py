@@ -13,7 +13,6 @@ from tests.contract.test_cluster import (  # noqa: F401
     test_a_container_that_keeps_failing_is_held_back,
     test_a_failed_container_is_started_again_with_its_volume,
     test_a_pod_reaches_the_api_with_its_account_and_no_further,
-    test_a_pod_waits_for_the_secret_that_it_names,
     test_a_program_that_does_not_exist_fails_the_pod,
     test_an_image_that_cannot_be_pulled,
     test_deletion_sends_sigterm_and_tells_the_exit_status,

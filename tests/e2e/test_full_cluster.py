@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -17,16 +16,17 @@ from kubernetes.stream import stream
 
 from tests.cluster.fixtures import new_namespace
 from tests.cluster.full.images import REPOSITORY_INSIDE
-from tests.cluster.kit import Pods, is_running, shell
+from tests.cluster.kit import Pods, container, is_running, shell
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
 HIGH = "full-cluster-high"
-DEADLINE = 120
+DEADLINE = 200
 TRAIN = ["train", "--model_zoo", f"{REPOSITORY_INSIDE}/model_zoo", "--model_def", "digits.mlp_torch"]
 # Of three GPUs of each node, so that no two workers are on one.
 TRAIN += ["--worker_resource_request", "cpu=0.2,memory=256Mi,gpu=2", "--worker_resource_limit", "memory=1Gi,gpu=2"]
-TRAIN += ["--num_workers", "1-2", "--global_batch_size", "64", "--stop_grace", "5"]
+TRAIN += ["--global_batch_size", "64", "--stop_grace", "5"]
+TWO, ONE_OR_TWO = ["--num_workers", "2"], ["--num_workers", "1-2"]
 
 
 class Journal:
@@ -92,24 +92,22 @@ def elasticdl(command):
 @pytest.fixture(scope="module")
 def journal(full_cluster, command, elasticdl, pods):
     """That of a job which trains for ever, on a worker of each node."""
-    done = elasticdl(*TRAIN, "--image", full_cluster.image, "--job_name", "long", "--num_epochs", "1000000", "--detach")
+    long = ["--image", full_cluster.image, "--job_name", "long", "--num_epochs", "1000000"]
+    done = elasticdl(*TRAIN, *ONE_OR_TWO, *long, "--detach")
     assert done.returncode == 0, done.stderr
     line, env = command("events", "long", "--json", "--follow")
     try:
-        with master_running(pods), subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as follower:
+        pods.until(lambda seen: any(map(is_running, of_job(seen, "long", "master"))), "master running")
+        with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as follower:
             journal = Journal(follower.stdout)
-            journal.world_of(2)
-            yield journal
-            follower.terminate()
-            journal.close()
+            try:
+                journal.world_of(2)
+                yield journal
+            finally:
+                follower.terminate()
+                journal.close()
     finally:
-        elasticdl("delete", "long", "--now")
-
-
-@contextlib.contextmanager
-def master_running(pods):
-    pods.until(lambda seen: any(is_running(pod) for pod in of_job(seen, "long", "master")), "master running")
-    yield
+        assert elasticdl("delete", "long").stdout == "job long deleted\n"
 
 
 @pytest.fixture
@@ -135,13 +133,18 @@ def now(pods):
 
 
 def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, full_cluster, pods):
-    done = elasticdl(*TRAIN, "--image", full_cluster.image, "--job_name", "digits", "--num_epochs", "20")
+    done = elasticdl(*TRAIN, *TWO, "--image", full_cluster.image, "--job_name", "short", "--num_epochs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout, done.stderr)
-    print(elasticdl("events", "digits").stdout)
-    print(elasticdl("logs", "digits").stdout)
-    print(elasticdl("delete", "digits").stdout)
-    print(now(pods).keys())
+    assert done.stderr == ""
+    assert "world 1: 2 workers" in done.stdout
+    assert "job short succeeded: 46 steps, epoch 2/2" in done.stdout
+    workers = of_job(now(pods), "short", "worker")
+    assert {pod.spec.node_name for pod in workers} == {"n0", "n1"}
+    assert {container(pod).state.terminated.exit_code for pod in workers} == {0}
+    logs = elasticdl("logs", "short").stdout
+    assert all(f"{name} | " in logs for name in ("master   ", "worker-0 ", "worker-1 "))
+    assert elasticdl("delete", "short").stdout == "job short deleted\n"
+    assert not of_job(now(pods), "short", "master") + of_job(now(pods), "short", "worker")
 
 
 def test_a_preempted_worker_comes_back(journal, pods, high):
