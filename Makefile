@@ -14,7 +14,7 @@ setup:  ## make .venv: pinned dependencies, Horovod (built once per user), elast
 demo: setup  ## train on real digits while workers come and go
 	$(BIN)/python scripts/demo.py
 
-cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3"
+cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3", "--full": with real containers, as root
 	$(BIN)/python -m tests.cluster $(ARGS)
 
 # Two at a time: most tests of whole jobs wait more than they compute. What shares fixtures stays in one process
