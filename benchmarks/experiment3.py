@@ -1,0 +1,165 @@
+"""Experiment 3: changing the number of workers does not hurt the model.
+
+ResNet20 is trained with two workers, with four, and with two to four that come and go at random steps; by both policies
+for batch size and learning rate; with several seeds. Each job runs on a cluster, as pods.
+
+On tier 1 it is trained on 1,296 of scikit-learn's digits, brought to CIFAR-10's shape, and the published schedule of 90
+epochs is compressed by --scale. With CIFAR-10 (--data, or --training_data on a cluster of yours) give --scale 1.
+All that is computed is real; there are no simulated GPUs in this experiment but those that the test nodes advertise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.artefacts import Artefacts
+from benchmarks.experiments.convergence.course import Course, Result, Shared
+from benchmarks.experiments.convergence.curves import TABLES, Curve, summarise, table
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
+from benchmarks.experiments.convergence.plot import Accuracies
+from benchmarks.experiments.convergence.settings import Data, Policy
+from benchmarks.experiments.lab import Lab, open_lab
+from benchmarks.experiments.options import ClusterKind, Options, Parser, make_parser, read, run
+from benchmarks.experiments.series import GpuSeries
+from elasticdl.common.errors import UserError
+
+SCALE = 15.0  # with digits, whose 1,296 images are learned in a few epochs
+TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
+    parser.add_argument("--policies", nargs="+", choices=[str(p) for p in Policy], default=[str(p) for p in Policy])
+    parser.add_argument("--seeds", type=int, default=3, help="from --seed on (3)")
+    parser.add_argument("--changes", type=int, default=4, help="of workers, in an elastic job (4)")
+    parser.add_argument("--at_once", type=int, default=2, help="jobs; each needs up to four GPUs (2)")
+    parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
+
+
+class Experiment:
+    """What has been done is in --out after each job, so that an interruption leaves it."""
+
+    def __init__(self, jobs: Sequence[Job], recipe: Recipe, artefacts: Artefacts) -> None:
+        self._jobs = jobs
+        self._recipe = recipe
+        self._artefacts = artefacts
+        self._waiting = deque(jobs)
+        self._curves: dict[str, Curve] = {}
+        self._lock = threading.Lock()
+
+    def run(self, lab: Lab, shared: Shared, at_once: int) -> None:
+        """Raises:
+        Failed: a job did; the others are given up.
+        """
+        given_up = threading.Event()
+        course = Course(lab, self._recipe, shared, given_up)
+        with ThreadPoolExecutor(at_once) as lanes:
+            try:
+                lane = [lanes.submit(self._work, course, given_up) for _ in range(at_once)]
+                done, _ = wait(lane, return_when=FIRST_EXCEPTION)
+            finally:  # an interruption, too
+                self._waiting.clear()
+                given_up.set()
+            for each in done:
+                each.result()
+
+    def _work(self, course: Course, given_up: threading.Event) -> None:
+        while not given_up.is_set():
+            try:
+                job = self._waiting.popleft()
+            except IndexError:
+                return
+            self._keep(course.run(job))
+
+    def _keep(self, result: Result) -> None:
+        curve = Curve.of(result)
+        self._artefacts.journal(result.job.name, result.journal)
+        with self._lock:
+            self._curves[result.job.name] = curve
+            self._write()
+            done = f"{len(self._curves)}/{len(self._jobs)}"
+        print(f"{done} {result.job.name}: {len(curve.losses)} steps, accuracy {curve.accuracies[-1]:.4f}", flush=True)
+
+    def _write(self) -> None:
+        curves = [self._curves[job.name] for job in self._jobs if job.name in self._curves]
+        for name in TABLES:
+            _replace(self._artefacts.path(name), table(name, curves))
+        self._artefacts.summary(self._summary(curves))
+        self._artefacts.figure("experiment3", Accuracies(curves, TITLES[self._recipe.data]).save)
+
+    def _summary(self, curves: Sequence[Curve]) -> dict[str, Any]:
+        return {
+            "data": self._recipe.data,
+            "epochs": self._jobs[0].epochs,
+            "published_epochs": PUBLISHED_EPOCHS,
+            "training_images": self._recipe.samples,
+            "worker_batch": self._recipe.worker_batch,
+            "global_batch": self._recipe.global_batch,
+            "jobs_done": len(curves),
+            "jobs_planned": len(self._jobs),
+            **summarise(curves),
+        }
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser("experiment3", __doc__, SCALE, seconds_per_sample=0)
+    add_options(parser)
+    options, args = read(parser, argv)
+    return run(parser, lambda: _run(options, args))
+
+
+def _run(options: Options, args: argparse.Namespace) -> None:
+    options = _with_data(options, args)
+    recipe = CIFAR10 if options.training_data else DIGITS
+    jobs = _jobs(recipe, options, args)
+    artefacts = Artefacts(options.out)
+    artefacts.discard("summary.json", "experiment3.*", "*.csv", "*-*-*.jsonl")
+    experiment = Experiment(jobs, recipe, artefacts)
+    with open_lab(options, MOST * args.at_once) as lab, GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
+        shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
+        experiment.run(lab, shared, args.at_once)
+    print(artefacts.path("summary.json").read_text())
+
+
+def _with_data(options: Options, args: argparse.Namespace) -> Options:
+    """Raises:
+    UserError: it can't be read here, or there is no folder to share.
+    """
+    tier1 = options.cluster is ClusterKind.TIER1
+    if tier1 and args.shared:
+        raise UserError("--shared is for --cluster kubeconfig; tier1 has its own")
+    if not tier1 and (args.data or not args.shared):
+        raise UserError("--cluster kubeconfig needs --shared, and takes --training_data instead of --data")
+    if args.data and not args.data.exists():
+        raise UserError(f"--data {args.data}: there is no such file; give cifar-10-python.tar.gz as it is published")
+    return replace(options, training_data=str(args.data.resolve())) if args.data else options
+
+
+def _jobs(recipe: Recipe, options: Options, args: argparse.Namespace) -> list[Job]:
+    for name in ("seeds", "at_once"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
+    epochs = max(1, round(PUBLISHED_EPOCHS / options.scale))
+    seeds = range(options.seed, options.seed + args.seeds)
+    try:
+        return make_jobs(recipe, [Policy(each) for each in args.policies], seeds, epochs, args.changes)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""One job from its submission to its end, its workers changed at the steps that the plan names."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.experiments.convergence.hold import POLL, go_file, held_file
+from benchmarks.experiments.convergence.plan import Change, Job, Recipe
+from benchmarks.experiments.convergence.settings import VARIABLE, Step, read_steps
+from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.training import THREADS
+from benchmarks.job import COMMAND, Journal
+from benchmarks.processes import Failed, Processes
+from elasticdl.common.journal import Entry
+
+MODEL = "benchmarks.experiments.convergence.resnet20"
+MOUNT = Path("/experiment")
+QUIET_SECONDS = 400.0  # without a step; longer than any hold
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    job: Job
+    steps: tuple[Step, ...]
+    journal: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A folder of the driver's and the pods': its path here, and in the pods, which get it as ``volume`` if that is set."""
+
+    here: Path
+    there: Path
+    volume: str = ""
+
+    @classmethod
+    def on_host(cls, folder: Path) -> Shared:
+        """Where the nodes are this machine."""
+        return cls(folder, MOUNT, f"host_path={folder},mount_path={MOUNT}")
+
+
+class Course:
+    """``given_up``: set when nobody wants the results any more."""
+
+    def __init__(self, lab: Lab, recipe: Recipe, shared: Shared, given_up: threading.Event) -> None:
+        self._lab = lab
+        self._recipe = recipe
+        self._shared = shared
+        self._given_up = given_up
+
+    def run(self, job: Job) -> Result:
+        """Train to the end.
+
+        Raises:
+            Failed: the job did, or a world did not begin where it was planned to.
+        """
+        folder = Path(tempfile.mkdtemp(prefix=f"{job.name}-", dir=self._shared.here))
+        folder.chmod(0o777)  # pods of another user write there, too
+        job.settings(self._recipe).write(folder)
+        self._lab.submit(job.name, self._flags(job, folder.name))
+        with tempfile.TemporaryDirectory(prefix="elasticdl-course-") as scratch, Processes(Path(scratch)) as processes:
+            running = _Running(job, folder, self._lab, processes, self._given_up)
+            for change in job.changes:
+                self._change(running, change)
+            running.wait_for_end()
+            journal = tuple(running.journal.entries)
+        require_plan(job, journal)
+        return Result(job, tuple(read_steps(folder)), journal)
+
+    def _flags(self, job: Job, folder: str) -> list[str]:
+        data = self._lab.options.training_data
+        given = {
+            "model_zoo": self._lab.options.repository,
+            "model_def": MODEL,
+            "num_workers": job.first_workers,
+            "num_epochs": job.epochs,
+            "seed": job.seed,
+            "envs": f"{VARIABLE}={self._shared.there / folder},{THREADS}",
+            "worker_resource_request": "cpu=0.1,memory=2Gi,gpu=1",
+            **({"training_data": data, "validation_data": data} if data else {}),
+            **({"volume": self._shared.volume} if self._shared.volume else {}),
+            **job.batch_flags(self._recipe),
+        }
+        return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+
+    def _change(self, running: _Running, change: Change) -> None:
+        running.wait_until_held(change.step - 1)
+        mark = running.journal.mark()
+        self._lab.elasticdl("scale", running.job.name, str(change.workers))
+        running.wait_for("change_announced", mark)
+        go_file(running.folder, change.step - 1).touch()
+        running.wait_for("world_formed", mark)
+
+
+class _Running:
+    """A job that trains, as its folder and its journal show it."""
+
+    def __init__(self, job: Job, folder: Path, lab: Lab, processes: Processes, given_up: threading.Event) -> None:
+        self.job = job
+        self.folder = folder
+        self._given_up = given_up
+        context = ["--kube_context", lab.options.kube_context] if lab.options.kube_context else []
+        command = [*COMMAND, "events", job.name, "--json", "--follow", "--namespace", lab.namespace, *context]
+        self._follower = processes.start(job.name, command, lab.env)
+        self._processes = processes
+        self.journal = Journal(processes.log_of(job.name), self._raise_if_over)
+
+    def wait_until_held(self, step: int) -> None:
+        self._wait(lambda: held_file(self.folder, step).exists(), f"step {step}")
+
+    def wait_for(self, event: str, start: int) -> None:
+        """From the journal's entry ``start`` on."""
+        self._wait(lambda: any(each["event"] == event for each in self.journal.read()[start:]), event)
+
+    def wait_for_end(self) -> None:
+        """Raises:
+        Failed: the job did not succeed.
+        """
+        self._wait(lambda: self._end() is not None, "the end")
+        end = self._end()
+        assert end is not None
+        if end["phase"] != "succeeded":
+            raise Failed(f"job {self.job.name} {end['phase']}: {end['reason']}")
+
+    def _end(self) -> Entry | None:
+        return next((each for each in reversed(self.journal.read()) if each["event"] == "job_finished"), None)
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        """Raises:
+        Failed: no step was made for long; or the job is over, or given up.
+        """
+        made, deadline = -1, 0.0
+        while not done():
+            now = sum(1 for _ in read_steps(self.folder))
+            if now > made:
+                made, deadline = now, time.monotonic() + QUIET_SECONDS
+            if time.monotonic() > deadline:
+                raise Failed(f"job {self.job.name}: {what}: not within {QUIET_SECONDS:g} s of step {made}")
+            over = self._follower.poll() is not None
+            if over and not done():
+                self._raise_if_over()
+            if self._given_up.wait(POLL):
+                raise Failed(f"job {self.job.name}: given up after step {made}")
+
+    def _raise_if_over(self) -> None:
+        if self._follower.poll() is not None:
+            raise Failed(f"job {self.job.name} can't be followed any more:\n{self._processes.tail(self.job.name)}")
+
+
+def require_plan(job: Job, journal: Sequence[Entry]) -> None:
+    """Raises:
+    Failed: a world did not begin at its step, or with another number of workers.
+    """
+    planned = [(0, job.first_workers), *((change.step, change.workers) for change in job.changes)]
+    formed = [(each["step"], len(each["members"])) for each in journal if each["event"] == "world_formed"]
+    if formed != planned:
+        raise Failed(f"job {job.name}: its worlds (first step, workers) were {formed}; planned were {planned}")

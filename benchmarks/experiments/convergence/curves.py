@@ -1,0 +1,159 @@
+"""Numbers from what the jobs recorded. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from benchmarks.experiments.convergence.course import Result
+from benchmarks.experiments.convergence.plan import Kind
+from benchmarks.experiments.convergence.settings import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Of one job: the accuracy after each epoch, the loss of each step, and how many workers made it."""
+
+    policy: Policy
+    kind: Kind
+    seed: int
+    accuracies: tuple[float, ...]
+    losses: tuple[float, ...]
+    workers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: Result) -> Curve:
+        """Raises:
+        ValueError: a step or an evaluation is missing, or was recorded twice.
+        """
+        steps = result.steps
+        if [each.step for each in steps] != list(range(1, len(steps) + 1)):
+            raise ValueError(f"job {result.job.name}: recorded the steps {[each.step for each in steps]}")
+        found = {e["epoch"]: e["metrics"]["accuracy"] for e in result.journal if e["event"] == "evaluation"}
+        if list(found) != list(range(result.job.epochs)):
+            raise ValueError(f"job {result.job.name}: evaluated after the epochs {list(found)} of {result.job.epochs}")
+        job, losses, workers = result.job, (each.loss for each in steps), (each.workers for each in steps)
+        return cls(job.policy, job.kind, job.seed, tuple(found.values()), tuple(losses), tuple(workers))
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Over the seeds, epoch by epoch."""
+
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def band(curves: Iterable[Curve]) -> Band:
+    columns = list(zip(*(curve.accuracies for curve in curves), strict=True))
+    return Band(tuple(map(fmean, columns)), tuple(map(min, columns)), tuple(map(max, columns)))
+
+
+def chosen(curves: Iterable[Curve], policy: Policy, kind: Kind) -> list[Curve]:
+    return [curve for curve in curves if (curve.policy, curve.kind) == (policy, kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest between any two jobs of the same seed."""
+
+    loss: float
+    accuracy: float
+    first_step: int | None  # from which on losses differ at all
+
+
+def difference(curves: Sequence[Curve]) -> Difference | None:
+    """Of one policy; None if no two jobs of a seed are there, or they made different numbers of steps."""
+    pairs = [(a, b) for a, b in combinations(curves, 2) if a.seed == b.seed]
+    if not pairs or any(len(a.losses) != len(b.losses) for a, b in pairs):
+        return None
+    losses = [[abs(x - y) for x, y in zip(a.losses, b.losses, strict=True)] for a, b in pairs]
+    accuracy = max(abs(x - y) for a, b in pairs for x, y in zip(a.accuracies, b.accuracies, strict=True))
+    first = min((step for row in losses for step, each in enumerate(row, 1) if each), default=None)
+    return Difference(max(map(max, losses)), accuracy, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the elastic jobs end where the fixed ones do.
+
+    ``gap``: between the mean last accuracy of the elastic jobs and that of the nearer fixed number of workers;
+    ``spread``: between the best and the worst last accuracy of fixed jobs.
+    """
+
+    gap: float
+    spread: float
+
+    @property
+    def within(self) -> bool:
+        return self.gap <= self.spread
+
+
+def verdict(curves: Sequence[Curve]) -> Verdict | None:
+    """Of one policy; None while one of the kinds has no job."""
+    last = {kind: [c.accuracies[-1] for c in curves if c.kind is kind] for kind in Kind}
+    if not all(last.values()):
+        return None
+    fixed = [*last[Kind.TWO], *last[Kind.FOUR]]
+    means = [fmean(last[kind]) for kind in (Kind.TWO, Kind.FOUR)]
+    elastic = fmean(last[Kind.ELASTIC])
+    return Verdict(min(abs(elastic - mean) for mean in means), max(fixed) - min(fixed))
+
+
+def summarise(curves: Sequence[Curve]) -> dict[str, Any]:
+    """By policy, and in it by kind."""
+    return {str(policy): _summarise([c for c in curves if c.policy is policy]) for policy in Policy}
+
+
+def _summarise(curves: Sequence[Curve]) -> dict[str, Any]:
+    groups = {kind: [c for c in curves if c.kind is kind] for kind in Kind}
+    found: dict[str, Any] = {str(kind): _group(group) for kind, group in groups.items() if group}
+    apart, judged = difference(curves), verdict(curves)
+    if apart is not None:
+        found["largest_difference"] = {
+            # In digits that rounding to a ten-thousandth would swallow.
+            "loss": f"{apart.loss:.3g}",
+            "accuracy": f"{apart.accuracy:.3g}",
+            "first_step": apart.first_step,
+        }
+    if judged is not None:
+        found["last_accuracy"] = {"gap": judged.gap, "spread_of_fixed": judged.spread, "within": judged.within}
+    return found
+
+
+def _group(curves: Sequence[Curve]) -> dict[str, Any]:
+    over = band(curves)
+    return {
+        "seeds": [curve.seed for curve in curves],
+        "accuracy_mean": over.mean,
+        "accuracy_spread": [high - low for low, high in zip(over.low, over.high, strict=True)],
+        "steps": [len(curve.losses) for curve in curves],
+        "changes": [sum(a != b for a, b in zip(c.workers, c.workers[1:], strict=False)) for c in curves],
+    }
+
+
+Row = tuple[Any, ...]
+TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Curve], Iterable[Row]]]] = {
+    "accuracy.csv": (("epoch", "accuracy"), lambda curve: enumerate(curve.accuracies, 1)),
+    "losses.csv": (
+        ("step", "workers", "loss"),
+        lambda curve: zip(range(1, len(curve.losses) + 1), curve.workers, curve.losses, strict=True),
+    ),
+}
+
+
+def table(name: str, curves: Iterable[Curve]) -> str:
+    """One of ``TABLES`` as CSV, a row for each job and epoch or step; numbers as they are, so that they can be compared."""
+    columns, rows = TABLES[name]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("policy", "workers_of_job", "seed", *columns))
+    for curve in curves:
+        writer.writerows((curve.policy, curve.kind, curve.seed, *row) for row in rows(curve))
+    return text.getvalue()

@@ -1,0 +1,84 @@
+"""What a job's workers are told, in a file of a folder that they share with the driver; importable without a framework."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+VARIABLE = "EXPERIMENT_FOLDER"
+_SETTINGS, _STEPS = "settings.json", "steps.jsonl"
+
+
+class Policy(StrEnum):
+    BATCH = "batch"  # a fixed global batch; the learning rate is left alone
+    RATE = "rate"  # a fixed batch per worker; the learning rate is times the number of workers
+
+
+class Data(StrEnum):
+    DIGITS = "digits"  # scikit-learn's, brought to 3 x 32 x 32
+    CIFAR10 = "cifar10"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``samples``: of the training images the first so many. ``epoch_factor``: published epochs that one stands for.
+
+    ``reference``: the number of workers that a fixed global batch is worth. ``holds``: steps after which all wait.
+    """
+
+    policy: Policy
+    data: Data
+    samples: int
+    epoch_factor: float
+    reference: int
+    holds: tuple[int, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        (folder / _SETTINGS).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Settings:
+        """In a worker."""
+        found = json.loads((shared_folder(environ) / _SETTINGS).read_text())
+        policy, data, holds = Policy(found.pop("policy")), Data(found.pop("data")), tuple(found.pop("holds"))
+        return cls(policy=policy, data=data, holds=holds, **found)
+
+
+def shared_folder(environ: Mapping[str, str]) -> Path:
+    """In a worker: the folder of its job.
+
+    Raises:
+        ValueError: the driver has not named it.
+    """
+    if not environ.get(VARIABLE):
+        raise ValueError(f"${VARIABLE} is not set: this module is trained by `python -m benchmarks.experiment3`")
+    return Path(environ[VARIABLE])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    step: int
+    workers: int
+    loss: float
+    learning_rate: float
+
+    def append(self, folder: Path) -> None:
+        """One write, as whoever is rank 0 in the next world goes on with the file."""
+        line = (json.dumps(asdict(self)) + "\n").encode()
+        file = os.open(folder / _STEPS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+
+
+def read_steps(folder: Path) -> Iterator[Step]:
+    """Those made so far."""
+    path = folder / _STEPS
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            yield Step(**json.loads(line))

@@ -1,0 +1,95 @@
+"""Which jobs experiment 3 runs, and what of that is the same for any number of workers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks import experiment3
+from benchmarks.experiments.convergence.course import require_plan
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, draw_changes, make_jobs
+from benchmarks.experiments.convergence.settings import VARIABLE, Policy, Settings, Step, read_steps
+from benchmarks.processes import Failed
+from elasticdl.elastic.batch_plan import plan_step
+
+
+@pytest.mark.parametrize("recipe", [DIGITS, CIFAR10])
+def test_micro_batches_are_the_same_for_any_number_of_workers(recipe):
+    assert recipe.samples % recipe.global_batch == 0
+    for workers in (2, 3, 4):
+        plan = plan_step(recipe.global_batch, workers, recipe.micro_batch)
+        assert {size for share in plan for size in share} == {recipe.micro_batch}
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_follow_from_the_seed_and_fit_the_shortest_training(policy, seed):
+    changes = draw_changes(DIGITS, policy, 6, 4, seed)
+    assert changes == draw_changes(DIGITS, policy, 6, 4, seed)
+    assert changes != draw_changes(DIGITS, policy, 6, 4, seed + 1)
+    workers = [2, *(change.workers for change in changes)]
+    assert set(workers) <= {2, 3, 4}
+    assert all(before != after for before, after in pairwise(workers))
+    # A job is held one step before a change, in the world that the last change has begun.
+    assert all(after - before >= 2 for before, after in pairwise([0, *(change.step for change in changes)]))
+    assert changes[-1].step < 6 * DIGITS.steps_per_epoch(policy, 4)
+
+
+def test_jobs_come_seed_by_seed():
+    names = [job.name for job in make_jobs(DIGITS, list(Policy), [5, 6], 6, 2)]
+    assert len(set(names)) == len(names) == 12
+    assert names[:4] == ["batch-elastic-5", "batch-2-5", "batch-4-5", "rate-elastic-5"]
+    assert all(name.endswith("-5") for name in names[:6])
+
+
+def test_settings_and_steps_travel_through_the_folder(tmp_path):
+    job = Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3), Change(9, 2)))
+    settings = job.settings(DIGITS)
+    settings.write(tmp_path)
+    assert Settings.read({VARIABLE: str(tmp_path)}) == settings
+    assert settings.holds == (4, 8)
+    assert settings.epoch_factor == 15
+    steps = [Step(1, 2, 0.5, 0.002), Step(2, 3, 0.25, 0.003)]
+    for step in steps:
+        step.append(tmp_path)
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 3, "work')  # is being written
+    assert list(read_steps(tmp_path)) == steps
+    with pytest.raises(ValueError, match=r"python -m benchmarks\.experiment3"):
+        Settings.read({})
+
+
+def formed(step, workers):
+    return {"event": "world_formed", "step": step, "members": list(range(workers))}
+
+
+def test_a_world_that_began_elsewhere_is_a_failure():
+    job = Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3),))
+    require_plan(job, [formed(0, 2), formed(5, 3)])
+    for journal in ([formed(0, 2), formed(6, 3)], [formed(0, 2), formed(5, 4)], [formed(0, 2)]):
+        with pytest.raises(Failed, match="planned were"):
+            require_plan(job, journal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shared", "/data"], "--shared is for --cluster kubeconfig; tier1 has its own"),
+        (
+            ["--data", "/no/such"],
+            "--data /no/such: there is no such file; give cifar-10-python.tar.gz as it is published",
+        ),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--scale", "90", "--changes", "9"], "9 steps are too few for 9 changes of workers: give a smaller --scale"),
+        (
+            ["--cluster", "kubeconfig", "--image", "i", "--training_data", "/data/cifar"],
+            "--cluster kubeconfig needs --shared, and takes --training_data instead of --data",
+        ),
+    ],
+)
+def test_a_wrong_option_is_one_line(tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as exit_:
+        experiment3.main([*arguments, "--out", str(tmp_path)])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == f"python -m benchmarks.experiment3: {said}\n"

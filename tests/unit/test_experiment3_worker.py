@@ -1,0 +1,78 @@
+"""What experiment 3 does within a worker: exact sums of gradients, and waiting for the driver."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from benchmarks.experiments.convergence.exact import GRID, LIMIT, TERMS, add_exactly
+from benchmarks.experiments.convergence.hold import Hold, go_file, held_file
+from benchmarks.experiments.convergence.plan import DIGITS, Job, Kind
+from benchmarks.experiments.convergence.settings import VARIABLE, Policy
+
+
+def gradients(exact):
+    """Of ``TERMS`` micro-batches."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(30, 20)
+    model = add_exactly(model) if exact else model
+    found = []
+    for _ in range(TERMS):
+        model.zero_grad()
+        model(torch.randn(8, 30)).square().mean().backward()
+        found.append(model.weight.grad.clone())
+    return found
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_sums_do_not_depend_on_the_order_if_they_are_exact(exact):
+    parts = gradients(exact)
+    forward, backward = sum(parts), sum(reversed(parts))
+    halves = sum(parts[: TERMS // 2]) + sum(parts[TERMS // 2 :])
+    same = torch.equal(forward, backward) and torch.equal(forward, halves)
+    assert same is exact
+    plain = sum(gradients(False))
+    torch.testing.assert_close(forward, plain, rtol=0, atol=TERMS * GRID)
+
+
+def test_the_largest_gradients_still_add_exactly():
+    assert torch.tensor(TERMS * LIMIT).item() + GRID > TERMS * LIMIT
+    parts = [torch.tensor(LIMIT - GRID), *[torch.tensor(LIMIT)] * (TERMS - 1)]
+    assert sum(parts).item() == sum(reversed(parts)).item() == TERMS * LIMIT - GRID
+
+
+def test_a_worker_waits_until_it_is_told_to_go(tmp_path):
+    hold = Hold(tmp_path, [3], seconds=60)
+    hold.on_world_change(2, 0)
+    hold.on_train_batch_end(2, {})
+    assert not held_file(tmp_path, 2).exists()
+    worker = threading.Thread(target=hold.on_train_batch_end, args=(3, {}))
+    worker.start()
+    worker.join(0.1)
+    assert worker.is_alive()
+    assert held_file(tmp_path, 3).exists()
+    go_file(tmp_path, 3).touch()
+    worker.join(60)
+    assert not worker.is_alive()
+
+
+def test_a_worker_does_not_wait_for_ever(tmp_path):
+    hold = Hold(tmp_path, [3], seconds=0.05)
+    with pytest.raises(TimeoutError, match=r"held after step 3: no go from the driver within 0\.05 s"):
+        hold.on_train_batch_end(3, {})
+
+
+def test_the_digits_have_the_shape_of_cifar10(tmp_path, monkeypatch):
+    from benchmarks.experiments.convergence import resnet20
+
+    monkeypatch.setitem(os.environ, VARIABLE, str(tmp_path))
+    Job(Policy.BATCH, Kind.TWO, 0, epochs=6).settings(DIGITS).write(tmp_path)
+    training, held_out = resnet20.dataset("training", ""), resnet20.dataset("evaluation", "")
+    assert (len(training), len(held_out)) == (DIGITS.samples, 360)
+    image, _ = training[0]
+    assert image.shape == (3, 32, 32)
+    assert (image.min().item(), image.max().item()) == (-1, pytest.approx(1, abs=0.2))
+    assert torch.equal(image[0], image[2])
