@@ -60,14 +60,14 @@ class Chart:
         axes = figure.subplots(len(self.panels), 1, sharex=True, squeeze=False)[:, 0]
         last = max(panel.end for panel in self.panels)
         for axis, panel in zip(axes, self.panels, strict=True):
-            self._draw_panel(axis, panel)
+            self._draw_panel(axis, panel, last)
             axis.set_xlim(0, last * 1.02)
         axes[-1].set_xlabel("time in seconds")
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper right", ncols=len(names))
         return figure
 
-    def _draw_panel(self, axis: Any, panel: Panel) -> None:
+    def _draw_panel(self, axis: Any, panel: Panel, last: float) -> None:
         steps = list(spans(panel.changes, panel.end))
         edges = [span.start for span, _ in steps] + [panel.end]
         base = [0.0] * len(steps)
@@ -83,8 +83,10 @@ class Chart:
         axis.set_ylabel("GPUs in use")
         axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
         for text, when in panel.marks.items():
-            axis.annotate(text, (when, 0), (when, self.gpus * 1.05), fontsize=7, ha="center", va="bottom",
-                arrowprops={"arrowstyle": "-", "lw": 0.6, "color": "#1a1a1a", "shrinkA": 0, "shrinkB": 0})  # fmt: skip
+            side = "left" if when < 0.15 * last else "right" if when > 0.85 * last else "center"
+            stroke = {"arrowstyle": "-", "lw": 0.6, "color": "#1a1a1a", "shrinkA": 0, "shrinkB": 0}
+            height = self.gpus * 1.05
+            axis.annotate(text, (when, 0), (when, height), fontsize=7, ha=side, va="bottom", arrowprops=stroke)
 
 
 def _undated(path: Path) -> dict[str, None]:

@@ -31,8 +31,8 @@ def place(pods: Iterable[Pod], capacity: Mapping[str, int]) -> dict[str, str]:
     for pod in pods:
         if node := pod["spec"].get("nodeName"):
             free[node] -= held_gpus(pod)
-            placed[owner_of(pod)] += not is_over(pod)
-        elif _is_ours(pod):
+            placed[owner_of(pod)] += _is_of_a_group(pod) and not is_over(pod)
+        elif _is_of_a_group(pod) and "deletionTimestamp" not in pod["metadata"]:
             waiting[owner_of(pod)].append(pod)
     bound: dict[str, str] = {}
     for owner, group in waiting.items():
@@ -42,10 +42,8 @@ def place(pods: Iterable[Pod], capacity: Mapping[str, int]) -> dict[str, str]:
     return bound
 
 
-def _is_ours(pod: Pod) -> bool:
-    metadata = pod["metadata"]
-    of_a_group = pod["spec"].get("schedulerName") == SCHEDULER and SIZE in (metadata.get("annotations") or {})
-    return of_a_group and "deletionTimestamp" not in metadata
+def _is_of_a_group(pod: Pod) -> bool:
+    return pod["spec"].get("schedulerName") == SCHEDULER and SIZE in (pod["metadata"].get("annotations") or {})
 
 
 def _fit(group: Sequence[Pod], free: Counter[str]) -> dict[str, str]:

@@ -213,6 +213,12 @@ def test_a_gang_is_placed_whole_or_not_at_all():
     assert place(pods[:1], {"x": 6}) == {}
 
 
+def test_a_master_is_no_part_of_its_gang():
+    master = pod("m", gpus=0, node="x", phase="Running")
+    del master["metadata"]["annotations"][SIZE]
+    assert place([master, pod("a0")], {"x": 6}) == {}
+
+
 def test_a_gang_that_does_not_fit_takes_nothing_from_the_next():
     pods = [pod("big0", job="big", gpus=3), pod("big1", job="big", gpus=3), pod("a0"), pod("a1")]
     assert place(pods, {"x": 3, "y": 2}) == {"a0": "x", "a1": "x"}
@@ -301,5 +307,5 @@ def test_the_figure_in_three_formats(tmp_path):
     first = (tmp_path / "gpus.svg").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.pdf", "gpus.png", "gpus.svg"]
     assert b"time in seconds" in first
-    Artefacts(tmp_path).figure("gpus", chart.save)
-    assert (tmp_path / "gpus.svg").read_bytes() == first
+    chart.save(tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == first
