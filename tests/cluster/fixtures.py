@@ -9,9 +9,7 @@ KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use i
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from tests.cluster.build import Unavailable
 from tests.cluster.cluster import Cluster
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import find_full_programs
-from tests.cluster.kit import Pods, until
+from tests.cluster.kit import Pods, new_namespace
 from tests.cluster.outside import OutsideCluster
 from tests.cluster.programs import Programs, find_programs
 
@@ -83,27 +81,6 @@ def own_cluster(cluster: Cluster | OutsideCluster) -> Cluster:
     if isinstance(cluster, OutsideCluster):
         pytest.skip("ELASTICDL_TEST_KUBECONFIG gives a cluster whose nodes are not the tests' own")
     return cluster
-
-
-@contextlib.contextmanager
-def new_namespace(api: client.ApiClient) -> Iterator[str]:
-    """A namespace in which pods can be created; all of it goes at the end."""
-    core = client.CoreV1Api(api)
-    name = f"test-{secrets.token_hex(4)}"
-    core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
-    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
-    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
-    try:
-        until(
-            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
-            "default service account",
-            core.list_namespaced_service_account,
-            name,
-        )
-        yield name
-    finally:
-        core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
-        core.delete_namespace(name)
 
 
 @pytest.fixture

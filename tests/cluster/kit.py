@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -79,6 +80,27 @@ def is_ended(pod: Pod | None) -> bool:
 def shell(script: str) -> dict[str, Any]:
     """The part of a container that runs ``script``."""
     return {"command": ["bash", "-c", script]}
+
+
+@contextlib.contextmanager
+def new_namespace(api: client.ApiClient) -> Iterator[str]:
+    """A namespace in which pods can be created; all of it goes at the end."""
+    core = client.CoreV1Api(api)
+    name = f"test-{secrets.token_hex(4)}"
+    core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
+    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
+    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
+    try:
+        until(
+            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
+            "default service account",
+            core.list_namespaced_service_account,
+            name,
+        )
+        yield name
+    finally:
+        core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
+        core.delete_namespace(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ import pytest
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.cluster.fixtures import new_namespace
 from tests.cluster.full.images import REPOSITORY_INSIDE
-from tests.cluster.kit import Pods, container, is_running, shell
+from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
