@@ -257,9 +257,9 @@ def main() -> int:
             try:
                 sample = measure(workers, args)
             except FAILURES as failure:
-                failed = True
-                results.add("failure", workers=workers, repetition=number, reason=str(failure))
-                print(f"{workers} workers: FAILED: {failure}", file=sys.stderr, flush=True)
+                failed, reason = True, " ".join(str(failure).split())
+                results.add("failure", workers=workers, repetition=number, reason=reason)
+                print(f"{workers} workers: FAILED: {reason}", file=sys.stderr, flush=True)
                 continue
             runs[workers].append(sample)
             results.add("run", workers=workers, repetition=number, busy_cores_before=before, **asdict(sample))

@@ -171,8 +171,9 @@ def main() -> int:
             with priority_class(place, PRIORITY) as urgent, running(place, urgent, args) as run:
                 measure(run, args, results, samples)
     except (Failed, Unavailable, ControlPlaneError, client.ApiException, config.ConfigException, OSError) as error:
-        results.add("failure", reason=str(error))
-        print(f"reclaim_lag: {error}", file=sys.stderr)
+        reason = " ".join(str(error).split())
+        results.add("failure", reason=reason)
+        print(f"reclaim_lag: {reason}", file=sys.stderr)
     report(samples, results)
     print(f"results: {results.path}")
     return 0 if len(samples["given"]) == args.repetitions else 1
