@@ -92,6 +92,15 @@ NODE = Part(
         ),
     ),
 )
+# Builds images as `docker build` does, without a daemon.
+IMAGE_BUILDER = Part(
+    "image-builder",
+    programs=(),
+    packages=(
+        *("buildah", "golang-github-containers-common", "golang-github-containers-image"),
+        *("libgpgme11", "libdevmapper1.02.1"),
+    ),
+)
 
 
 def cache_folder() -> Path:
@@ -145,11 +154,13 @@ class Build:
         self._say(
             f"building {', '.join(part.name for part in parts)} of Kubernetes {KUBERNETES} (once; log: {self._log})"
         )
-        self._fetch(parts)
-        for part in parts:
-            self._edit(part)
-        self._say("generating the API description")
-        self._generate_openapi()
+        compiled = [part for part in parts if part.programs]
+        self._fetch([package for part in parts for package in part.packages], source=bool(compiled))
+        if compiled:
+            for part in compiled:
+                self._edit(part)
+            self._say("generating the API description")
+            self._generate_openapi()
         for part in parts:
             out = self._scratch / part.name
             out.mkdir()
@@ -158,17 +169,21 @@ class Build:
             out.rename(part.folder())
             self._say(f"{part.name} is ready: {part.folder()}")
 
-    def _fetch(self, parts: Sequence[Part]) -> None:
-        self._say("fetching source and compiler from Debian's archive")
+    def _fetch(self, packages: Sequence[str], *, source: bool) -> None:
+        """``source``: what is compiled, and the compiler for it, as well."""
+        self._say("fetching from Debian's archive")
         env = {**os.environ, "APT_CONFIG": str(self._write_apt_configuration())}
         self._step(["apt-get", "-qq", "update"], self._scratch, env, fetches=True)
         downloads = self._scratch / "downloads"
         downloads.mkdir()
-        self._step(["apt-get", "-qq", "source", "--download-only", SOURCE], downloads, env, fetches=True)
-        packages = [package for part in parts for package in part.packages]
-        self._step(["apt-get", "-qq", "download", *COMPILER, *packages], downloads, env, fetches=True)
-        compilers = [deb for name in COMPILER for deb in downloads.glob(f"{name}_*.deb")]
-        for deb in compilers:
+        wanted = [*(COMPILER if source else ()), *packages]
+        self._step(["apt-get", "-qq", "download", *wanted], downloads, env, fetches=True)
+        if source:
+            self._step(["apt-get", "-qq", "source", "--download-only", SOURCE], downloads, env, fetches=True)
+            self._unpack_source(downloads)
+
+    def _unpack_source(self, downloads: Path) -> None:
+        for deb in (deb for name in COMPILER for deb in downloads.glob(f"{name}_*.deb")):
             self._step(["dpkg-deb", "-x", str(deb), str(self._root)], self._scratch)
         self._source.mkdir(parents=True)
         (tarball,) = downloads.glob("kubernetes_*.orig.tar.*")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,12 +24,14 @@ from tests.cluster.control_plane import Times
 from tests.cluster.full import leftovers
 from tests.cluster.full.images import REPOSITORY, TEST_IMAGE, elasticdl_image, pause_image
 from tests.cluster.full.network import MOST_NODES, Network
-from tests.cluster.full.settings import NodeSettings
+from tests.cluster.full.node import import_image
+from tests.cluster.full.settings import SOCKET, NodeSettings
 from tests.cluster.pki import Pair
 from tests.cluster.processes import Leashed
 from tests.cluster.programs import Programs
 
 _GPU = "nvidia.com/gpu"
+_LOADED_WITHIN_S = 60.0
 # Whom Kubernetes lets see all Services, by a role that is there from the beginning.
 _SERVICES_USER = "system:kube-proxy"
 
@@ -69,6 +72,13 @@ class FullCluster(Cluster):
 
         self._wait(counted, f"node {name} is not ready (logs: {self.logs}/*{name}*.log)")
         super().wait_for_node(name)
+
+    def load_image(self, archive: Path) -> None:
+        """Give every node the image of an archive, as `docker save` writes it; there is no registry to pull from."""
+        for name in self.node_names:
+            command = import_image(str(self.folder / "nodes" / name / SOCKET), archive)
+            command[0] = str(NODE.folder() / "root/usr/bin" / command[0])
+            subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
 
     def freeze_node(self, name: str) -> None:
         """The machine loses its network to everybody: its pods run on, and it is not heard of."""

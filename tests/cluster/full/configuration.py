@@ -11,8 +11,6 @@ from tests.cluster.full.images import PAUSE_IMAGE
 from tests.cluster.full.settings import NodeSettings
 
 DOMAIN = "cluster.local"
-# Where the kubelet looks for it, too, and waits if it is not there.
-CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 
 def containerd(settings: NodeSettings) -> str:
@@ -23,7 +21,7 @@ state = "/run/containerd"
 oom_score = 0
 
 [grpc]
-  address = "{CONTAINERD_SOCKET}"
+  address = "{settings.socket}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
   disable_apparmor = true

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 from tests.cluster.full import configuration, names
-from tests.cluster.full.configuration import CONTAINERD_SOCKET
 from tests.cluster.full.images import runtime_spec
 from tests.cluster.full.leftovers import make_groups
 from tests.cluster.full.mounts import mount_own
@@ -48,6 +47,11 @@ def connect(settings: NodeSettings) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
+def import_image(socket: str, archive: Path) -> list[str]:
+    """The command that gives containerd an image, among those that the kubelet knows."""
+    return ["ctr", "--address", socket, "--namespace", "k8s.io", "images", "import", str(archive)]
+
+
 class Node:
     """The programs of a node; everything here runs in its namespaces."""
 
@@ -76,7 +80,7 @@ class Node:
             "--config=" + self._write("kubelet.yaml", configuration.kubelet(settings)),
             f"--kubeconfig={settings.kubeconfig}",
             "--container-runtime=remote",
-            f"--container-runtime-endpoint=unix://{CONTAINERD_SOCKET}",
+            f"--container-runtime-endpoint=unix://{settings.socket}",
             f"--hostname-override={settings.name}",
             f"--node-ip={settings.address}",
             f"--cert-dir={settings.own / 'pki'}",
@@ -86,7 +90,7 @@ class Node:
         )
         # Meanwhile the kubelet looks for Docker, five times, a second between two.
         for archive in sorted(Path(settings.images).glob("*.tar")):
-            self._run("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import", str(archive))
+            self._run(*import_image(settings.socket, archive))
         context = ssl.create_default_context(cafile=settings.authority)
         context.load_cert_chain(settings.services_certificate, settings.services_key)
         services = names.Services(settings.server, context)
@@ -110,7 +114,7 @@ class Node:
         self._write("runtime.json", json.dumps(runtime_spec(json.loads(self._run("ctr", "oci", "spec")), most)))
         self._start("containerd", "--config", self._write("containerd.toml", configuration.containerd(settings)))
         deadline = time.monotonic() + _CONTAINERD_WITHIN_S
-        while not Path(CONTAINERD_SOCKET).exists():
+        while not Path(settings.socket).exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"containerd does not listen in {_CONTAINERD_WITHIN_S:g} s")
             time.sleep(_POLL_S)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tests.cluster.full.network import Plan
 
+SOCKET = "containerd.sock"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
@@ -51,3 +53,8 @@ class NodeSettings:
     def prepared(self) -> Path:
         """Made by the node when all of its programs run and it has all images."""
         return self.own / "prepared"
+
+    @property
+    def socket(self) -> str:
+        """Where containerd listens."""
+        return f"{self.folder}/{SOCKET}"
