@@ -47,7 +47,9 @@ JOB = "training"
 SIMULATED_BATCH, REAL_BATCH = 12, 768
 STEPS_PER_EPOCH = 100  # of the stand-in for CIFAR-10
 ENDLESS = 1_000_000  # it is stopped
-START_SECONDS = 300.0
+START_SECONDS = 600.0
+# Workers that are more than there are cores may be silent for longer than the default without being frozen.
+HEARTBEAT_SECONDS = 15.0
 LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
@@ -197,7 +199,10 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
 def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
     """The training job; returns when it is submitted."""
     data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
-    lab.submit(JOB, setting.training.flags(setting.options, data))
+    flags = setting.training.flags(setting.options, data)
+    if setting.options.simulated:
+        flags += ["--heartbeat_timeout", f"{HEARTBEAT_SECONDS:g}"]
+    lab.submit(JOB, flags)
     followed = Followed(lab, JOB, processes)
     followed.start()
     return followed

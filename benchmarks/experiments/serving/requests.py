@@ -7,6 +7,7 @@ another replica, which is counted.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -55,25 +56,29 @@ class Frontend:
 
     async def send(self, image: bytes) -> Reply:
         """Never raises for what goes wrong with the request: that is in the reply."""
-        refused: frozenset[str] = frozenset()
+        refusals: list[str] = []
         address = ""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 while True:
-                    address = await self._take(refused)
+                    address = await self._take(refusals)
                     try:
-                        return Reply(address, len(refused), *await self._post(address, image))
+                        return Reply(address, len(refusals), *await self._post(address, image))
                     except aiohttp.ClientConnectorError:  # nothing was sent
-                        refused |= {address}
+                        refusals.append(address)
                     finally:
                         self.rotation.give_back(address)
+                    if refusals.count(address) > 1:  # so has everybody else
+                        await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             where = f"from {address}" if address else "as no replica was in rotation"
-            return Reply(address, len(refused), None, f"no answer within {ANSWER_SECONDS:g} s {where}")
+            return Reply(address, len(refusals), None, f"no answer within {ANSWER_SECONDS:g} s {where}")
 
-    async def _take(self, without: frozenset[str]) -> str:
+    async def _take(self, refusals: Sequence[str]) -> str:
+        """One that has not refused, if there is any."""
+        without = frozenset(refusals)
         async with self._admitted:
-            return await self._admitted.wait_for(lambda: self.rotation.take(without) or "")
+            return await self._admitted.wait_for(lambda: self.rotation.take(without) or self.rotation.take() or "")
 
     async def _post(self, address: str, image: bytes) -> tuple[int | None, str]:
         try:

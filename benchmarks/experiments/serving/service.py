@@ -32,7 +32,7 @@ class Service:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._watch = PodWatch(core, namespace, self._become)
-        self._looks: set[asyncio.Task[None]] = set()
+        self._looks: dict[str, asyncio.Task[None]] = {}  # at the health of a replica, by its address
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -98,15 +98,17 @@ class Service:
     def _place(self, addresses: dict[str, str]) -> None:
         rotation, before = self._frontend.rotation, self._frontend.rotation.size
         for address in rotation.become(addresses):
-            look = self._loop.create_task(self._admit(address))
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            if address not in self._looks:
+                self._looks[address] = self._loop.create_task(self._admit(address))
         if rotation.size != before:
             self._records.rotation(rotation.size)
 
     async def _admit(self, address: str) -> None:
-        if await self._frontend.admit_when_healthy(address):
-            self._records.rotation(self._frontend.rotation.size)
+        try:
+            if await self._frontend.admit_when_healthy(address):
+                self._records.rotation(self._frontend.rotation.size)
+        finally:
+            del self._looks[address]
 
     async def _open(self) -> tuple[Any, Frontend]:
         session = new_session()

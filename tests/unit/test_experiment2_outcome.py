@@ -1,0 +1,172 @@
+"""Experiment 2 in numbers: made by hand, with the answers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.experiments.measures import Change
+from benchmarks.experiments.serving.outcome import (
+    Seen,
+    at_work,
+    lags_for_serving,
+    lags_for_training,
+    measured,
+    step_counts,
+)
+from benchmarks.experiments.serving.picture import Picture
+from benchmarks.experiments.serving.records import Request
+from benchmarks.experiments.serving.report import table, verdicts
+from benchmarks.experiments.zoo.step_log import LoggedStep
+from benchmarks.pod_times import Fact
+
+
+def step(number: int, time: float, workers: int = 2) -> LoggedStep:
+    return LoggedStep(number, time, workers, 1.0)
+
+
+def pod(**times: float) -> dict[Fact, float]:
+    return {Fact(name): time for name, time in times.items()}
+
+
+def formed(time: float, *members: int) -> dict:
+    return {"time": time, "event": "world_formed", "members": list(members)}
+
+
+def launched(worker: int) -> dict:
+    return {"time": -20.0, "event": "worker_launched", "worker": worker}
+
+
+def ready(worker: int, time: float) -> dict:
+    return {"time": time, "event": "worker_ready", "worker": worker}
+
+
+def seen(**changed) -> Seen:
+    """Three GPUs for 40 s: at 10 s a replica takes one of training's two, at 20 s it gives it back."""
+    given = {
+        "end": 40.0,
+        "gpus": 3,
+        "changes": [
+            Change(0.0, "serving", 1),
+            Change(0.0, "training", 2),
+            Change(11.0, "training", 1),
+            Change(11.5, "serving", 2),
+            Change(21.0, "serving", 1),
+            Change(21.5, "training", 2),
+        ],
+        "rotations": [Change(0.0, "rotation", 1), Change(15.0, "rotation", 2), Change(20.0, "rotation", 1)],
+        "requests": [Request(n / 10, 0.1 + n / 1000, "a", 0, 1, "") for n in range(101)],
+        "pods": {
+            "serving-1-a": pod(created=-30, bound=-30, running=-29),
+            "serving-1-b": pod(created=10, bound=11.5, running=11.8, notice=20, ended=21, gone=21.1),
+            "training-worker-0": pod(created=-20, bound=-20, running=-19),
+            "training-worker-1": pod(created=-20, bound=-20, running=-19, notice=10.1, ended=11, gone=11.2),
+            "training-worker-2": pod(created=10.2, bound=21.5, running=21.75),
+        },
+        "journal": [
+            *(launched(worker) for worker in range(3)),
+            formed(-10.0, 0, 1),
+            formed(11.0, 0),
+            ready(2, 24.0),
+            formed(24.2, 0, 2),
+        ],
+        "steps": [
+            step(1, -9),
+            step(2, 5),
+            step(3, 10.5),
+            step(4, 12, 1),
+            step(5, 24.1, 1),
+            step(6, 24.6),
+            step(7, 40),
+        ],
+        "serving": "serving",
+        "training": "training",
+    }
+    return Seen(**{**given, **changed})
+
+
+def test_a_replica_waits_from_its_creation_to_its_start():
+    (lag,) = lags_for_serving(seen())
+    assert (lag.pod, lag.leave, lag.start, lag.total) == ("serving-1-b", 1.5, pytest.approx(0.3), pytest.approx(1.8))
+
+
+def test_a_freed_gpu_trains_from_the_first_step_with_the_worker_that_took_it():
+    (lag,) = lags_for_training(seen())
+    assert (lag.at, lag.pod) == (21, "training-worker-2")
+    assert lag.total == pytest.approx(24.6 - 21)
+    parts = (lag.scheduler, lag.start, lag.warm_up, lag.join)
+    assert parts == tuple(map(pytest.approx, (0.5, 0.25, 2.25, 0.6)))
+
+
+def test_each_freed_gpu_goes_to_a_worker_of_its_own():
+    two = {
+        "serving-1-c": pod(created=10, bound=11, running=12, ended=20.9),
+        "training-worker-3": pod(bound=21.2, running=21.3),
+    }
+    found = lags_for_training(seen(pods={**seen().pods, **two}, journal=[*seen().journal, launched(3), ready(3, 25.0)]))
+    assert [lag.pod for lag in found] == ["training-worker-2"], "worker 3 has never been in a world"
+    joined = [*seen().journal, launched(3), ready(3, 25.0), formed(25.1, 0, 2, 3)]
+    found = lags_for_training(seen(pods={**seen().pods, **two}, journal=joined))
+    assert [(lag.at, lag.pod) for lag in found] == [(20.9, "training-worker-3"), (21, "training-worker-2")]
+    assert found[0].total == pytest.approx(40 - 20.9)
+
+
+def test_utilisation_counts_held_gpus_and_work_only_those_that_work():
+    numbers = measured(seen())
+    held = 3 * 40 - 0.5 - 0.5
+    assert numbers["utilisation"] == pytest.approx(held / 120)
+    working = 3 * 11 + 2 * (15 - 11) + 3 * (20 - 15) + 2 * (24.2 - 20) + 3 * (40 - 24.2)
+    assert numbers["mean_gpus_working"] == pytest.approx(working / 40)
+    assert {change.owner for change in at_work(seen())} == {"serving", "training"}
+    assert numbers["gpu_seconds"] == {"serving": pytest.approx(40 + 9.5), "training": pytest.approx(80 - 10.5)}
+
+
+def test_steps_are_counted_once_each():
+    assert step_counts(seen()) == {"made": 7, "lost": 0, "twice": 0, "torn": 0}
+    odd = [step(1, 1), step(2, 2), step(2, 3), step(5, 4)]
+    torn = [{"time": 2.0, "event": "pause", "steps_torn": 1}, {"time": 3.0, "event": "pause", "steps_torn": 0}]
+    assert step_counts(seen(steps=odd, journal=torn)) == {"made": 3, "lost": 2, "twice": 1, "torn": 1}
+
+
+def test_requests_that_failed_are_told_and_not_in_the_latency():
+    failed = Request(1.0, 30.0, "a", 2, None, "503 no")
+    numbers = measured(seen(requests=[*seen().requests, failed]))["requests"]
+    assert (numbers["count"], numbers["failed"], numbers["refused"]) == (102, 1, 2)
+    assert numbers["failures"] == {"503 no": 1}
+    assert numbers["latency"]["p50"] == pytest.approx(0.15)
+    assert numbers["latency"]["max"] == pytest.approx(0.2)
+
+
+def test_the_targets_are_judged_by_the_worst():
+    def met(**changed) -> list[str]:
+        return [row[-1] for row in verdicts(measured(seen(**changed)))]
+
+    assert met() == ["yes"] * 5
+    late = {**seen().pods, "serving-1-c": pod(created=1, bound=6.1, running=6.2)}
+    idle = [Change(0.0, "training", 2), Change(1.0, "serving", 1)]
+    wrong = [Request(1.0, 1.0, "a", 0, None, "x")]
+    steps = [*seen().steps, step(9, 41)]
+    assert met(pods=late, requests=wrong, steps=steps, changes=idle) == ["no", "no", "yes", "no", "no"]
+    never = {name: times for name, times in seen().pods.items() if name != "serving-1-b"}
+    assert met(pods=never)[1:3] == ["no", "no"], "what was not measured is not met"
+
+
+def test_the_tables_and_the_figure_show_also_what_is_missing(tmp_path):
+    for given in (seen(), seen(pods={}, requests=[], steps=[], journal=[])):
+        rows = table(measured(given), 3)
+        assert all(len(row) == 3 for row in rows)
+        widths = {len(title) for title, *_ in rows}
+        assert max(widths) < 70
+    for number, given in enumerate((seen(), seen(requests=[]))):
+        path = tmp_path / f"{number}.svg"
+        Picture(given.changes, given.requests, given.end, 3, "serving", "training").save(path)
+        assert all(f">{text}<" in path.read_text() for text in ("training", "serving", "both", "GPUs in use"))
+
+
+def test_the_same_numbers_give_the_same_figure(tmp_path):
+    given, drawn = seen(), itertools.count()
+    paths = [tmp_path / f"{next(drawn)}.svg" for _ in range(2)]
+    for path in paths:
+        Picture(given.changes, given.requests, given.end, 3, "serving", "training").save(path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
