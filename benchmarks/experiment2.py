@@ -73,6 +73,7 @@ class Setting:
     rule: Rule
     training: Training
     request_seconds: float  # of a simulated GPU; 0: real ones
+    serving_model: str
 
     @property
     def replicas(self) -> int:
@@ -92,6 +93,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests_per_replica", type=float, default=4.0, help="a second; what it is scaled by (4)")
     parser.add_argument("--request_seconds", type=float, default=REQUEST_SECONDS,
         help=f"of a request on a simulated GPU ({REQUEST_SECONDS:g})")  # fmt: skip
+    parser.add_argument(
+        "--serving_model", default="", help="SavedModel as the replicas see it (each makes one of its own)"
+    )
     options, args = read(parser, argv)
     return run(parser, lambda: experiment(make_setting(options, args)))
 
@@ -118,7 +122,7 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     batch = SIMULATED_BATCH if options.simulated else REAL_BATCH
     training = Training(f"1-{workers}", ENDLESS, ENDLESS, batch, -(-batch // workers))
     seconds = args.request_seconds if options.simulated else 0.0
-    return Setting(replace(options, queue=NO_QUEUE), args.gpus, plan, rule, training, seconds)
+    return Setting(replace(options, queue=NO_QUEUE), args.gpus, plan, rule, training, seconds, args.serving_model)
 
 
 def experiment(setting: Setting) -> None:
@@ -165,7 +169,9 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         records = stack.enter_context(Records(artefacts.folder))
         stack.enter_context(history.watching(lab.core.api_client, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
-        deployment = stack.enter_context(deployed(Deployment(lab, setting.request_seconds), setting.replicas))
+        deployment = stack.enter_context(
+            deployed(Deployment(lab, setting.request_seconds, setting.serving_model), setting.replicas)
+        )
         try:
             followed = begin(setting, lab, processes)
             service.wait_for(setting.replicas, START_SECONDS, followed.alive)
@@ -185,7 +191,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
     return Seen(
         end=setting.plan.curve.end,
         gpus=setting.gpus,
-        changes=series.changes,
+        changes=[change for change in series.changes if change.owner in (APP, JOB)],
         rotations=records.rotations,
         requests=records.requests,
         pods=since(series.epoch, history.all()),

@@ -19,6 +19,7 @@ from elasticdl.common.quantities import GPU
 
 APP = "serving"
 PRIORITY = 1000  # a training job has 0
+OWN_FOLDER = "/serving"
 LOG_LINES = 40
 GRACE_SECONDS = int(LINGER_SECONDS + FINISH_SECONDS) + 5
 
@@ -27,6 +28,7 @@ GRACE_SECONDS = int(LINGER_SECONDS + FINISH_SECONDS) + 5
 class Deployment:
     lab: Lab
     seconds: float  # of a request on a simulated GPU; 0: the GPUs are real
+    model: str  # where the replicas find it, or make it; empty: each makes one of its own
 
     def scale(self, replicas: int) -> None:
         """Raises:
@@ -61,9 +63,10 @@ class Deployment:
             raise Failed(f"Deployment {APP}: the cluster does not answer: {error}") from error
 
     def _manifest(self, replicas: int, priority_class: str) -> dict[str, Any]:
-        shared = self.lab.folder if self.lab.options.cluster is ClusterKind.TIER1 else None  # its pods see it, too
         labels = {"app": APP}
-        model = f"{shared or '/serving'}/model"
+        # The nodes of tier 1 see what is here.
+        own = not self.model and self.lab.options.cluster is not ClusterKind.TIER1
+        model = self.model or (f"{OWN_FOLDER}/model" if own else str(self.lab.folder / "model"))
         options = {"model": model, "seed": str(self.lab.options.seed), "seconds": f"{self.seconds:g}"}
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS") if self.seconds else ()
@@ -79,13 +82,13 @@ class Deployment:
             "ports": [{"containerPort": PORT}],
             "readinessProbe": {"httpGet": {"path": HEALTH, "port": PORT}, "periodSeconds": 1},
             "resources": {"limits": {GPU: "1"}},
-            "volumeMounts": [] if shared else [{"name": "model", "mountPath": "/serving"}],
+            "volumeMounts": [{"name": "model", "mountPath": OWN_FOLDER}] if own else [],
         }
         spec = {
             "priorityClassName": priority_class,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "containers": [container],
-            "volumes": [] if shared else [{"name": "model", "emptyDir": {}}],
+            "volumes": [{"name": "model", "emptyDir": {}}] if own else [],
         }
         return {
             "metadata": {"name": APP},
