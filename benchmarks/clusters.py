@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from kubernetes import client, config
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.kit import until
+from tests.cluster.kit import new_namespace
 from tests.cluster.programs import find_programs
 
 TIER1, KUBECONFIG = "tier1", "kubeconfig"
@@ -33,7 +32,8 @@ class Place:
     api: client.ApiClient
 
     @property
-    def core(self) -> client.CoreV1Api:
+    def core(self) -> Any:
+        """A `CoreV1Api`: to the type checker it takes no dictionary, and every field of what it gives may be missing."""
         return client.CoreV1Api(self.api)
 
     def environment(self, home: Path) -> dict[str, str]:
@@ -68,28 +68,8 @@ def opened(args: argparse.Namespace, nodes: Mapping[str, int]) -> Iterator[Place
             programs = find_programs(lambda line: print(line, file=sys.stderr, flush=True))
             kubeconfig = stack.enter_context(Cluster(programs, nodes)).kubeconfig
         api = config.new_client_from_config(str(kubeconfig))
-        namespace = stack.enter_context(own_namespace(api))
+        namespace = stack.enter_context(new_namespace(api))
         yield Place(kubeconfig, namespace, args.image, api)
-
-
-@contextmanager
-def own_namespace(api: client.ApiClient) -> Iterator[str]:
-    """A new one in which pods can be created."""
-    core, name = client.CoreV1Api(api), f"elasticdl-bench-{secrets.token_hex(3)}"
-    core.create_namespace({"metadata": {"name": name}})
-    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
-    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
-    try:
-        until(
-            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
-            "default service account",
-            core.list_namespaced_service_account,
-            name,
-        )
-        yield name
-    finally:
-        core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
-        core.delete_namespace(name)
 
 
 @contextmanager
@@ -104,7 +84,7 @@ def priority_class(place: Place, value: int) -> Iterator[str]:
         scheduling.delete_priority_class(name)
 
 
-def free_gpus(core: client.CoreV1Api, node: str) -> int:
+def free_gpus(core: Any, node: str) -> int:
     """Of a node, those that no pod has.
 
     Raises:

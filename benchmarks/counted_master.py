@@ -2,8 +2,9 @@
 
     python -m benchmarks.counted_master --job_folder DIR
 
-The lines go to `REQUESTS`, where the benchmark has put a folder of the host into its pod. Each is JSON: when the request was begun (seconds since the epoch), its verb and resource as Kubernetes names
-them, how long the answer took (of a watch: to begin) and its status, 0 if there was none. The first line has the process id.
+The lines go to `REQUESTS`, where the benchmark has put a folder of the host into its pod. Each is JSON: when the request
+was begun (seconds since the epoch), its verb and resource as Kubernetes names them, how long the answer took (of a watch:
+to begin) and its status, 0 if there was none. The first line has the process id.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kubernetes.client import rest
+from kubernetes.client import ApiException, rest
 
 from elasticdl.master.cluster import main
 
@@ -45,7 +47,8 @@ def verb_and_resource(method: str, url: str) -> tuple[str, str]:
 
 def count_requests(path: Path) -> None:
     """From now on each request of the official client is a line of this file."""
-    lock, request = threading.Lock(), rest.RESTClientObject.request
+    lock = threading.Lock()
+    request: Callable[..., Any] = rest.RESTClientObject.request
 
     def counted(self: Any, method: str, url: str, *arguments: Any, **options: Any) -> Any:
         began, status = time.time(), 0
@@ -53,7 +56,7 @@ def count_requests(path: Path) -> None:
             answer = request(self, method, url, *arguments, **options)
             status = int(answer.status)
             return answer
-        except rest.ApiException as error:
+        except ApiException as error:
             status = int(error.status or 0)
             raise
         finally:
@@ -63,7 +66,7 @@ def count_requests(path: Path) -> None:
                 lines.write(json.dumps(line) + "\n")
 
     path.write_text(json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
-    rest.RESTClientObject.request = counted
+    rest.RESTClientObject.request = counted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def now() -> str:
 class Nodes:
     """Node objects that stay ready for as long as somebody calls `beat`."""
 
-    def __init__(self, core: client.CoreV1Api, group: str, count: int) -> None:
+    def __init__(self, core: Any, group: str, count: int) -> None:
         self._core = core
         self._group = group
         self._names = [f"{group}-{number}" for number in range(count)]

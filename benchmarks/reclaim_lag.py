@@ -248,7 +248,8 @@ def measure(run: Run, args: argparse.Namespace, results: Results, samples: dict[
         run.settle()
         time.sleep(args.settle * (0.5 + rng.random()))
         before = busy_cores(0.2)
-        for kind, sample in zip(KINDS, run.disturb(number, args.hold * (0.5 + rng.random())), strict=True):
+        found: tuple[Taken | Given, ...] = run.disturb(number, args.hold * (0.5 + rng.random()))
+        for kind, sample in zip(KINDS, found, strict=True):
             samples[kind].append(sample)
             results.add("lag", event=kind, repetition=number, busy_cores_before=before, **asdict(sample))
             parts = ", ".join(f"{name.replace('_', ' ')} {seconds:.2f}" for name, seconds in asdict(sample).items())

@@ -69,8 +69,9 @@ def _pump(request: BaseHTTPRequestHandler, target: socket.socket) -> None:
             frame = frames.recv_frame()
             if frame.opcode == ABNF.OPCODE_CLOSE:
                 return
-            if frame.opcode == ABNF.OPCODE_BINARY and frame.data[:1] == _DATA:
-                target.sendall(frame.data[1:])
+            message = frame.data
+            if frame.opcode == ABNF.OPCODE_BINARY and isinstance(message, bytes) and message[:1] == _DATA:
+                target.sendall(message[1:])
         if target in ready:
             data = target.recv(_CHUNK)
             if not data:
