@@ -73,7 +73,6 @@ class Outcome:
 
     changes: list[Change]
     jobs: list[JobRun]
-    numbers: dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,50 +115,55 @@ def experiment(setting: Setting) -> None:
     with open_lab(options, setting.plan.gpus) as lab:
         data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
         outcomes = {mode: measure(mode, lab, setting, data) for mode in MODES}
-    if not options.simulated:
-        outcomes = with_work_of_gang(setting.plan, outcomes)
-    gang, elastic = (outcomes[mode].numbers for mode in MODES)
-    comparison = compared(gang, elastic)
-    path = artefacts.summary(
-        {
-            "gang": gang,
-            "elastic": elastic,
-            "comparison": comparison,
-            "targets": TARGETS,
-            "published": PUBLISHED,
-            "plan": asdict(setting.plan),
-            "training": asdict(setting.training),
-            "scale": options.scale,
-            "seed": options.seed,
-            "real": REAL,
-            "simulated": simulated(options),
-            "machine": machine,
-        }
-    )
+    numbers = analysed(setting, outcomes)
+    artefacts.summary(summary(setting, numbers, machine))
     artefacts.figure("gpus", chart(outcomes, setting.plan.gpus).save)
-    columns = ("", "gang", "elastic", "gang, published", "elastic, published")
-    show_table(f"Two jobs of {setting.plan.workers} GPUs on {setting.plan.gpus}; work is {options.scale:g} times shorter than published", columns,
-        table(gang, elastic))  # fmt: skip
-    show_table("Targets", ("", "ours", "target", "published", "met"), verdicts(comparison))
-    print(f"results: {path.parent}")
+    show(setting, numbers)
+
+
+def analysed(setting: Setting, outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
+    """The numbers of each mode. What the work is, real GPUs tell only by doing it."""
+    plan, job = setting.plan, outcomes["gang"].jobs[0]
+    if not setting.options.simulated:
+        plan = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
+    return {mode: measured(plan, outcome.changes, outcome.jobs) for mode, outcome in outcomes.items()}
+
+
+def summary(setting: Setting, numbers: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **numbers,
+        "comparison": compared(**numbers),
+        "targets": TARGETS,
+        "published": PUBLISHED,
+        "plan": asdict(setting.plan),
+        "training": asdict(setting.training),
+        "scale": setting.options.scale,
+        "seed": setting.options.seed,
+        "real": REAL,
+        "simulated": simulated(setting.options),
+        "machine": machine,
+    }
+
+
+def show(setting: Setting, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    plan = setting.plan
+    title = f"Two jobs of {plan.workers} GPUs on {plan.gpus}; work is {plan.scale:g} times shorter than published"
+    show_table(title, ("", "gang", "elastic", "gang, published", "elastic, published"), table(**numbers))
+    show_table("Targets", ("", "ours", "target", "published", "met"), verdicts(compared(**numbers)))
+    print(f"results: {setting.options.out}")
 
 
 def simulated(options: Options) -> str:
-    if not options.simulated:
-        return "nothing" + (
-            ", but without a --queue pods of a gang are placed one by one" * (options.queue == NO_QUEUE)
-        )
-    return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale)
+    if options.simulated:
+        return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale)
+    return "nothing" if options.queue != NO_QUEUE else "nothing, but without a --queue a gang is placed pod by pod"
 
 
 def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
     """Run both jobs, and take down what happens."""
     artefacts, plan = Artefacts(setting.options.out), setting.plan
-    flags = replace(
-        setting.training, workers=setting.training.workers if mode == "gang" else f"1-{plan.workers}"
-    ).flags(setting.options, data)
-    flags += queue_flags(setting.options) if mode == "gang" else []
     patience = 300 + 4 * plan.bound() if setting.options.simulated else 24 * 3600.0
+    flags = flags_of(mode, setting, data)
     submitted: dict[str, float] = {}
     with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{mode}.csv")) as series:
         for job, after in zip(JOBS, (0.0, plan.second_after), strict=True):
@@ -176,9 +180,14 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
         except Failed:
             keep_logs(mode, lab, artefacts)
             raise
-        changes = series.changes
-    write_steps(artefacts.path(f"steps-{mode}.csv"), runs)
-    return Outcome(changes, runs, measured(plan, changes, runs))
+        write_steps(artefacts.path(f"steps-{mode}.csv"), runs)
+        return Outcome(series.changes, runs)
+
+
+def flags_of(mode: str, setting: Setting, data: str) -> list[str]:
+    if mode == "gang":
+        return [*setting.training.flags(setting.options, data), *queue_flags(setting.options)]
+    return replace(setting.training, workers=f"1-{setting.plan.workers}").flags(setting.options, data)
 
 
 def collect(name: str, submitted: float, lab: Lab, artefacts: Artefacts, epoch: float) -> JobRun:
@@ -196,23 +205,13 @@ def keep_logs(mode: str, lab: Lab, artefacts: Artefacts) -> None:
             print(f"warning: {error}", file=sys.stderr)
 
 
-def with_work_of_gang(plan: Plan, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """The bound that goes with what a step took on real GPUs."""
-    job = outcomes["gang"].jobs[0]
-    real = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
-    return {
-        mode: replace(outcome, numbers=measured(real, outcome.changes, outcome.jobs))
-        for mode, outcome in outcomes.items()
-    }
-
-
 def chart(outcomes: Mapping[str, Outcome], gpus: int) -> Chart:
-    end = max(outcome.numbers["makespan"] for outcome in outcomes.values())
+    ends = {mode: max(job.ended for job in outcome.jobs) for mode, outcome in outcomes.items()}
     panels = []
     for mode, outcome in outcomes.items():
         named = [replace(change, owner=change.owner.removeprefix(f"{mode}-")) for change in outcome.changes]
-        marks = {"second job submitted": outcome.jobs[1].submitted, "all done": outcome.numbers["makespan"]}
-        panels.append(Panel(MODES[mode], named, end, marks))
+        marks = {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]}
+        panels.append(Panel(MODES[mode], named, max(ends.values()), marks))
     return Chart(panels, {"first": "first job", "second": "second job"}, gpus)
 
 
