@@ -31,7 +31,7 @@ from benchmarks.experiments.options import ClusterKind, Options, Parser, make_pa
 from benchmarks.experiments.series import GpuSeries
 from elasticdl.common.errors import UserError
 
-SCALE = 15.0  # with digits, whose 1,296 images are learned in a few epochs
+SCALE = 18.0  # five epochs: more than 97 % of the digits are learned by then
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
 
 

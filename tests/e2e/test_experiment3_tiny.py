@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Four steps an epoch, in micro-batches of two.
 TINY = replace(DIGITS, samples=48, worker_batch=4, micro_batch=2)
 JOBS = [
-    Job(Policy.BATCH, Kind.ELASTIC, 0, epochs=1, changes=(Change(2, 3),)),
+    Job(Policy.BATCH, Kind.ELASTIC, 0, epochs=1, changes=(Change(2, 4),)),
     Job(Policy.BATCH, Kind.TWO, 0, epochs=1),
 ]
 
@@ -41,7 +41,7 @@ def test_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_path):
     course = Course(lab, TINY, Shared.on_host(tmp_path), threading.Event())
     with ThreadPoolExecutor() as lanes:
         elastic, fixed = (Curve.of(result) for result in lanes.map(course.run, JOBS))
-    assert elastic.workers == (2, 2, 3, 3)
+    assert elastic.workers == (2, 2, 4, 4)
     assert fixed.workers == (2, 2, 2, 2)
     found = difference([elastic, fixed])
     # Parameters are the same to the bit; the mean loss that is told is a sum in another order.

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.convergence.hold import POLL, go_file, held_file
+from benchmarks.experiments.convergence.hold import go_file, held_file
 from benchmarks.experiments.convergence.plan import Change, Job, Recipe
-from benchmarks.experiments.convergence.settings import VARIABLE, Step, read_steps
+from benchmarks.experiments.convergence.settings import VARIABLE, Step, read_steps, recorded
 from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.training import THREADS
 from benchmarks.job import COMMAND, Journal
@@ -20,6 +20,7 @@ from elasticdl.common.journal import Entry
 
 MODEL = "benchmarks.experiments.convergence.resnet20"
 MOUNT = Path("/experiment")
+POLL = 0.05
 QUIET_SECONDS = 400.0  # without a step; longer than any hold
 
 
@@ -59,16 +60,25 @@ class Course:
         Raises:
             Failed: the job did, or a world did not begin where it was planned to.
         """
-        folder = Path(tempfile.mkdtemp(prefix=f"{job.name}-", dir=self._shared.here))
+        with (
+            tempfile.TemporaryDirectory(
+                prefix=f"{job.name}-", dir=self._shared.here, ignore_cleanup_errors=True
+            ) as folder,
+            tempfile.TemporaryDirectory(prefix="elasticdl-course-") as scratch,
+            Processes(Path(scratch)) as processes,
+        ):
+            return self._run(job, Path(folder), processes)
+
+    def _run(self, job: Job, folder: Path, processes: Processes) -> Result:
         folder.chmod(0o777)  # pods of another user write there, too
         job.settings(self._recipe).write(folder)
         self._lab.submit(job.name, self._flags(job, folder.name))
-        with tempfile.TemporaryDirectory(prefix="elasticdl-course-") as scratch, Processes(Path(scratch)) as processes:
-            running = _Running(job, folder, self._lab, processes, self._given_up)
-            for change in job.changes:
-                self._change(running, change)
-            running.wait_for_end()
-            journal = tuple(running.journal.entries)
+        running = _Running(job, folder, self._lab, processes, self._given_up)
+        workers = [job.first_workers, *(change.workers for change in job.changes)]
+        for before, change in zip(workers, job.changes, strict=False):
+            self._change(running, change, change.workers - before)
+        running.wait_for_end()
+        journal = tuple(running.journal.entries)
         require_plan(job, journal)
         return Result(job, tuple(read_steps(folder)), journal)
 
@@ -88,13 +98,14 @@ class Course:
         }
         return [part for name, value in given.items() for part in (f"--{name}", str(value))]
 
-    def _change(self, running: _Running, change: Change) -> None:
+    def _change(self, running: _Running, change: Change, newcomers: int) -> None:
         running.wait_until_held(change.step - 1)
         mark = running.journal.mark()
         self._lab.elasticdl("scale", running.job.name, str(change.workers))
-        running.wait_for("change_announced", mark)
+        running.wait_for("worker_ready", newcomers, mark)  # else those who are late would get a world of their own
+        running.wait_for("change_announced", 1, mark)
         go_file(running.folder, change.step - 1).touch()
-        running.wait_for("world_formed", mark)
+        running.wait_for("world_formed", 1, mark)
 
 
 class _Running:
@@ -113,9 +124,9 @@ class _Running:
     def wait_until_held(self, step: int) -> None:
         self._wait(lambda: held_file(self.folder, step).exists(), f"step {step}")
 
-    def wait_for(self, event: str, start: int) -> None:
-        """From the journal's entry ``start`` on."""
-        self._wait(lambda: any(each["event"] == event for each in self.journal.read()[start:]), event)
+    def wait_for(self, event: str, count: int, start: int) -> None:
+        """Until the journal has so many from its entry ``start`` on."""
+        self._wait(lambda: sum(each["event"] == event for each in self.journal.read()[start:]) >= count, event)
 
     def wait_for_end(self) -> None:
         """Raises:
@@ -134,18 +145,17 @@ class _Running:
         """Raises:
         Failed: no step was made for long; or the job is over, or given up.
         """
-        made, deadline = -1, 0.0
+        seen, deadline = -1, 0.0
         while not done():
-            now = sum(1 for _ in read_steps(self.folder))
-            if now > made:
-                made, deadline = now, time.monotonic() + QUIET_SECONDS
-            if time.monotonic() > deadline:
-                raise Failed(f"job {self.job.name}: {what}: not within {QUIET_SECONDS:g} s of step {made}")
+            if (now := recorded(self.folder)) > seen:
+                seen, deadline = now, time.monotonic() + QUIET_SECONDS
             over = self._follower.poll() is not None
             if over and not done():
                 self._raise_if_over()
+            if time.monotonic() > deadline:
+                raise Failed(f"job {self.job.name}: {what}: neither this nor a step within {QUIET_SECONDS:g} s")
             if self._given_up.wait(POLL):
-                raise Failed(f"job {self.job.name}: given up after step {made}")
+                raise Failed(f"job {self.job.name}: given up before this: {what}")
 
     def _raise_if_over(self) -> None:
         if self._follower.poll() is not None:

@@ -7,6 +7,7 @@ random, so that equal batches are equal whoever trains them.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -37,9 +38,9 @@ def _channels_last(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
     return tuple(each.contiguous(memory_format=torch.channels_last) for each in inputs)
 
 
-def dataset(mode: str, path: str) -> Dataset[tuple[torch.Tensor, int]]:
+def dataset(mode: str, path: str) -> Dataset[Any]:
     settings = Settings.read(os.environ)
-    whole = resnet20_torch.dataset(mode, path) if settings.data is Data.CIFAR10 else digits(mode, path)
+    whole: Any = (resnet20_torch.dataset if settings.data is Data.CIFAR10 else digits)(mode, path)
     return Subset(whole, range(settings.samples)) if mode == "training" else whole
 
 

@@ -82,3 +82,9 @@ def read_steps(folder: Path) -> Iterator[Step]:
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
             yield Step(**json.loads(line))
+
+
+def recorded(folder: Path) -> int:
+    """Bytes; grows with each step."""
+    path = folder / _STEPS
+    return path.stat().st_size if path.exists() else 0
