@@ -144,7 +144,7 @@ def test_the_targets_are_judged_by_the_worst():
 
     assert met() == ["yes"] * 5
     late = {**seen().pods, "serving-1-c": pod(created=1, bound=6.1, running=6.2)}
-    idle = [Change(0.0, "training", 2), Change(1.0, "serving", 1)]
+    idle = [Change(0.0, "training", 2), Change(5.0, "serving", 1)]
     wrong = [Request(1.0, 1.0, "a", 0, None, "x")]
     steps = [*seen().steps, step(9, 41)]
     assert met(pods=late, requests=wrong, steps=steps, changes=idle) == ["no", "no", "yes", "no", "no"]
