@@ -200,10 +200,6 @@ class WatchedJob:
     def wait_for_step(self, step: int) -> None:
         wait_for(f"step {step} of job {self.name}", lambda: self.step() >= step, self.describe)
 
-    def events(self, *names: str) -> list[Entry]:
-        lines = self.elasticdl("events", self.name, "--json").stdout.splitlines()
-        return [entry for entry in map(json.loads, lines) if not names or entry["event"] in names]
-
     def describe(self) -> str:
         """For a test that has failed: the end of the journal, and of what the masters said."""
         events = self.elasticdl("events", self.name).stdout.splitlines()[-60:]
@@ -215,12 +211,16 @@ class WatchedJob:
 
     # ---- how it ends ----
 
-    def finish(self) -> None:
-        """Wait until the job has ended, well."""
+    def finish(self) -> list[Entry]:
+        """Wait until the job has ended, well; its whole journal."""
         self.hurry()
         wait_for(f"end of job {self.name}", self._has_ended, self.describe)
-        (end,) = self.events("job_finished")
-        assert (end["phase"], end["steps"]) == ("succeeded", self.epochs * STEPS_PER_EPOCH), self.describe()
+        lines = self.elasticdl("events", self.name, "--json").stdout.splitlines()
+        story: list[Entry] = list(map(json.loads, lines))
+        end = story[-1]
+        assert (end["event"], end["phase"]) == ("job_finished", "succeeded"), self.describe()
+        assert end["steps"] == self.epochs * STEPS_PER_EPOCH
+        return story
 
     def _has_ended(self) -> bool:
         job: Any = client.BatchV1Api(self.core.api_client).read_namespaced_job(f"{self.name}-master", self.namespace)
