@@ -22,7 +22,7 @@ CLIENT_OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 SERVER_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.so_reuseport", 0),  # else a second master could take the same port unnoticed
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_SECONDS * 500),  # else pings count as an attack
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),  # else pings count as an attack
 )
 
 
