@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
@@ -81,6 +81,11 @@ class Memory:
     job: JobMemory
     training: TrainingMemory
     started: float  # when the first master of the job did; seconds since the epoch
+
+    def without_workers(self, gone: Collection[int]) -> Memory:
+        """Of an older memory, when it is known by other means who has gone since."""
+        workers = tuple(worker for worker in self.job.fleet.workers if worker.worker_id not in gone)
+        return replace(self, job=replace(self.job, fleet=replace(self.job.fleet, workers=workers)))
 
     def to_json(self) -> str:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"))

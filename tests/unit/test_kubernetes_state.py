@@ -12,7 +12,8 @@ from elasticdl.common.spec import WorkerRange
 from elasticdl.master.launchers.kubernetes import state as state_module
 from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark, ReplacedError
-from elasticdl.master.memory import JobMemory, Memory, TrainingMemory
+from elasticdl.master.memory import FleetMemory, JobMemory, Memory, TrainingMemory, WorkerMemory
+from elasticdl.master.workers import WorkerState
 
 
 class FakeApi:
@@ -95,6 +96,21 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
     assert events == ["a", "b", "c"]
     assert (api.state.status, api.state.holder) == ('{"phase": "failed"}', "two")
     assert Memory.from_json(api.state.memory) == memory(8)
+
+
+def test_whose_end_is_in_the_journal_is_not_missed_by_the_next_master(api, tmp_path):
+    there, gone = (WorkerMemory(worker_id, WorkerState.RUNNING, "") for worker_id in (3, 4))
+    both = FleetMemory(next_id=5, workers=(there, gone))
+    before = Memory(JobMemory(WorkerRange(minimum=1, maximum=2), both), TrainingMemory(), started=1.0)
+
+    async def run():
+        first, second = Bench(api, tmp_path, "one"), Bench(api, tmp_path, "two")
+        await first.store.load()
+        first.write('{"event": "worker_left", "worker": 4}\n')
+        await first.store.save(before)
+        assert (await second.store.load()).job.fleet.workers == (there,)
+
+    asyncio.run(run())
 
 
 def test_the_status_is_seen_between_two_masters(api, tmp_path):

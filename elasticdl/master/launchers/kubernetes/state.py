@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.journal import read_journal
 from elasticdl.common.manifests.state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
 from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.backoff import Backoff
@@ -92,10 +93,12 @@ class ClusterState:
         try:
             state = unpack_state(found)
             memory = Memory.from_json(state.memory) if state.memory else None
+            self._journal.write_text(_repaired(state))
+            # The journal may be newer than the memory; whose end it has told is not to be missed once more.
+            gone = {entry["worker"] for entry in read_journal(self._journal) if entry["event"] == "worker_left"}
         except ValueError as error:
             raise UserError(f"what an earlier master has left can't be read: {error}") from None
-        self._journal.write_text(_repaired(state))
-        return memory
+        return memory.without_workers(gone) if memory else None
 
     async def save(self, memory: Memory) -> None:
         """With the journal so far, which explains it. Raises OSError if it can't be done now."""
