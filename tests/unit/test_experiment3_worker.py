@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.experiments.convergence import resnet20
 from benchmarks.experiments.convergence.exact import GRID, LIMIT, TERMS, add_exactly
 from benchmarks.experiments.convergence.hold import Hold, go_file, held_file
-from benchmarks.experiments.convergence.plan import DIGITS, Job, Kind
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Job, Kind
 from benchmarks.experiments.convergence.settings import VARIABLE, Policy
+from model_zoo.cifar10.generate import generate
 
 
 def gradients(exact):
@@ -66,8 +69,6 @@ def test_a_worker_does_not_wait_for_ever(tmp_path):
 
 
 def test_the_digits_have_the_shape_of_cifar10(tmp_path, monkeypatch):
-    from benchmarks.experiments.convergence import resnet20
-
     monkeypatch.setitem(os.environ, VARIABLE, str(tmp_path))
     Job(Policy.BATCH, Kind.TWO, 0, epochs=6).settings(DIGITS).write(tmp_path)
     training, held_out = resnet20.dataset("training", ""), resnet20.dataset("evaluation", "")
@@ -76,3 +77,13 @@ def test_the_digits_have_the_shape_of_cifar10(tmp_path, monkeypatch):
     assert image.shape == (3, 32, 32)
     assert (image.min().item(), image.max().item()) == (-1, pytest.approx(1, abs=0.2))
     assert torch.equal(image[0], image[2])
+
+
+def test_cifar10_is_used_up_to_a_whole_number_of_batches(tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, VARIABLE, str(tmp_path))
+    archive, job = str(generate(tmp_path, samples=500)), Job(Policy.RATE, Kind.TWO, 0, epochs=90)
+    job.settings(replace(CIFAR10, samples=384)).write(tmp_path)
+    assert (len(resnet20.dataset("training", archive)), len(resnet20.dataset("evaluation", archive))) == (384, 100)
+    job.settings(CIFAR10).write(tmp_path)
+    with pytest.raises(ValueError, match="500 training images; the experiment takes 49,920 of them"):
+        resnet20.dataset("training", archive)

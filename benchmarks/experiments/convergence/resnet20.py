@@ -7,7 +7,7 @@ random, so that equal batches are equal whoever trains them.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -39,9 +39,16 @@ def _channels_last(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
 
 
 def dataset(mode: str, path: str) -> Dataset[Any]:
+    """Raises:
+    ValueError: there is no such data at ``path``, or too little of it.
+    """
     settings = Settings.read(os.environ)
     whole: Any = (resnet20_torch.dataset if settings.data is Data.CIFAR10 else digits)(mode, path)
-    return Subset(whole, range(settings.samples)) if mode == "training" else whole
+    if mode != "training":
+        return cast("Dataset[Any]", whole)
+    if len(whole) < settings.samples:
+        raise ValueError(f"{path}: {len(whole):,} training images; the experiment takes {settings.samples:,} of them")
+    return Subset(whole, range(settings.samples))
 
 
 def digits(mode: str, path: str) -> TensorDataset:
