@@ -27,7 +27,7 @@ from benchmarks.experiments.serving.demand import parse_curve
 from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
 from benchmarks.experiments.serving.follow import Followed
 from benchmarks.experiments.serving.load import Load, LoadPlan
-from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, measured
+from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.picture import Picture
 from benchmarks.experiments.serving.pod_history import PodHistory, since, write_history
 from benchmarks.experiments.serving.records import Records
@@ -50,6 +50,7 @@ ENDLESS = 1_000_000  # it is stopped
 START_SECONDS = 600.0
 # Workers that are more than there are cores may be silent for longer than the default without being frozen.
 HEARTBEAT_SECONDS = 15.0
+SETTLE_SECONDS = 120.0
 LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
@@ -181,6 +182,8 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
                 records.clock = series.now
                 autoscaler = Autoscaler(setting.rule, setting.replicas)
                 service.play(Load(setting.plan, autoscaler, deployment.scale, series.now), followed.alive, LOOK_SECONDS)
+                replicas = [setting.replicas, *(each.replicas for each in records.scalings)]
+                settle(followed, setting.gpus - replicas[-1])
             followed.stop()
         except Failed:
             save_logs(lab, artefacts.path("serving.log"))
@@ -191,7 +194,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
     return Seen(
         end=setting.plan.curve.end,
         gpus=setting.gpus,
-        changes=[change for change in series.changes if change.owner in (APP, JOB)],
+        changes=from_zero([change for change in series.changes if change.owner in (APP, JOB)]),
         rotations=records.rotations,
         requests=records.requests,
         pods=since(series.epoch, history.all()),
@@ -212,6 +215,15 @@ def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
     followed = Followed(lab, JOB, processes)
     followed.start()
     return followed
+
+
+def settle(followed: Followed, workers: int) -> None:
+    """Let the last GPU that was freed come to its first step, which is measured, too."""
+    try:
+        followed.wait_for_steps(workers, SETTLE_SECONDS)
+    except Failed as error:
+        followed.alive()
+        print(f"warning: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

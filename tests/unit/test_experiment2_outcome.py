@@ -10,6 +10,7 @@ from benchmarks.experiments.measures import Change
 from benchmarks.experiments.serving.outcome import (
     Seen,
     at_work,
+    from_zero,
     lags_for_serving,
     lags_for_training,
     measured,
@@ -120,6 +121,12 @@ def test_utilisation_counts_held_gpus_and_work_only_those_that_work():
     assert numbers["mean_gpus_working"] == pytest.approx(working / 40)
     assert {change.owner for change in at_work(seen())} == {"serving", "training"}
     assert numbers["gpu_seconds"] == {"serving": pytest.approx(40 + 9.5), "training": pytest.approx(80 - 10.5)}
+
+
+def test_what_the_first_look_found_was_there_from_the_beginning():
+    found = [Change(0.02, "serving", 2), Change(0.02, "training", 6), Change(0.03, "training", 5)]
+    assert [change.time for change in from_zero(found)] == [0.0, 0.0, 0.03]
+    assert from_zero([]) == []
 
 
 def test_steps_are_counted_once_each():

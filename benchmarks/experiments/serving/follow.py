@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from elasticdl.common.journal import Entry
 
 JOURNAL, LOGS = "journal", "logs"
 END_SECONDS = 60.0
+LOOK_SECONDS = 0.3
 
 
 @dataclass(slots=True)
@@ -60,6 +62,20 @@ class Followed:
             return worlds[-1:] == [workers]
 
         wait_until(formed, seconds, f"a world of {workers} workers")
+
+    def wait_for_steps(self, workers: int, seconds: float) -> None:
+        """Until so many workers make them.
+
+        Raises:
+            Failed: they did not in time.
+        """
+
+        def made() -> bool:
+            time.sleep(LOOK_SECONDS)  # the logs are long
+            self.alive()
+            return [step.workers for step in self.steps()[-1:]] == [workers]
+
+        wait_until(made, seconds, f"steps of {workers} workers")
 
     def stop(self) -> None:
         """The job, by the command; returns when the followers have seen its end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,12 @@ def measured(seen: Seen) -> dict[str, Any]:
         "steps": step_counts(seen),
         "lags": {"for_serving": _listed(for_serving), "for_training": _listed(for_training)},
     }
+
+
+def from_zero(changes: Sequence[Change]) -> list[Change]:
+    """What the first look found was there when it began."""
+    first = min((change.time for change in changes), default=0.0)
+    return [replace(change, time=0.0) if change.time == first else change for change in changes]
 
 
 def lags_for_serving(seen: Seen) -> list[ForServing]:

@@ -12,12 +12,13 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.experiments.figures import DPI, FILLS, STYLE, WIDTH
+from benchmarks.experiments.figures import DPI, STYLE, WIDTH
 from benchmarks.experiments.measures import Change, spans
 from benchmarks.experiments.serving.records import Request
 
 BINS = 92  # of the load's time
 INK = "#1a1a1a"
+LOOKS = (("#1f4e79", "-"), ("#4f94cd", "--"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Picture:
         edges = [span.start for span, _ in steps] + [self.end]
         total = [sum(held.values()) for _, held in steps]
         lines = {"training": self.training, "serving": self.serving}
-        for (label, owner), (colour, _), style in zip(lines.items(), FILLS, ("-", "--"), strict=False):
+        for (label, owner), (colour, style) in zip(lines.items(), LOOKS, strict=True):
             values = [held.get(owner, 0) for _, held in steps]
             axis.stairs(values, edges, baseline=None, color=colour, lw=1.6, ls=style, label=label)
         axis.stairs(total, edges, baseline=None, color=INK, lw=0.9, label="both")
