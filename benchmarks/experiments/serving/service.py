@@ -60,13 +60,8 @@ class Service:
             alive()
             return self._frontend.rotation.size >= replicas
 
-        try:
-            wait_until(enough, seconds, f"{replicas} replicas that answer here")
-        except Failed as error:
-            raise Failed(
-                f"{error}; requests go to the pods' own addresses, port {self._port}: run this where these can be "
-                "reached, as in a pod of the cluster"
-            ) from error
+        where = f"at port {self._port} of their pods (run this where pods' addresses can be reached, such as in a pod)"
+        wait_until(enough, seconds, f"{replicas} replicas that answer {where}")
 
     def play(self, load: Load, alive: Callable[[], None], every: float) -> None:
         """Send all of it. ``alive`` is called now and then, and raises if it is of no use any more.
