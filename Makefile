@@ -20,7 +20,7 @@ cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--node
 # Two at a time: most tests of whole jobs wait more than they compute. What shares fixtures stays in one process
 # (tests/conftest.py); the long files come first.
 test: setup  ## run the tests; ARGS="-k batch_plan" passes options to pytest, ARGS="-n 0" runs one after another
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
 	$(BIN)/ruff check

@@ -1,18 +1,22 @@
 """For all rings: what runs together, and that what a test starts can be interrupted."""
 
 import signal
+from typing import Any
 
 import pytest
 
-CLUSTERS = ("full_cluster", "cluster")
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file stays in one process, with its fixtures, and so do all that share the whole cluster, which is dear to start."""
+    from xdist.scheduler import LoadScopeScheduling
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes a file stays in one of them, and so do all tests that share a cluster."""
-    for item in items:
-        shared = [name for name in CLUSTERS if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.name))
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "full cluster" if "full_cluster" in file else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
