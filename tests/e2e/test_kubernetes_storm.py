@@ -26,7 +26,7 @@ from tests.cluster.cluster import Cluster
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
-COUNT = int(os.environ.get("ELASTICDL_STORM", "12"))
+COUNT = int(os.environ.get("ELASTICDL_STORM", "5"))
 SEED = int(os.environ.get("ELASTICDL_STORM_SEED", "1"))
 WORKERS = 4
 GPUS = 3  # of each of the two nodes
