@@ -22,7 +22,7 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Four steps an epoch, in micro-batches of two.
-TINY = replace(DIGITS, samples=48, worker_batch=4, micro_batch=2)
+TINY = replace(DIGITS, samples=96, worker_batch=8, micro_batch=2)
 JOBS = [
     Job(Policy.BATCH, Kind.ELASTIC, 0, epochs=1, changes=(Change(2, 4),)),
     Job(Policy.BATCH, Kind.TWO, 0, epochs=1),

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import experiment3
 from benchmarks.experiments.convergence.course import require_plan
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, draw_changes, make_jobs
-from benchmarks.experiments.convergence.settings import VARIABLE, Policy, Settings, Step, read_steps
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes, make_jobs
+from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
 from benchmarks.processes import Failed
 from elasticdl.elastic.batch_plan import plan_step
 
@@ -20,6 +20,14 @@ def test_micro_batches_are_the_same_for_any_number_of_workers(recipe):
     for workers in (2, 3, 4):
         plan = plan_step(recipe.global_batch, workers, recipe.micro_batch)
         assert {size for share in plan for size in share} == {recipe.micro_batch}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"worker_batch": 4}, "12 samples: not whole micro"), ({"samples": 100}, "100 ")]
+)
+def test_a_recipe_that_would_cut_workers_batches_differently_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe(**{"data": Data.DIGITS, "samples": 96, "worker_batch": 8, "reference": 3, "micro_batch": 2} | wrong)
 
 
 @pytest.mark.parametrize("policy", Policy)
