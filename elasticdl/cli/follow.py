@@ -6,6 +6,7 @@ where they still are when the master is gone. The main thread does everything el
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -20,7 +21,7 @@ from elasticdl.cli.client import MasterClient, connect
 from elasticdl.cli.master_process import CLOSING_TIME, MasterProcess
 from elasticdl.cli.panel import Screen
 from elasticdl.cli.tail import Tail
-from elasticdl.cli.text import news
+from elasticdl.cli.text import is_over, news
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.jobdir import MasterAddress
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -123,12 +124,12 @@ def watching(client: MasterClient, inbox: Inbox) -> Iterator[None]:
 
 
 def _watch(client: MasterClient, inbox: Inbox, over: threading.Event) -> None:
+    status = pb.JobStatus()
     while not over.is_set():
-        try:
+        with contextlib.suppress(UnreachableError):  # whether the master still lives is the main thread's business
             for status in client.watch():
                 inbox.put(status)
-        except UnreachableError:
-            over.wait(RECONNECT_SECONDS)  # whether the master still lives is the main thread's business
-        else:
+        if is_over(status):
             inbox.put(WatchEnded.WATCH_ENDED)
             return
+        over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over

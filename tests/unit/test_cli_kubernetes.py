@@ -1,15 +1,22 @@
 """What a job on a cluster is made of, and what is said of a master that does not run: all of it pure."""
 
+import io
 import json
+import queue
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
+import urllib3
 import yaml
+from kubernetes import client
 
-from elasticdl.cli.kubernetes import objects
+from elasticdl.cli import follow
+from elasticdl.cli.kubernetes import logs, objects
+from elasticdl.cli.kubernetes.api import Cluster
 from elasticdl.cli.kubernetes.job import ClusterJob
 from elasticdl.cli.kubernetes.plight import Plight, plight_of
 from elasticdl.cli.kubernetes.submit import make_parts
@@ -17,6 +24,7 @@ from elasticdl.cli.main import main
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -271,3 +279,83 @@ def test_without_the_package_it_is_said_how_to_get_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     said = 'elasticdl status: jobs on a cluster need the package kubernetes: pip install "elasticdl[kubernetes]"\n'
     assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_cluster_that_has_too_much_to_do_is_no_mistake_of_the_users(monkeypatch, status):
+    cluster = Cluster(client.Configuration(host="https://cluster"), "lab")
+
+    def refuse(*_, **__):
+        raise client.ApiException(status=status, reason="too many requests")
+
+    monkeypatch.setattr(client.BatchV1Api, "read_namespaced_job", refuse)
+    with pytest.raises(UnreachableError, match=r"^the cluster at https://cluster failed: .* too many requests"):
+        cluster.find("Job", "digits-master")
+
+
+class Log(io.BytesIO):
+    """An answer with a log; it breaks off where the log has a null byte, as when the API server is gone."""
+
+    def stream(self, amt):
+        for part in self.getvalue().splitlines(keepends=True):
+            if part.startswith(b"\0"):
+                raise urllib3.exceptions.ProtocolError("broken")
+            yield part
+
+    def shutdown(self):
+        pass
+
+
+class LoggingJob:
+    """One pod whose log is read; each reading sees a little more of it, and at the last it has ended."""
+
+    name = "digits"
+
+    def __init__(self, *readings):
+        self._readings = list(readings)
+        self.cluster = self
+
+    def has_ended(self):
+        return not self._readings[1:]
+
+    def list(self, kind, **selection):
+        phase = "Running" if self._readings[1:] else "Succeeded"
+        labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": "0"}
+        status = {"phase": phase, "containerStatuses": [{"state": {"running": {}}}]}
+        return [{"metadata": {"name": "w", "uid": "u", "creationTimestamp": "1", "labels": labels}, "status": status}]
+
+    def log(self, pod, follow):
+        return Log(self._readings.pop(0) if self._readings[1:] else self._readings[0])
+
+
+def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.01)
+    job = LoggingJob(b"one\ntwo\n\0", b"one\n\0", b"one\ntwo\nthree\n\0", b"one\ntwo\nthree\nfour\n")
+    with logs.followed_logs(job, 0) as stream:
+        deadline = time.monotonic() + 10
+        while stream.may_grow() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stream.lines() == ["one", "two", "three", "four"]
+
+
+class Masters:
+    """One after another: each tells how the job is, and leaves it to the next."""
+
+    def __init__(self, *phases):
+        self._phases = list(phases)
+
+    def watch(self):
+        for phase in self._phases.pop(0):
+            yield pb.JobStatus(phase=phase)
+
+    def close(self):
+        pass
+
+
+def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
+    monkeypatch.setattr(follow, "RECONNECT_SECONDS", 0.0)
+    inbox = queue.SimpleQueue()
+    with follow.watching(Masters(["running"], [], ["waiting", "succeeded"]), inbox):
+        *seen, last = (inbox.get(timeout=10) for _ in range(4))
+    assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
+    assert last is follow.WatchEnded.WATCH_ENDED

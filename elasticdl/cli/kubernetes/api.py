@@ -24,7 +24,7 @@ ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 SILENCE_SECONDS = 7 * 24 * 3600.0  # of a log that is followed: a job may have nothing to say
 _MERGE = "application/merge-patch+json"
 
-STRANGER, FORBIDDEN, ABSENT, EXISTS, INVALID = 401, 403, 404, 409, 422
+STRANGER, FORBIDDEN, ABSENT, EXISTS, INVALID, BUSY = 401, 403, 404, 409, 422, 429
 
 # By the word with which the client's methods end, as in create_namespaced_job.
 _KINDS: Mapping[str, tuple[Callable[..., Any], str]] = {
@@ -143,7 +143,7 @@ class Cluster:
                 raise UnreachableError(
                     f"the cluster at {self.server} is not to be had: {_one_line(error.reason)}"
                 ) from error
-            if error.status >= 500:
+            if error.status >= 500 or error.status == BUSY:
                 raise UnreachableError(f"the cluster at {self.server} failed: {_message(error)}") from error
             raise NotDoneError(error.status, self._explain(error.status, _message(error), what)) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:

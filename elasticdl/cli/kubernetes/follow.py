@@ -156,8 +156,9 @@ def _report(job: ClusterJob, spec: JobSpec) -> int:
             print(line)
         sys.stdout.flush()
     if status.phase != "succeeded":
-        logs = f"elasticdl logs {job.name}{flags}"
-        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: `{logs}`")
+        there = job.cluster.find("Job", master_name(job.name)) is not None
+        logs = f"; all logs: `elasticdl logs {job.name}{flags}`" if there else ""
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{logs}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticdl.cli.client import MasterClient
 from elasticdl.cli.kubernetes.text import Stream
-from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError
 
 if TYPE_CHECKING:
     from elasticdl.cli.kubernetes.job import ClusterJob
@@ -41,7 +41,7 @@ class _Following:
         while not stream.stopped.is_set():
             try:
                 ended = self._read_from_master(stream)
-            except (UserError, UnreachableError):
+            except ElasticDLError:
                 ended = self._has_ended()
             if ended:
                 self._read_what_is_left(stream)
@@ -70,7 +70,7 @@ class _Following:
     def _has_ended(self) -> bool:
         try:
             return self._job.has_ended()
-        except UnreachableError:
+        except ElasticDLError:
             return False
 
     def _tell(self, stream: Stream, line: str) -> None:

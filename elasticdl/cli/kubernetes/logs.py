@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +38,11 @@ def read_logs(cluster: Cluster, job: str, worker: int | None) -> list[str]:
     written: dict[str, list[str]] = {}
     for pod in pods:
         lines = written.setdefault(_prefix(pod, worker), [])
-        with contextlib.suppress(NotDoneError):  # its container has not begun yet
+        try:
             lines += _text(cluster, pod).splitlines()
+        except NotDoneError as error:  # else its container has not begun yet
+            if error.by_rights:
+                raise
     return merged(written)
 
 
@@ -56,6 +61,7 @@ def writer(pod: Object) -> str:
 @contextmanager
 def followed_logs(job: ClusterJob, worker: int | None) -> Iterator[Stream]:
     """All lines that are there and come, until the job has ended."""
+    find_pods(job.cluster, job.name, worker)  # who may not is told now
     following = _Following(job, worker)
     stream = Stream("logs", following.run)
     stream.start()
@@ -68,24 +74,37 @@ def followed_logs(job: ClusterJob, worker: int | None) -> Iterator[Stream]:
 
 
 class _Following:
-    """A thread that looks for pods, and one for each pod that was found."""
+    """A thread that looks for pods, and one for each pod that was found.
+
+    A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
+    """
 
     def __init__(self, job: ClusterJob, worker: int | None) -> None:
         self._job = job
         self._worker = worker
-        self._readers: dict[str, threading.Thread] = {}
+        self._readers: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
+        self._told: collections.Counter[str] = collections.Counter()  # lines, in the same way
+        self._whole: set[str] = set()  # read to the end
         self._open: set[urllib3.BaseHTTPResponse] = set()
 
     def run(self, stream: Stream) -> None:
-        while not stream.stopped.is_set():
-            ended = False
-            with contextlib.suppress(UnreachableError):
-                ended = self._job.has_ended()  # asked first, so that no pod is missed
-                for pod in find_pods(self._job.cluster, self._job.name, self._worker):
-                    self._take_up(pod, stream)
-            if ended:
-                break
+        while not (stream.stopped.is_set() or self._look(stream)):
             stream.stopped.wait(LOOK_SECONDS)
+        self._join()
+        if not stream.stopped.is_set():
+            self._look(stream)  # at those that broke off meanwhile
+            self._join()
+
+    def _look(self, stream: Stream) -> bool:
+        """Take up what is to be read; whether the job has ended, asked first, so that no pod is missed."""
+        ended = False
+        with contextlib.suppress(ElasticDLError):
+            ended = self._job.has_ended()
+            for pod in find_pods(self._job.cluster, self._job.name, self._worker):
+                self._take_up(pod, stream)
+        return ended
+
+    def _join(self) -> None:
         for thread in self._readers.values():
             thread.join(JOIN_SECONDS)
 
@@ -97,19 +116,23 @@ class _Following:
     def _take_up(self, pod: Object, stream: Stream) -> None:
         uid = pod["metadata"]["uid"]
         begun = any("waiting" not in each["state"] for each in pod.get("status", {}).get("containerStatuses") or ())
-        if uid not in self._readers and begun:
+        reader = self._readers.get(uid)
+        if begun and uid not in self._whole and not (reader and reader.is_alive()):
             thread = threading.Thread(target=self._read, args=(pod, stream), name=f"log {uid}", daemon=True)
             self._readers[uid] = thread
             thread.start()
 
     def _read(self, pod: Object, stream: Stream) -> None:
-        start = _prefix(pod, self._worker)
+        start, uid = _prefix(pod, self._worker), pod["metadata"]["uid"]
         with contextlib.suppress(ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError):
             response = self._job.cluster.log(pod["metadata"]["name"], follow=True)
             self._open.add(response)
             with contextlib.closing(response):
-                for line in _lines(response):
+                for line in itertools.islice(_lines(response), self._told[uid], None):
                     stream.put(start + line)
+                    self._told[uid] += 1
+            if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                self._whole.add(uid)
 
 
 def _prefix(pod: Object, worker: int | None) -> str:
@@ -117,8 +140,12 @@ def _prefix(pod: Object, worker: int | None) -> str:
 
 
 def _text(cluster: Cluster, pod: Object) -> str:
-    with contextlib.closing(cluster.log(pod["metadata"]["name"])) as response:
-        return bytes(response.data).decode(errors="replace")
+    name = pod["metadata"]["name"]
+    with contextlib.closing(cluster.log(name)) as response:
+        try:
+            return bytes(response.data).decode(errors="replace")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise UnreachableError(f"the log of {name} broke off: {' '.join(str(error).split())}") from error
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
