@@ -21,7 +21,7 @@ from elasticdl.elastic.collective import Endpoint
 from elasticdl.elastic.horovod_collective import HorovodCollective
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import ElasticLoop, Hooks
-from elasticdl.elastic.notices import notify, say_pause
+from elasticdl.elastic.notices import notify, say_failure, say_pause
 from elasticdl.elastic.pause import PauseClock
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.record import SampleRecord
@@ -150,8 +150,7 @@ class JobContext(Generic[CollectiveT]):
 
     def fail(self, message: str, traceback: str) -> None:
         """Tell the master that the user's code has raised."""
-        failed = pb.Failed(cause=pb.Failed.USER, message=message, traceback=traceback)
-        self.membership.say(pb.WorkerMessage(failed=failed))
+        say_failure(self.membership, pb.Failed.USER, message, traceback)
 
     def on_close(self, close: Callable[[], Any]) -> None:
         self._closers.callback(close)

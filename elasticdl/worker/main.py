@@ -22,6 +22,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
 from elasticdl.elastic.link import Link, prepare_horovod
+from elasticdl.elastic.notices import say_failure
 from elasticdl.elastic.session import Membership
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
@@ -95,7 +96,7 @@ def _report(error: Exception, folder: Path, membership: Membership) -> None:
     else:
         message, trace = one_line(error), users_traceback(error, folder)
         log.error("the user's code raised\n%s", trace)
-    membership.say(pb.WorkerMessage(failed=pb.Failed(cause=cause, message=message, traceback=trace)))
+    say_failure(membership, cause, message, trace)
 
 
 def _is_of_the_device(error: Exception) -> bool:

@@ -125,3 +125,15 @@ def test_started_by_hand(monkeypatch, capsys):
     assert (
         capsys.readouterr().err == "elasticdl worker: a worker is started by its job's master: use `elasticdl train`\n"
     )
+
+
+def test_a_failure_is_told_in_a_line_and_as_much_as_a_cluster_keeps(work):
+    master = Master()
+    assert work(master, "def loss(labels, predictions): raise ValueError('x' * 6_000_000 + '\\nmore')\n") == 1
+    failed = failure(master)
+    assert failed.message.startswith("ValueError: xxx")
+    assert " characters left out) ... xxx" in failed.message
+    assert len(failed.message) < 600
+    assert "\n" not in failed.message
+    assert failed.traceback.startswith("Traceback (most recent call last):\n")
+    assert len(failed.traceback) < 21_000

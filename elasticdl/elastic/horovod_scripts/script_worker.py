@@ -29,6 +29,7 @@ from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
+from elasticdl.elastic.notices import say_failure
 from elasticdl.elastic.session import Session, Standing
 from elasticdl.elastic.world import ALONE, World
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -201,9 +202,7 @@ class ScriptWorker:
         if self.takes_part and isinstance(error, Exception):
             cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
             text = "".join(traceback.format_exception(kind, error, trace))
-            summary = str(error).strip().partition("\n")[0]
-            failed = pb.Failed(cause=cause, message=f"{kind.__name__}: {summary}", traceback=text)
-            self._session.say(pb.WorkerMessage(failed=failed))
+            say_failure(self._session, cause, f"{kind.__name__}: {str(error).strip()}", text)
         next_hook(kind, error, trace)
 
     @contextlib.contextmanager
