@@ -12,15 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
 
 FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
-FOLDERS_WRITTEN = ("checkpoint_dir", "output", "tensorboard_log_dir", "sample_record")
 
 CHECK_MODULE = "elasticdl.worker.check"
 CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
@@ -32,40 +31,13 @@ def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:
     URLs are left alone, and so is a value for the data that is not a file here: what it means is up to ``dataset()``.
     """
     changed: dict[str, str] = {}
-    for name in (*FOLDERS_READ, *DATA, *FOLDERS_WRITTEN):
+    for name in (*FOLDERS_READ, *DATA, *folders.WRITTEN):
         value = getattr(spec, name)
         if value and "://" not in value:
             path = cwd / Path(value).expanduser()
             if name not in DATA or path.exists():
                 changed[name] = os.path.normpath(path)
     return spec.model_copy(update=changed)
-
-
-def require_writable_folders(spec: JobSpec) -> None:
-    for name in FOLDERS_WRITTEN:
-        value = getattr(spec, name)
-        if value and "://" not in value:
-            require_writable(f"--{name}", Path(value))
-
-
-def require_writable(option: str, folder: Path) -> None:
-    """Try it, as permission bits do not tell the whole truth, and leave nothing behind."""
-    made: list[Path] = []
-    try:
-        for path in [*reversed(folder.parents), folder]:
-            if not path.exists():
-                path.mkdir()
-                made.append(path)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{option} {folder} must be a folder, but it or a part of it is a file") from None
-    except OSError as error:
-        raise UserError(f"{option} {folder} can't be written: {error.strerror}; choose another folder") from None
-    finally:
-        with contextlib.suppress(OSError):  # somebody else has put something into it meanwhile
-            for path in reversed(made):
-                path.rmdir()
 
 
 def with_this_python(command: tuple[str, ...]) -> tuple[str, ...]:

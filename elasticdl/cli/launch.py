@@ -23,6 +23,7 @@ from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.tail import Tail
 from elasticdl.cli.text import summary_lines
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import Entry, read_journal
@@ -66,7 +67,7 @@ def checked(spec: JobSpec) -> JobSpec:
         spec = spec.model_copy(update={"command": checks.with_this_python(spec.command)})
         checks.require_executable(spec.command)
     spec = checks.with_absolute_paths(spec, Path.cwd())
-    checks.require_writable_folders(spec)
+    require_writable_folders(spec)
     if not spec.command:  # what the user's own program needs, only it knows
         with Console(stderr=True).status("checking the model and the data") if sys.stderr.isatty() else nullcontext():
             checks.check_job(spec)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
+from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.jobdir import JobDir, write_aside
 from elasticdl.common.spec import JobSpec
 from elasticdl.master import events as e
@@ -53,9 +54,11 @@ async def serve(spec: JobSpec, job_dir: JobDir, site: Site) -> EndJob:
     """Run the job to its end, or on to it where an earlier master died: nothing of it remains but its files.
 
     Raises:
-        UserError: what an earlier master has left can't be read.
+        UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
     """
     past = await site.store.load()
+    if past is None:  # in a pod they are others than where the job was submitted
+        require_writable_folders(spec)
     started = past.started if past else time.time()
     began = time.monotonic() - (time.time() - started)
     mailbox, sessions = Mailbox(), Sessions()

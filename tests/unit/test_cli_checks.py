@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli import checks
+from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
 
@@ -33,11 +34,11 @@ def test_urls_stay(tmp_path):
 
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
-    assert described == {*checks.FOLDERS_READ, *checks.FOLDERS_WRITTEN}
+    assert described == {*checks.FOLDERS_READ, *folders.WRITTEN}
 
 
 def test_a_folder_that_can_be_made_is_fine_and_nothing_is_left(tmp_path):
-    checks.require_writable("--output", tmp_path / "a" / "b")
+    folders.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,25 +46,25 @@ def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=r"^--output .* must be a folder"):
-            checks.require_writable("--output", folder)
+            folders.require_writable("--output", folder)
 
 
 def test_an_unwritable_folder_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checks.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(folders.tempfile, "TemporaryFile", refuse)
     with pytest.raises(
         UserError, match=r"^--output .*/a/b can't be written: Permission denied; choose another folder$"
     ):
-        checks.require_writable("--output", tmp_path / "a" / "b")
+        folders.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
 def test_a_really_unwritable_folder():
     with pytest.raises(UserError, match=r"^--checkpoint_dir /proc/nowhere can't be written"):
-        checks.require_writable_folders(JobSpec(checkpoint_dir="/proc/nowhere"))
+        folders.require_writable_folders(JobSpec(checkpoint_dir="/proc/nowhere"))
 
 
 def test_a_missing_program(tmp_path, monkeypatch):

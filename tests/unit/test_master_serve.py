@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from elasticdl.common.credentials import Token
+from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.spec import JobSpec
 from elasticdl.master import events as e
@@ -64,9 +65,10 @@ class Ears(Board):
 class Run:
     """A master that is told to stop as soon as it serves; ``broken``: it does not survive that."""
 
-    def __init__(self, folder, *, broken):
+    def __init__(self, folder, *, broken=False, **options):
         self.ears = Ears(broken)
         self.launcher = NoPlace()
+        self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
         self._job_dir = JobDir(folder / "digits")
         self._job_dir.path.mkdir()
 
@@ -77,7 +79,7 @@ class Run:
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
         site = Site(server, self._make_launcher, Nowhere(), self._attend, lambda status: [self.ears])
-        return await serve(JobSpec.model_validate({"num_workers": "1", "command": ("true",)}), self._job_dir, site)
+        return await serve(self._spec, self._job_dir, site)
 
     def _make_launcher(self, report):
         self.launcher.report = report
@@ -104,3 +106,11 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     assert run.launcher.calls[-1] == "detach"
     assert "close" not in run.launcher.calls
     assert run.ears.closed
+
+
+def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp_path):
+    (tmp_path / "file").touch()
+    run = Run(tmp_path, output=str(tmp_path / "file" / "out"))
+    with pytest.raises(UserError, match=r"^--output .*/file/out must be a folder"):
+        run.to_the_end()
+    assert run.launcher.calls == []
