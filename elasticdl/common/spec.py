@@ -180,7 +180,7 @@ class JobOptions(OptionGroup):
     job_name: str = Field(
         "",
         pattern=r"^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$",
-        description="name of the job: lower-case letters, digits and dashes; made up if not given",
+        description="name of the job: up to 53 lower-case letters, digits and dashes; made up if not given",
     )
     num_workers: Workers = Field(
         WorkerRange(minimum=1, maximum=1), description="number of workers, or MIN-MAX to grow and shrink within"
