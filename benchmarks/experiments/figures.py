@@ -84,9 +84,8 @@ class Chart:
         axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
         for text, when in panel.marks.items():
             side = "left" if when < 0.15 * last else "right" if when > 0.85 * last else "center"
-            stroke = {"arrowstyle": "-", "lw": 0.6, "color": "#1a1a1a", "shrinkA": 0, "shrinkB": 0}
-            height = self.gpus * 1.05
-            axis.annotate(text, (when, 0), (when, height), fontsize=7, ha=side, va="bottom", arrowprops=stroke)
+            axis.vlines(when, 0, self.gpus * 1.05, color="#1a1a1a", lw=0.6)
+            axis.text(when, self.gpus * 1.07, text, fontsize=7, ha=side, va="bottom")
 
 
 def _undated(path: Path) -> dict[str, None]:
