@@ -16,10 +16,10 @@ from kubernetes import client
 
 from elasticdl.cli import follow
 from elasticdl.cli.kubernetes import logs, objects
-from elasticdl.cli.kubernetes.api import Cluster
+from elasticdl.cli.kubernetes.api import Cluster, NotDoneError
 from elasticdl.cli.kubernetes.job import ClusterJob
 from elasticdl.cli.kubernetes.plight import Plight, plight_of
-from elasticdl.cli.kubernetes.submit import make_parts
+from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.main import main
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
@@ -359,3 +359,28 @@ def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
         *seen, last = (inbox.get(timeout=10) for _ in range(4))
     assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
     assert last is follow.WatchEnded.WATCH_ENDED
+
+
+class SlowCluster:
+    """It takes its time to know the master's account, and then to give it a token."""
+
+    def __init__(self):
+        self._answers = [
+            NotDoneError(403, "pods is forbidden: error looking up service account lab/digits-master"),
+            UnreachableError("the cluster failed: No API token found for service account digits-master, retry"),
+        ]
+        self.done = []
+
+    def create(self, manifest, dry_run=False):
+        if manifest["kind"] == "Pod" and self._answers:
+            raise self._answers.pop(0)
+        return {**manifest, "metadata": {**manifest["metadata"], "uid": "u"}}
+
+    def patch(self, kind, name, change):
+        self.done.append(change)
+
+
+def test_the_masters_account_is_waited_for():
+    cluster = SlowCluster()
+    Submission(cluster, parts(), print).make()
+    assert cluster.done == [{"spec": {"parallelism": 1}}]

@@ -18,7 +18,7 @@ from elasticdl.cli.kubernetes.objects import Parts
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
-from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.manifests.merge import merge
 from elasticdl.common.manifests.pods import Manifest, fixed_labels
 from elasticdl.common.manifests.template import read_pod_template
@@ -199,7 +199,7 @@ class Submission:
         while True:
             try:
                 return self._try_pod(self.parts.master, Role.MASTER)
-            except NotDoneError as error:
+            except (NotDoneError, UnreachableError) as error:  # without a token yet it is told as a server's failure
                 if "service account" not in str(error) or time.monotonic() > deadline:
                     raise
             pause()
