@@ -3,6 +3,7 @@
 The training thread asks for worlds and reports steps; it waits for the master only in `join`. The stream's thread takes
 what the master sends: a world to enter, a change to prepare for, a world to break at once, an order to leave. When the
 stream breaks it is opened again; training goes on without a master meanwhile, since only a change of the world needs one.
+What there is to tell then is told to the next.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class Session:
 
     # -- the stream's thread --
 
-    def greeting(self) -> Sequence[pb.WorkerMessage]:
+    def greeting(self, unsaid: Sequence[pb.WorkerMessage] = ()) -> Sequence[pb.WorkerMessage]:
         with self._changed:
             hello = pb.Hello(
                 worker_id=self.environment.worker_id,
@@ -228,7 +229,7 @@ class Session:
                 ],
             )
             puts = self._puts if self._inside else []
-            again = [*puts, self._ask, self._reports.again(), self._draining, self._last_word]
+            again = [*puts, self._ask, self._reports.again(), self._draining, *unsaid, self._last_word]
         return [pb.WorkerMessage(hello=hello), *(message for message in again if message is not None)]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -21,6 +22,8 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 RECONNECT_SECONDS = 0.2
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
+# Kinds of messages that the job's history would lack.
+LASTING = ("notice", "pause")
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -32,8 +35,8 @@ Outbox = queue.SimpleQueue[pb.WorkerMessage | None]
 class Listener(Protocol):
     """What a session does for its stream; called from the stream's thread."""
 
-    def greeting(self) -> Sequence[pb.WorkerMessage]:
-        """First messages of each new stream: Hello, and what the last one may have lost."""
+    def greeting(self, unsaid: Sequence[pb.WorkerMessage]) -> Sequence[pb.WorkerMessage]:
+        """First messages of each new stream: Hello, what is still true, and ``unsaid``, before any last word."""
 
     def take(self, message: pb.MasterMessage) -> None:
         """A message from the master."""
@@ -47,12 +50,18 @@ class Listener(Protocol):
 
 
 class MasterStream:
-    """Sends and receives until closed. Messages that were under way when a stream broke are lost with it."""
+    """Sends and receives until closed.
+
+    What is said while there is no master is for the next one if it is of lasting interest (``LASTING``); the rest is
+    said anew, or old by then. What a breaking stream had taken already is lost with it.
+    """
 
     def __init__(self, environment: WorkerEnvironment, listener: Listener) -> None:
         self._environment = environment
         self._listener = listener
         self._outbox: Outbox = queue.SimpleQueue()
+        self._under_way: pb.WorkerMessage | None = None  # given to gRPC, which has not asked for another since
+        self._unsaid: list[pb.WorkerMessage] = []
         self._closing = threading.Event()
         self._last_contact = time.monotonic()
         self._met = False
@@ -122,9 +131,24 @@ class MasterStream:
                 self._outbox = queue.SimpleQueue()
                 if self._closing.is_set():
                     self._outbox.put(None)
+                self._unsaid += [message for message in self._left(outbox) if message.WhichOneof("body") in LASTING]
                 outbox.put(None)
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
-        yield from self._listener.greeting()
+        unsaid = list(self._unsaid)
+        yield from self._listener.greeting(unsaid)
+        del self._unsaid[: len(unsaid)]
         while (message := outbox.get()) is not None:
+            self._under_way = message
             yield message
+            self._under_way = None
+
+    def _left(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
+        """What a stream that is over has not sent."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            yield under_way
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (message := outbox.get_nowait()) is not None:
+                    yield message

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
@@ -32,6 +33,14 @@ class ServedMaster:
         self._thread.start()
         assert self._up.wait(DEADLINE)
         assert self.port
+
+    def wait_for(self, kind, count):
+        """The first so many events of a kind."""
+        deadline = time.monotonic() + DEADLINE
+        while len(found := [event for event in self.events if isinstance(event, kind)]) < count:
+            assert time.monotonic() < deadline, self.events
+            time.sleep(0.01)
+        return found[:count]
 
     def stop(self):
         self._loop.call_soon_threadsafe(self._over.set)

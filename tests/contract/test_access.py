@@ -1,6 +1,7 @@
 """Who gets in and who does not, over real connections."""
 
 import asyncio
+import json
 import queue
 import re
 import socket
@@ -20,7 +21,7 @@ from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UserError
 from elasticdl.master.access import ALLOWED, Guard, TlsAccess, TokenAccess
-from elasticdl.master.events import StopRequested
+from elasticdl.master.events import NoticeReported, StopRequested
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -266,8 +267,8 @@ class Listening:
     def __init__(self):
         self.heard = queue.SimpleQueue()
 
-    def greeting(self):
-        return [HELLO]
+    def greeting(self, unsaid=()):
+        return [HELLO, *unsaid]
 
     def take(self, message):
         self.heard.put(message.WhichOneof("body"))
@@ -289,6 +290,7 @@ def open_stream():
         environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=float("inf"))
         opened.append(stream.MasterStream(environment, listening))
         opened[-1].open()
+        listening.say = opened[-1].send
         return listening
 
     yield open_one
@@ -335,6 +337,29 @@ def test_a_worker_outlives_the_change_of_all_certificates(certificates, roles, o
         assert listening.heard.empty()
         new[Role.WORKER].write(roles[Role.WORKER].path)
         assert listening.next() == "welcome"
+
+
+def test_what_a_worker_says_while_there_is_no_master_is_for_the_next(roles, open_stream, tmp_path, monkeypatch):
+    tried = queue.SimpleQueue()
+    monkeypatch.setattr(stream.log, "debug", lambda *words: tried.put(words))
+    access, journal = TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal"
+    with serving(access, journal) as first:
+        listening = open_stream(first.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
+        assert listening.next() == "welcome"
+        listening.say(notice(1))
+        first.wait_for(NoticeReported, 1)
+    for step in (2, 3):
+        tried.get(timeout=DEADLINE)  # there was no master, and there still is none
+        listening.say(notice(step))
+        listening.say(pb.WorkerMessage(heartbeat=pb.Heartbeat()))
+    with serving(access, journal, first.port) as second:
+        listening.say(notice(4))
+        told = second.wait_for(NoticeReported, 3)
+    assert [each.fields["step"] for each in told] == [2, 3, 4]
+
+
+def notice(step):
+    return pb.WorkerMessage(notice=pb.Notice(event="evaluation", fields_json=json.dumps({"step": step})))
 
 
 def test_a_master_takes_new_certificates_without_being_started_anew(master, roles):
