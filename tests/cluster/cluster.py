@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from kubernetes import client, config
 
@@ -85,7 +86,7 @@ class Cluster:
         self._disconnect()
         shutil.rmtree(self.folder)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

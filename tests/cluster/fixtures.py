@@ -36,7 +36,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     found = session.config.stash.setdefault(_PROGRAMS, {})
-    for name in {_needed(item) for item in session.items}.intersection(_FIND):
+    for name in {name for item in session.items if (name := _needed(item))}:
         try:
             found[name] = _FIND[name](terminal.write_line if terminal else print)
         except Unavailable as error:
