@@ -1,9 +1,22 @@
 """For all rings: what runs together, and that what a test starts can be interrupted."""
 
+import os
 import signal
 from typing import Any
 
 import pytest
+
+from tests.cluster.build import CONTROL_PLANE, cache_folder
+
+
+def pytest_report_header() -> str | None:
+    """What a first run waits for: with several processes nobody sees what each of them says."""
+    if "KUBEBUILDER_ASSETS" in os.environ or CONTROL_PLANE.folder().exists():
+        return None
+    return (
+        "kubernetes: not built yet; tests on a cluster begin with that, for 10 to 20 minutes, once "
+        f"(log: {cache_folder() / 'kubernetes-build.log'})"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

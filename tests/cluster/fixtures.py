@@ -26,7 +26,8 @@ from tests.cluster.programs import Programs, find_programs
 
 NODES = {"n0": 3, "n1": 3}
 _PROGRAMS = pytest.StashKey[dict[str, Programs | str]]()
-# By the fixture that needs them. A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
+# By the fixture that needs them; the one that needs more comes first, as one build of all takes less than two.
+# A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
 _FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
@@ -36,7 +37,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     found = session.config.stash.setdefault(_PROGRAMS, {})
-    for name in {name for item in session.items if (name := _needed(item))}:
+    needed = {_needed(item) for item in session.items}
+    for name in (each for each in _FIND if each in needed):
         try:
             found[name] = _FIND[name](terminal.write_line if terminal else print)
         except Unavailable as error:
