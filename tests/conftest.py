@@ -5,8 +5,13 @@ import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.cluster.build import CONTROL_PLANE, cache_folder
+
+# How long an example takes says nothing here: the machine is shared.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 
 def pytest_report_header() -> str | None:
