@@ -38,6 +38,9 @@ class NoGradients:
     def begin(self):
         pass
 
+    def rewind(self):
+        pass
+
 
 class Ahead:
     """A loader that has always fetched so many micro-batches more than were asked for; its items are the indices."""
