@@ -36,9 +36,9 @@ def render(recipe: Recipe) -> str:
         "USER root",
     ]
     if recipe.wheels:
-        lines += [f"COPY {recipe.wheels}/*.whl /opt/wheels/", f"{pip} /opt/wheels/*.whl"]
+        lines += [f"COPY {recipe.wheels}/*.whl /wheels/", f"{pip} /wheels/*.whl"]
     if recipe.requirements:
-        lines += [f"COPY {recipe.requirements} /opt/zoo/", f"{pip} -r /opt/zoo/{recipe.requirements}"]
+        lines += [f"COPY {recipe.requirements} /requirements/", f"{pip} -r /requirements/{recipe.requirements}"]
     # Whatever the modes of its files are, the user can read them then.
     lines += [f"COPY --chown={_USER} . {ZOO_FOLDER}"]
     if recipe.cluster_spec:

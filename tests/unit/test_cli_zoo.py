@@ -84,10 +84,10 @@ def test_the_fullest_dockerfile(folder, tmp_path):
     assert [(line.word, line.rest) for line in read(text)] == [
         ("FROM", "python:3.11.14"),
         ("USER", "root"),
-        ("COPY", "wheels/*.whl /opt/wheels/"),
-        ("RUN", f"{pip} /opt/wheels/*.whl"),
-        ("COPY", "requirements.txt /opt/zoo/"),
-        ("RUN", f"{pip} -r /opt/zoo/requirements.txt"),
+        ("COPY", "wheels/*.whl /wheels/"),
+        ("RUN", f"{pip} /wheels/*.whl"),
+        ("COPY", "requirements.txt /requirements/"),
+        ("RUN", f"{pip} -r /requirements/requirements.txt"),
         ("COPY", "--chown=1000:1000 . /model_zoo"),
         ("COPY", "--chown=1000:1000 cluster.py /cluster_spec/"),
         ("WORKDIR", "/model_zoo"),
@@ -104,7 +104,7 @@ def test_what_lies_in_the_zoo_stays_where_it_is(folder):
     (folder / "cluster.py").touch()
     before = contents(folder).keys()
     text = init(folder, f"--local_pkg_dir={folder / 'packages'}", f"--cluster_spec={folder / 'cluster.py'}")
-    assert "COPY packages/*.whl /opt/wheels/\n" in text
+    assert "COPY packages/*.whl /wheels/\n" in text
     assert contents(folder).keys() - before == {"Dockerfile", ".dockerignore"}
 
 
