@@ -26,7 +26,7 @@ pytest_plugins = ["tests.cluster.fixtures"]
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
 MINE = "elasticdl.org/job=digits"
 WHOLE = 13  # objects of a job, but for its pods
-# Some more requests than it takes to make one.
+# That it takes to make them, and to let the master go.
 REQUESTS = WHOLE + 1
 
 
@@ -169,13 +169,14 @@ def test_the_jobs_of_a_namespace_that_is_not_there(elasticdl):
     assert (code, err.partition(" in ")[0]) == (2, "elasticdl status: there is no namespace nowhere")
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, None), (2, None), (6, 9), (WHOLE, WHOLE + 2), (REQUESTS + 1, None)])
+@pytest.mark.parametrize(("first", "second"), [(1, None), (2, None), (6, 9), (WHOLE, WHOLE + 2), (REQUESTS, None)])
 def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
     """Before the ``first`` request that changes something, and a second one from somebody impatient."""
     numbers, ask = itertools.count(1), Cluster._ask
 
     def counted(self, verb, kind, *arguments, **options):
-        if verb in ("create", "patch", "delete") and not (kind != "Pod" and "dry_run" in options):
+        # How often the account's pod is tried depends on how fast the cluster is.
+        if verb in ("create", "patch", "delete") and "dry_run" not in options:
             number = next(numbers) if making else 0
             if number in (first, second):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -187,9 +188,9 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
     monkeypatch.setattr(Cluster, "_ask", counted)
     code, out, _ = elasticdl(*train())
     assert code == 130
-    if first <= REQUESTS:
+    if first < REQUESTS:
         assert (out, left(place)) == ("", [])
-    else:  # it was done when the signal came
+    else:  # that lets the master go, and there is no way back
         assert out.startswith("job digits submitted to ")
         assert len(left(place)) == WHOLE
         assert place.read("Job", "digits-master")["spec"]["parallelism"] == 1
