@@ -179,7 +179,7 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
                 print(f"{mode}: {job} job over at {series.now():.1f} s", flush=True)
             runs = [collect(f"{mode}-{job}", submitted[job], lab, artefacts, series.epoch) for job in JOBS]
         except Failed:
-            keep_logs(mode, lab, artefacts)
+            keep_traces(mode, lab, artefacts)
             raise
         write_steps(artefacts.path(f"steps-{mode}.csv"), runs)
         return Outcome(series.changes, runs)
@@ -197,11 +197,12 @@ def collect(name: str, submitted: float, lab: Lab, artefacts: Artefacts, epoch: 
     return job_run(name, submitted, epoch, journal, list(logged_steps(lab.logs(name))))
 
 
-def keep_logs(mode: str, lab: Lab, artefacts: Artefacts) -> None:
+def keep_traces(mode: str, lab: Lab, artefacts: Artefacts) -> None:
     """Of jobs that did not do as they should; they go with the lab."""
-    for job in JOBS:
+    for name in (f"{mode}-{job}" for job in JOBS):
         try:
-            artefacts.path(f"{mode}-{job}.log").write_text("\n".join(lab.logs(f"{mode}-{job}")))
+            artefacts.path(f"{name}.log").write_text("\n".join(lab.logs(name)))
+            artefacts.journal(f"events-{name}", lab.journal(name))
         except Failed as error:
             print(f"warning: {error}", file=sys.stderr)
 

@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 from benchmarks.experiments.pods import Pod, Pods, PodWatch, held_gpus, is_over, owner_of, wanted_gpus
 from elasticdl.common.quantities import GPU
+from elasticdl.master.launchers.kubernetes.api import ANSWER_SECONDS
 
 SCHEDULER = "volcano"
 QUEUE = f"{SCHEDULER}=default"
@@ -86,10 +88,14 @@ class GangScheduler:
             target = client.V1ObjectReference(kind="Node", name=node)
             binding = client.V1Binding(metadata=client.V1ObjectMeta(name=name), target=target)
             try:
-                self._core.create_namespaced_binding(self._namespace, binding, _preload_content=False)
+                self._core.create_namespaced_binding(
+                    self._namespace, binding, _preload_content=False, _request_timeout=ANSWER_SECONDS
+                )
             except client.ApiException as error:
                 if error.status not in _GONE_OR_BOUND:
                     print(f"gang scheduler: {name}: {error.status} {error.reason}", file=sys.stderr)
+            except HTTPError as error:
+                print(f"gang scheduler: {name}: no answer: {error}", file=sys.stderr)
             else:
                 self._bound[pods[name]["metadata"]["uid"]] = node
 

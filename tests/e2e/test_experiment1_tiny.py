@@ -62,9 +62,10 @@ def jobs(own_cluster, namespace):
 def test_both_modes_and_what_they_leave(experiment, jobs, tmp_path):
     process = experiment("--gpus", "3", "--workers", "2")
     said, complaints = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, said + complaints
-    assert "simulated: a sample takes a worker 0.02 s" in said
     out = tmp_path / "out"
+    traces = [path.read_text() for path in sorted(out.glob("*.log")) + sorted(out.glob("events-*.jsonl"))]
+    assert process.returncode == 0, "\n".join([said, complaints, *traces])
+    assert "simulated: a sample takes a worker 0.02 s" in said
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["gpus.pdf", "gpus.png", "gpus.svg", "summary.json"]
         + [f"{what}-{mode}.csv" for what in ("gpus", "steps") for mode in ("gang", "elastic")]
