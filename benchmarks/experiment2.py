@@ -40,7 +40,7 @@ from benchmarks.processes import Failed, Processes
 from elasticdl.common.errors import UserError
 
 SCALE = 1.0
-SECONDS_PER_SAMPLE = 0.15
+SECONDS_PER_SAMPLE = 0.25
 REQUEST_SECONDS = 0.1
 GPUS, WORKERS = 8, 6
 JOB = "training"

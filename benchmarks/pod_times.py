@@ -60,7 +60,7 @@ class PodTimes:
 
     @contextmanager
     def watching(self, api: client.ApiClient, namespace: str) -> Iterator[None]:
-        source = OfficialSource(client.CoreV1Api(api).list_namespaced_pod, namespace)
+        source = OfficialSource(api, "Pod", namespace)
         watch = Watch(source, self, Backoff(random.Random()), time.monotonic)
         watch.start()
         try:

@@ -51,7 +51,7 @@ class PodWatch:
     def __init__(self, core: client.CoreV1Api, namespace: str, tell: Callable[[Pods], None]) -> None:
         self._pods: Pods = {}
         self._tell = tell
-        source = OfficialSource(core.list_namespaced_pod, namespace)
+        source = OfficialSource(core.api_client, "Pod", namespace)
         self._watch = Watch(source, self, Backoff(random.Random(), 0.1, 2.0), time.monotonic)
 
     def __enter__(self) -> Self:

@@ -102,7 +102,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
     OfficialPods(master, JOB, namespace).delete_all(0)
     with pytest.raises(ApiFailure, match="cannot list resource"):
-        OfficialSource(core.list_namespaced_pod, "default").list()
+        OfficialSource(master, "Pod", "default").list()
     assert refused(core.list_namespaced_secret, namespace)
     assert refused(core.read_namespaced_secret, "digits-owner-tls", namespace)
     assert refused(core.list_namespaced_config_map, namespace)

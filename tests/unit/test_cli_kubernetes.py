@@ -288,7 +288,7 @@ def test_a_cluster_that_has_too_much_to_do_is_no_mistake_of_the_users(monkeypatc
     def refuse(*_, **__):
         raise client.ApiException(status=status, reason="too many requests")
 
-    monkeypatch.setattr(client.BatchV1Api, "read_namespaced_job", refuse)
+    monkeypatch.setattr(client.ApiClient, "call_api", refuse)
     with pytest.raises(UnreachableError, match=r"^the cluster at https://cluster failed: .* too many requests"):
         cluster.find("Job", "digits-master")
 

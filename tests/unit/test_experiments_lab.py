@@ -20,7 +20,7 @@ from benchmarks.experiments.measures import Change
 from benchmarks.experiments.options import make_parser, read, run
 from benchmarks.experiments.pods import held_gpus
 from benchmarks.experiments.series import GpuSeries, read_series
-from benchmarks.experiments.zoo.pace import VARIABLE, at_pace
+from benchmarks.experiments.zoo.pace import VARIABLE, at_pace, updated_at_pace
 from benchmarks.experiments.zoo.step_log import StepLog, logged_steps
 from benchmarks.processes import Failed
 from elasticdl.cli.signals import Interrupted
@@ -101,7 +101,7 @@ def test_real_gpus_need_a_number_of_steps(tmp_path, capsys):
 
 
 def test_the_published_work_in_simulated_steps(tmp_path):
-    parser = make_parser("x", None, 2.5, 0.1)
+    parser = make_parser("x", None, 2.5, 0.3)
     options, _ = read(parser, ["--out", str(tmp_path)])
     args = Namespace(steps=0, global_batch_size=0, gpus=6, workers=4)
     setting = experiment1.make_setting(options, args)
@@ -120,8 +120,15 @@ class Answer:
         self.data = json.dumps({"items": items, "metadata": {"resourceVersion": "1"}})
 
 
+class Reply:
+    status = 200
+
+    def __init__(self, response):
+        self.response = response
+
+
 class FakeCore:
-    """As much of CoreV1Api as is asked for GPUs; the watch breaks after what it has to tell."""
+    """As much of CoreV1Api and its client as is asked for GPUs; the watch breaks after what it has to tell."""
 
     def __init__(self, nodes=(), pods=(), changes=()):
         self.nodes, self.pods, self.changes = nodes, pods, list(changes)
@@ -132,13 +139,21 @@ class FakeCore:
     def list_pod_for_all_namespaces(self, **_):
         return Answer(self.pods)
 
-    def list_namespaced_pod(self, _, watch=False, **__):
-        if not watch:
-            return Answer(self.pods)
+    @property
+    def api_client(self):
+        return self
+
+    def param_serialize(self, method, path, query_params, **_):
+        return method, path, dict(query_params)
+
+    def call_api(self, method, path, query, **_):
+        assert (method, path) == ("GET", "/api/v1/namespaces/n/pods")
+        if "watch" not in query:
+            return Reply(Answer(self.pods))
         if not self.changes:
             raise client.ApiException(status=503, reason="later")
         change, self.changes = self.changes, []
-        return Stream(change)
+        return Reply(Stream(change))
 
 
 class Stream:
@@ -273,6 +288,27 @@ def test_a_warm_up_takes_no_time_and_an_evaluation_a_third(sleeps):
     with torch.inference_mode():
         model(inputs)
     assert sleeps == [pytest.approx(200, abs=5)]
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(100, 500), (200, 600)])
+def test_an_update_just_before_is_a_part_of_a_samples_time(sleeps, monkeypatch, ago, expected):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    model, inputs = at_pace(small_model()), torch.ones(6, 3)
+    optimizer = updated_at_pace(torch.optim.SGD(model.parameters(), lr=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def reduce(*_):  # registered as training begins, and it takes long
+        clock[0] += 10_000
+
+    optimizer.register_step_pre_hook(reduce)
+    for _ in range(2):
+        model(inputs).sum().backward()
+        optimizer.step()
+        clock[0] += ago
+    model(inputs).sum().backward()
+    assert sleeps == [600, expected, expected]
 
 
 def test_steps_are_found_in_logs(capsys):

@@ -1,7 +1,8 @@
 """A simulated GPU: real arithmetic, and then sleep until the time that a GPU would take has passed.
 
-It is simulated where $EXPERIMENT_SECONDS_PER_SAMPLE says how long a sample takes, forward and backward. So four workers
-on two cores take as long as on four GPUs, as long as their arithmetic takes less than the pace.
+It is simulated where $EXPERIMENT_SECONDS_PER_SAMPLE says how long a sample takes: loading, forward, backward and its part
+of the update. What comes on top of that is what the workers do together. So four workers on two cores take as long as on
+four GPUs, as long as their arithmetic takes less than the pace.
 """
 
 from __future__ import annotations
@@ -14,34 +15,62 @@ import torch
 
 VARIABLE = "EXPERIMENT_SECONDS_PER_SAMPLE"
 FORWARD_PART = 1 / 3  # of the time of a sample: a backward pass takes about twice as long as a forward pass
+# An update that was longer ago than this part of a step's time was not just before: workers came or went.
+UPDATE_PART = 0.2
+_ATTRIBUTE = "simulated_pace"  # of the model's first parameter, which its optimizer knows, too
 
 
 def at_pace(model: torch.nn.Module) -> torch.nn.Module:
     """The model, slowed down if the environment says so. What is computed is the same."""
     seconds = float(os.environ.get(VARIABLE) or 0)
     if seconds:
-        Pace(model, seconds)
+        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        setattr(first, _ATTRIBUTE, Pace(model, first, seconds))
     return model
 
 
-class Pace:
-    """Lives in the model's hooks."""
+def updated_at_pace(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer; its updates count as a part of what the samples take, if its model is at pace."""
+    pace: Pace | None = getattr(optimizer.param_groups[0]["params"][0], _ATTRIBUTE, None)
+    if pace:
+        pace.optimizer = optimizer
+    return optimizer
 
-    def __init__(self, model: torch.nn.Module, seconds: float) -> None:
+
+class Pace:
+    """Lives in the hooks of the model and, from the first step on, of its optimizer."""
+
+    def __init__(self, model: torch.nn.Module, first: torch.nn.Parameter, seconds: float) -> None:
+        self.optimizer: torch.optim.Optimizer | None = None
         self._seconds = seconds
         self._until = 0.0
-        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._update_began = 0.0
+        self._follows_updates = False
+        self._first = first
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end_forward)
-        self._first = first
         # The last gradient that a backward pass makes.
         first.register_post_accumulate_grad_hook(self._end_backward)  # type: ignore[no-untyped-call]
 
     def _begin(self, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        part = 1.0 if model.training else FORWARD_PART
-        self._until = time.monotonic() + len(inputs[0]) * self._seconds * part
-        if model.training and self._first.grad is None:  # no step has begun: the warm-up, which on a GPU takes no time
+        now, work = time.monotonic(), len(inputs[0]) * self._seconds
+        if not model.training:
+            self._until = now + work * FORWARD_PART
+        elif self._first.grad is None:  # no step has begun: the warm-up, which on a GPU takes no time
             self._until = 0.0
+        else:
+            self._until = work + (self._update_began if now - self._update_began < UPDATE_PART * work else now)
+            self._update_began = 0.0
+            self._follow_updates()
+
+    def _follow_updates(self) -> None:
+        """Only now: the reduction of gradients is a hook, too, and the update begins after it."""
+        if self.optimizer and not self._follows_updates:
+            self._follows_updates = True
+            self.optimizer.register_step_pre_hook(self._begin_update)
+
+    def _begin_update(self, *_: Any) -> None:
+        self._update_began = time.monotonic()
 
     def _end_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         if not model.training:

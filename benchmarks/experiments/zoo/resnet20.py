@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from benchmarks.experiments.zoo.pace import at_pace
+from benchmarks.experiments.zoo.pace import at_pace, updated_at_pace
 from benchmarks.experiments.zoo.step_log import StepLog
 from elasticdl.callbacks import Callback
 from model_zoo.cifar10 import resnet20_torch
@@ -12,11 +14,14 @@ from model_zoo.cifar10.resnet20_torch import accuracy as accuracy
 from model_zoo.cifar10.resnet20_torch import dataset as dataset
 from model_zoo.cifar10.resnet20_torch import eval_metrics_fn as eval_metrics_fn
 from model_zoo.cifar10.resnet20_torch import loss as loss
-from model_zoo.cifar10.resnet20_torch import optimizer as optimizer
 
 
 def custom_model() -> torch.nn.Module:
     return at_pace(resnet20_torch.custom_model())
+
+
+def optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return updated_at_pace(resnet20_torch.optimizer(parameters))
 
 
 def callbacks() -> list[Callback]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import urllib3
@@ -17,29 +17,16 @@ from kubernetes import client
 from elasticdl.cli.kubernetes import kubeconfig
 from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.kubernetes_requests import JSON, KINDS, MERGE, Request, path_of, send
 from elasticdl.common.manifests.names import CONTAINER
 
 Object = dict[str, Any]
 ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 SILENCE_SECONDS = 7 * 24 * 3600.0  # of a log that is followed: a job may have nothing to say
-_MERGE = "application/merge-patch+json"
-
 STRANGER, FORBIDDEN, ABSENT, EXISTS, INVALID, BUSY = 401, 403, 404, 409, 422, 429
 
-# By the word with which the client's methods end, as in create_namespaced_job.
-_KINDS: Mapping[str, tuple[Callable[..., Any], str]] = {
-    "Job": (client.BatchV1Api, "job"),
-    "Pod": (client.CoreV1Api, "pod"),
-    "Service": (client.CoreV1Api, "service"),
-    "ServiceAccount": (client.CoreV1Api, "service_account"),
-    "Secret": (client.CoreV1Api, "secret"),
-    "ConfigMap": (client.CoreV1Api, "config_map"),
-    "PersistentVolumeClaim": (client.CoreV1Api, "persistent_volume_claim"),
-    "Event": (client.CoreV1Api, "event"),
-    "Role": (client.RbacAuthorizationV1Api, "role"),
-    "RoleBinding": (client.RbacAuthorizationV1Api, "role_binding"),
-    "NetworkPolicy": (client.NetworkingV1Api, "network_policy"),
-}
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_METHODS: Mapping[str, str] = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 
 
 class NotDoneError(UserError):
@@ -78,10 +65,10 @@ class Cluster:
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """With ``dry_run`` the server does all but keep it."""
         options = {"dry_run": "All"} if dry_run else {}
-        return self._ask("create", manifest["kind"], self.namespace, manifest, **options)
+        return self._ask("create", manifest["kind"], body=manifest, **options)
 
     def read(self, kind: str, name: str) -> Object:
-        return self._ask("read", kind, name, self.namespace)
+        return self._ask("read", kind, name)
 
     def find(self, kind: str, name: str) -> Object | None:
         """As `read`; None if there is none."""
@@ -92,19 +79,19 @@ class Cluster:
                 raise
             return None
 
-    def list(self, kind: str, **selection: str) -> list[Object]:
+    def list(self, kind: str, **selection: Any) -> list[Object]:
         """``selection``: label_selector, field_selector."""
-        found: list[Object] = self._ask("list", kind, self.namespace, **selection)["items"]
+        found: list[Object] = self._ask("list", kind, **selection)["items"]
         return found
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> Object:
-        return self._ask("patch", kind, name, self.namespace, change, _content_type=_MERGE)
+        return self._ask("patch", kind, name, change)
 
     def delete(self, kind: str, name: str, *, foreground: bool = False) -> bool:
         """With all that it owns, and, if asked to, only after that. Whether there was any."""
         policy = "Foreground" if foreground else "Background"
         try:
-            self._ask("delete", kind, name, self.namespace, propagation_policy=policy)
+            self._ask("delete", kind, name, propagation_policy=policy)
         except NotDoneError as error:
             if error.status != ABSENT:
                 raise
@@ -113,25 +100,18 @@ class Cluster:
 
     def log(self, pod: str, *, follow: bool = False) -> urllib3.BaseHTTPResponse:
         """The bytes of a pod's log, to be read as they come, and closed."""
-        api = client.CoreV1Api(self._client)
+        timeout = (ANSWER_SECONDS[0], SILENCE_SECONDS) if follow else ANSWER_SECONDS
+        query = {"container": CONTAINER, "follow": follow}
         with self._failures(f"read the log of {pod}"):
-            answer: Any = api.read_namespaced_pod_log(
-                pod,
-                self.namespace,
-                container=CONTAINER,
-                follow=follow,
-                _preload_content=False,
-                _request_timeout=(ANSWER_SECONDS[0], SILENCE_SECONDS) if follow else ANSWER_SECONDS,
-            )
-        response: urllib3.BaseHTTPResponse = answer
-        return response
+            return send(self._client, Request("GET", path_of("Pod", self.namespace, pod, "log"), timeout, query))
 
-    def _ask(self, verb: str, kind: str, *arguments: Any, **options: Any) -> Object:
-        make_api, word = _KINDS[kind]
-        method = getattr(make_api(self._client), f"{verb}_namespaced_{word}")
-        with self._failures(f"{verb} {word.replace('_', ' ')}s"):
-            response = method(*arguments, **options, _preload_content=False, _request_timeout=ANSWER_SECONDS)
-            answer: Object = json.loads(response.data)
+    def _ask(self, verb: str, kind: str, name: str = "", body: Mapping[str, Any] | None = None, **query: Any) -> Object:
+        path, content_type = path_of(kind, self.namespace, name), MERGE if verb == "patch" else JSON
+        with self._failures(f"{verb} {KINDS[kind].words}"):
+            return self._send(Request(_METHODS[verb], path, ANSWER_SECONDS, query, body, content_type))
+
+    def _send(self, request: Request) -> Object:
+        answer: Object = json.loads(send(self._client, request).data)
         return answer
 
     @contextlib.contextmanager
@@ -157,9 +137,7 @@ class Cluster:
         """
         try:
             with self._failures("read namespaces"):
-                client.CoreV1Api(self._client).read_namespace(
-                    self.namespace, _preload_content=False, _request_timeout=ANSWER_SECONDS
-                )
+                self._send(Request("GET", f"/api/v1/namespaces/{self.namespace}", ANSWER_SECONDS, {}))
         except NotDoneError as error:
             if error.status == ABSENT:
                 raise
@@ -171,13 +149,14 @@ class Cluster:
         resource, _, part = resource.partition("/")
         what = {"group": group, "resource": resource, "subresource": part}
         attributes = {"namespace": self.namespace, "verb": verb, **what}
-        review: Any = {"spec": {"resourceAttributes": attributes}}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
         try:
             with self._failures("ask what you may do"):
-                response: Any = client.AuthorizationV1Api(self._client).create_self_subject_access_review(
-                    review, _preload_content=False, _request_timeout=ANSWER_SECONDS
-                )
-                return bool(json.loads(response.data)["status"].get("allowed"))
+                return bool(self._send(Request("POST", _REVIEWS, ANSWER_SECONDS, {}, review))["status"].get("allowed"))
         except NotDoneError:
             return True
 

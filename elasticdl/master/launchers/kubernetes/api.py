@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from kubernetes import client, config
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
+from elasticdl.common.kubernetes_requests import JSON, MERGE, Request, path_of, send
 from elasticdl.common.manifests.names import master_name, selector, state_name
 from elasticdl.master.launchers.kubernetes.pods import Manifest
 
@@ -26,7 +27,6 @@ ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
 WATCH_SECONDS = 240
 SILENCE_SECONDS = 130.0
 GONE = 410
-_MERGE = "application/merge-patch+json"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
@@ -111,71 +111,64 @@ class OfficialPods:
     """`PodApi` of one job's workers."""
 
     def __init__(self, api: client.ApiClient, job: str, namespace: str) -> None:
-        self._api = client.CoreV1Api(api)
+        self._api = api
         self._namespace = namespace
         self._selector = selector(job, Role.WORKER)
 
     def create(self, manifest: Manifest) -> Manifest:
-        return _answer(self._api.create_namespaced_pod, self._namespace, manifest)
+        return _answer(self._api, "POST", path_of("Pod", self._namespace), manifest)
 
     def read(self, name: str) -> Manifest:
-        return _answer(self._api.read_namespaced_pod, name, self._namespace)
+        return _answer(self._api, "GET", path_of("Pod", self._namespace, name))
 
     def delete(self, name: str, grace: int | None) -> None:
         options = {} if grace is None else {"grace_period_seconds": grace}
-        _answer(self._api.delete_namespaced_pod, name, self._namespace, **options)
+        _answer(self._api, "DELETE", path_of("Pod", self._namespace, name), query=options)
 
     def delete_all(self, grace: int) -> None:
-        _answer(
-            self._api.delete_collection_namespaced_pod,
-            self._namespace,
-            label_selector=self._selector,
-            field_selector=_NOT_OVER,
-            grace_period_seconds=grace,
-        )
+        which = {"label_selector": self._selector, "field_selector": _NOT_OVER}
+        _answer(self._api, "DELETE", path_of("Pod", self._namespace), query={**which, "grace_period_seconds": grace})
 
 
 class OfficialJob:
     """The master's own Job, the events about it, and the ConfigMap of its state."""
 
     def __init__(self, api: client.ApiClient, job: str, namespace: str) -> None:
-        self._batch = client.BatchV1Api(api)
-        self._core = client.CoreV1Api(api)
-        self._job = job
+        self._api = api
         self._namespace = namespace
+        self._job = path_of("Job", namespace, master_name(job))
+        self._state = path_of("ConfigMap", namespace, state_name(job))
 
     def read_job(self) -> Manifest:
-        return _answer(self._batch.read_namespaced_job, master_name(self._job), self._namespace)
+        return _answer(self._api, "GET", self._job)
 
     def patch_job(self, change: Manifest) -> Manifest:
-        name = master_name(self._job)
-        return _answer(self._batch.patch_namespaced_job, name, self._namespace, change, _content_type=_MERGE)
+        return _answer(self._api, "PATCH", self._job, change)
 
     def create_event(self, manifest: Manifest) -> Manifest:
-        return _answer(self._core.create_namespaced_event, self._namespace, manifest)
+        return _answer(self._api, "POST", path_of("Event", self._namespace), manifest)
 
     def read_state(self) -> Manifest:
-        return _answer(self._core.read_namespaced_config_map, state_name(self._job), self._namespace)
+        return _answer(self._api, "GET", self._state)
 
     def patch_state(self, change: Manifest) -> Manifest:
-        name = state_name(self._job)
-        return _answer(self._core.patch_namespaced_config_map, name, self._namespace, change, _content_type=_MERGE)
+        return _answer(self._api, "PATCH", self._state, change)
 
 
 class OfficialSource:
-    """`Source` of one of the client's methods that list objects."""
+    """`Source` of the objects of one kind in a namespace."""
 
-    def __init__(self, method: Callable[..., Any], namespace: str, **selection: str) -> None:
-        self._method = method
-        self._namespace = namespace
+    def __init__(self, api: client.ApiClient, kind: str, namespace: str, **selection: str) -> None:
+        self._api = api
+        self._path = path_of(kind, namespace)
         self._selection = selection
 
     def list(self) -> Listing:
-        answer = _answer(self._method, self._namespace, **self._selection)
+        answer = _answer(self._api, "GET", self._path, query=self._selection)
         return Listing(tuple(answer["items"]), answer["metadata"]["resourceVersion"])
 
     def watch(self, version: str) -> Stream:
-        options: dict[str, Any] = {
+        query: dict[str, Any] = {
             **self._selection,
             "resource_version": version,
             "watch": True,
@@ -183,29 +176,22 @@ class OfficialSource:
             "timeout_seconds": WATCH_SECONDS,
         }
         with _failures():
-            response = self._method(
-                self._namespace,
-                **options,
-                _preload_content=False,
-                _request_timeout=(ANSWER_SECONDS[0], SILENCE_SECONDS),
+            return OfficialStream(
+                send(self._api, Request("GET", self._path, (ANSWER_SECONDS[0], SILENCE_SECONDS), query))
             )
-        return OfficialStream(response)
 
 
 def pod_source(api: client.ApiClient, job: str, namespace: str) -> OfficialSource:
-    method = client.CoreV1Api(api).list_namespaced_pod
-    return OfficialSource(method, namespace, label_selector=selector(job, Role.WORKER))
+    return OfficialSource(api, "Pod", namespace, label_selector=selector(job, Role.WORKER))
 
 
 def event_source(api: client.ApiClient, namespace: str) -> OfficialSource:
     """Events about any pod; those of a job can't be chosen, as events have no labels."""
-    return OfficialSource(
-        client.CoreV1Api(api).list_namespaced_event, namespace, field_selector="involvedObject.kind=Pod"
-    )
+    return OfficialSource(api, "Event", namespace, field_selector="involvedObject.kind=Pod")
 
 
 class OfficialStream:
-    def __init__(self, response: urllib3.HTTPResponse) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
         self._closing = threading.Lock()
 
@@ -229,10 +215,14 @@ def _change(said: Mapping[str, Any]) -> Change:
     return Change(said["type"], said["object"])
 
 
-def _answer(method: Callable[..., Any], *arguments: Any, **options: Any) -> Manifest:
+def _answer(
+    api: client.ApiClient, method: str, path: str, body: Manifest | None = None, query: Mapping[str, Any] | None = None
+) -> Manifest:
+    content_type = MERGE if method == "PATCH" else JSON
     with _failures():
-        response = method(*arguments, **options, _preload_content=False, _request_timeout=ANSWER_SECONDS)
-        answer: Manifest = json.loads(response.data)
+        answer: Manifest = json.loads(
+            send(api, Request(method, path, ANSWER_SECONDS, query or {}, body, content_type)).data
+        )
     return answer
 
 
