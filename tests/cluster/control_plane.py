@@ -11,11 +11,13 @@ import base64
 import json
 import os
 import random
+import shutil
 import socket
 import ssl
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,9 @@ from tests.cluster.programs import Programs
 
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 120.0
+# Where there is as much of it as etcd may need, no request waits for a disk that others use, too.
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES = 1 << 30
 _POLL_S = 0.1
 # The first version whose scheduler and controller manager have no second port, one without authentication.
 _SECURE_ONLY = 23
@@ -141,9 +146,10 @@ class ControlPlane:
     def _start_etcd(self, port: int, peer_port: int) -> None:
         self._etcd_url, peer = f"https://{HOST}:{port}", f"https://{HOST}:{peer_port}"
         own, trusted = self._identities["etcd"], self.authority_file
+        data = Path(tempfile.mkdtemp(prefix="elasticdl-etcd-", dir=_MEMORY if _has_memory() else self._folder))
         flags = {
             "name": "test",
-            "data-dir": self._folder / "etcd",
+            "data-dir": data,
             "listen-client-urls": self._etcd_url,
             "advertise-client-urls": self._etcd_url,
             "listen-peer-urls": peer,
@@ -159,7 +165,7 @@ class ControlPlane:
             "peer-client-cert-auth": "true",
             "logger": "zap",
         }
-        self._run("etcd", flags)
+        self._run("etcd", flags, afterwards=["rm", "-r", str(data)])
 
     def _start_api_server(self) -> None:
         own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
@@ -237,9 +243,9 @@ class ControlPlane:
             flags["port"] = 0
         return flags
 
-    def _run(self, name: str, flags: dict[str, object]) -> None:
+    def _run(self, name: str, flags: dict[str, object], afterwards: Sequence[str] = ()) -> None:
         command = [self._programs.path(name), *(f"--{flag}={value}" for flag, value in flags.items())]
-        self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder)
+        self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder, afterwards=afterwards)
 
     def _wait_for(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
@@ -274,6 +280,10 @@ class ControlPlane:
     def _tail(self, name: str) -> str:
         lines = self._log(name).read_text(errors="replace").splitlines() or ["no output"]
         return f"{lines[-1]} (log: {self._log(name)})"
+
+
+def _has_memory() -> bool:
+    return _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:

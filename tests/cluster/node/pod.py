@@ -29,6 +29,8 @@ from tests.cluster.processes import Leashed
 
 GPU = "nvidia.com/gpu"
 _TRY_AGAIN_S = 1.0
+# A node may be told of its pod a moment before it may read what the pod needs.
+_LOOK_AGAIN_S = 0.2
 _DEVICES_WITHIN_S = 5.0
 _LOST_EXIT_CODE = 255
 
@@ -212,7 +214,7 @@ class Pod:
         except CannotStart as error:
             return container.ended(128, self._policy, now, reason="StartError", message=str(error))
         except Unready as error:
-            return container.wait(error.reason, str(error), now + _TRY_AGAIN_S)
+            return container.wait(error.reason, str(error), now + _LOOK_AGAIN_S)
         except (ApiError, Unreachable) as error:
             return container.wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
         threading.Thread(target=self._tell_end, args=(container, process), daemon=True).start()
