@@ -16,19 +16,24 @@ VARIABLE = "EXPERIMENT_SECONDS_PER_SAMPLE"
 FORWARD_PART = 1 / 3  # of the time of a sample: a backward pass takes about twice as long as a forward pass
 
 
-def at_pace(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, slowed down if the environment says so. What is computed is the same."""
+def at_pace(model: torch.nn.Module, *, free_first_step: bool = True) -> torch.nn.Module:
+    """The model, slowed down if the environment says so. What is computed is the same.
+
+    ``free_first_step``: a step before which there are no gradients is a warm-up, which on a GPU takes no time. Not for
+    loops that remove their gradients.
+    """
     seconds = float(os.environ.get(VARIABLE) or 0)
     if seconds:
-        Pace(model, seconds)
+        Pace(model, seconds, free_first_step=free_first_step)
     return model
 
 
 class Pace:
     """Lives in the model's hooks."""
 
-    def __init__(self, model: torch.nn.Module, seconds: float) -> None:
+    def __init__(self, model: torch.nn.Module, seconds: float, *, free_first_step: bool) -> None:
         self._seconds = seconds
+        self._free_first_step = free_first_step
         self._until = 0.0
         first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         model.register_forward_pre_hook(self._begin)
@@ -40,7 +45,7 @@ class Pace:
     def _begin(self, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         part = 1.0 if model.training else FORWARD_PART
         self._until = time.monotonic() + len(inputs[0]) * self._seconds * part
-        if model.training and self._first.grad is None:  # no step has begun: the warm-up, which on a GPU takes no time
+        if self._free_first_step and model.training and self._first.grad is None:
             self._until = 0.0
 
     def _end_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
