@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.harness import versions
 from benchmarks.processes import Processes
 
 ADDRESSES = 64
@@ -32,6 +33,9 @@ class HorovodRun:
             return f"no {' and '.join(lacking)} (Debian: util-linux, iproute2)"
         probe = subprocess.run([*namespace(), "true"], capture_output=True, text=True, timeout=60, check=False)
         return f"no network namespace of its own: {probe.stderr.strip()}" if probe.returncode else None
+
+    def versions(self) -> dict[str, str]:
+        return versions(("horovod", "torch"))
 
     def start(self, model: str, workers: int, processes: Processes) -> None:
         self._folder = processes.folder

@@ -27,6 +27,9 @@ class Peer(Protocol):
     def missing(self) -> str | None:
         """Why it can't be measured here; None if it can."""
 
+    def versions(self) -> dict[str, str]:
+        """Of what it consists of, by the names of the packages."""
+
     def start(self, model: str, workers: int, processes: Processes) -> None:
         """Start a job that trains until it is killed."""
 
