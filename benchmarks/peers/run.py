@@ -75,12 +75,12 @@ class PeerRun:
         wait_until(lambda: len(logs.active(size, since, 1)) >= size, EVENT_SECONDS, f"{event}: {size} workers")
         kept = survivors & logs.active(size, since, 1)
         if kept == survivors:
-            halves = [_split(logs.steps[pid], since, size) for pid in survivors]
+            halves = [_split(logs.steps[pid], since, before) for pid in survivors]
         else:
             last = max((logs.steps[pid] for pid in survivors), key=lambda steps: steps[-1].time)
             everybody = sorted((step for steps in logs.steps.values() for step in steps), key=lambda step: step.time)
             old = [step for step in last if step.size == before]
-            halves = [(old, _split(everybody, old[-1].time, size)[1])]
+            halves = [(old, _split(everybody, old[-1].time, before)[1])]
         return PeerChange(event, before, size, gap_between(halves, since), restarted=len(survivors - kept))
 
 
@@ -106,5 +106,6 @@ def run_peer(peer: Peer, model: str, workers: int, repetitions: int, processes: 
             yield run.gain("grow")
 
 
-def _split(steps: list[Step], since: float, size: int) -> tuple[list[Step], list[Step]]:
-    return split_at(steps, since, [step.size == size for step in steps])
+def _split(steps: list[Step], since: float, before: int) -> tuple[list[Step], list[Step]]:
+    """By the first step of any other size: some survivors may go on before the others are with them."""
+    return split_at(steps, since, [step.size != before for step in steps])
