@@ -39,5 +39,6 @@ class Peer(Protocol):
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         """Send the signal to one worker, and to whatever stands for its machine; returns the worker's process id.
 
+        A SIGTERM stands for notice to leave; a system that takes another kind of notice gets that instead.
         ``pids``: of the workers that train.
         """
