@@ -4,7 +4,7 @@ A host that fails is never used again, so each newcomer comes on an address of i
 an interface for local, hence the network namespace in which the loopback has them all.
 
 Horovod's notice that a worker is to leave is that its host is discovered no more; a SIGTERM to the worker is a death like
-any. After a death survivors wait for Gloo's timeout, as they do for newcomers, which must have started within it.
+any. After a death survivors may wait for Gloo's timeout, as they do for newcomers, which must have started within it.
 """
 
 from __future__ import annotations
