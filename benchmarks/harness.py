@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -65,7 +66,7 @@ def machine_facts() -> dict[str, Any]:
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "system": platform.platform(),
         "python": platform.python_version(),
-        **_versions(),
+        **versions(LIBRARIES),
     }
 
 
@@ -82,11 +83,12 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+def versions(libraries: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Of those that are installed: here, or in other folders than this Python's."""
+    found: dict[str, str] = {}
+    for name in libraries:
+        for distribution in importlib.metadata.distributions(name=name, path=list(path or sys.path)):
+            found.setdefault(name, distribution.version)
     return found
 
 

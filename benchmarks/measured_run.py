@@ -17,7 +17,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.ladders import Loop
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.processes import Failed, Processes
 
 SAMPLES = 8192
@@ -105,7 +105,7 @@ def _read(folder: Path, setting: Setting) -> Sample:
         raise Failed(f"{len(ranks)} of {setting.workers} workers reported")
     step = statistics.fmean(rank["seconds"] / rank["steps"] for rank in ranks)
     return Sample(
-        samples_per_second=setting.workers * WORKER_BATCH / step,
+        samples_per_second=setting.workers * worker_batch(setting.model) / step,
         step_ms=1e3 * step,
         cpu_ms=statistics.fmean(rank["cpu_ms_per_step"] for rank in ranks),
         laps_ms=_mean_laps([rank["laps_ms"] for rank in ranks]),

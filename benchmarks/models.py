@@ -1,4 +1,4 @@
-"""The sizes of the models that every system trains in every benchmark: multi-layer perceptrons."""
+"""The models that every system trains in every benchmark: multi-layer perceptrons by size, and a small ResNet."""
 
 from __future__ import annotations
 
@@ -9,3 +9,14 @@ LAYERS = {
     "2.6m": (256, 1440, 1440, 128, CLASSES),
     "25m": (1024, 4096, 4096, 1024, CLASSES),
 }
+RESNET20 = "resnet20"  # the model zoo's, for PyTorch, at the pace of a simulated GPU if there is one
+
+
+def worker_batch(model: str) -> int:
+    """Samples per worker and step."""
+    return 9 if model == RESNET20 else WORKER_BATCH
+
+
+def recovery_steps(model: str) -> int:
+    """Steps from one recovery point to the next where a system goes back to one: as few as cost little beside them."""
+    return 1 if model == RESNET20 else 20

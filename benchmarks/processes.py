@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,6 +100,21 @@ class Processes:
     ) -> None:
         for _, process in self._started:
             end_tree(process)
+
+
+@contextlib.contextmanager
+def scratch(keep: Path, env: Mapping[str, str] | None = None) -> Iterator[Processes]:
+    """Processes with a folder of their own, which is copied to ``keep`` if what runs in it fails."""
+    folder = Path(tempfile.mkdtemp(prefix="elasticdl-bench-"))
+    try:
+        with Processes(folder, env) as processes:
+            yield processes
+    except Failed:
+        shutil.copytree(folder, keep)
+        print(f"logs kept: {keep}", flush=True)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:

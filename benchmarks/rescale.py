@@ -13,13 +13,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,7 +25,7 @@ from benchmarks.models import LAYERS
 from benchmarks.peers import PEERS
 from benchmarks.peers.port import PeerChange
 from benchmarks.peers.run import run_peer
-from benchmarks.processes import Failed, Processes
+from benchmarks.processes import Failed, Processes, scratch
 from benchmarks.rescale_tables import Key, show_comparison, show_elastic, show_peers
 
 
@@ -88,7 +84,7 @@ def measure(
     rng, number = random.Random(args.seed), 0
     while number < args.repetitions:
         try:
-            with scratch(results, key) as processes:
+            with scratch(keep_at(results, key)) as processes:
                 run = elastic_run(key, args, processes)
                 run.start()
                 for number in range(number, args.repetitions):  # noqa: B020 (a new job goes on where the last one failed)
@@ -118,20 +114,9 @@ def say(key: Key, number: int, change: Change) -> None:
     print(f"{key} #{number + 1}: pauses {pauses} ms, step {1e3 * change.gap.ordinary:.0f} ms", flush=True)
 
 
-@contextmanager
-def scratch(results: Results, key: Key) -> Iterator[Processes]:
-    """Processes with a folder of their own, which is kept beside the results if what runs in it fails."""
-    folder = Path(tempfile.mkdtemp(prefix="elasticdl-bench-"))
-    try:
-        with Processes(folder) as processes:
-            yield processes
-    except Failed:
-        kept = results.path.parent / f"failed-{key.framework}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
-        shutil.copytree(folder, kept)
-        print(f"logs kept: {kept}", flush=True)
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def keep_at(results: Results, key: Key) -> Path:
+    """Where the logs of what fails go: beside the results."""
+    return results.path.parent / f"failed-{key.framework}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
 
 
 def measure_peers(args: argparse.Namespace, results: Results) -> dict[tuple[str, Key], list[PeerChange]]:
@@ -146,7 +131,7 @@ def measure_peers(args: argparse.Namespace, results: Results) -> dict[tuple[str,
             for workers in args.peer_workers:
                 key = Key("", workers, model)
                 try:
-                    with scratch(results, key) as processes:
+                    with scratch(keep_at(results, key)) as processes:
                         for change in run_peer(peer, model, workers, args.peer_repetitions, processes):
                             found[name, Key(change.event, workers, model)].append(change)
                             results.add("peer_change", peer=name, model=model, workers=workers, **asdict(change))

@@ -60,11 +60,11 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     parser = Parser(prog=f"python -m benchmarks.{name}", description=description, formatter_class=layout)
     parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
     parser.add_argument(
-        "--scale", type=_positive, default=scale, help=f"how many times shorter than published ({scale:g})"
+        "--scale", type=positive, default=scale, help=f"how many times shorter than published ({scale:g})"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
     parser.add_argument("--out", type=Path, default=Path("out") / name, help=f"folder for the results (out/{name})")
-    parser.add_argument("--seconds_per_sample", type=_not_negative,
+    parser.add_argument("--seconds_per_sample", type=not_negative,
         help=f"of a simulated GPU; 0: real ones (tier1: {seconds_per_sample:g}, kubeconfig: 0)")  # fmt: skip
     parser.set_defaults(simulated_seconds=seconds_per_sample)
     given = parser.add_argument_group("with --cluster kubeconfig")
@@ -122,7 +122,7 @@ def _checked(args: argparse.Namespace) -> Options:
         cluster=kind,
         scale=args.scale,
         seed=args.seed,
-        out=_writable(args.out),
+        out=writable(args.out),
         namespace=args.namespace,
         kube_context=args.kube_context,
         image=args.image,
@@ -143,7 +143,7 @@ def _queue(text: str, default: str) -> str:
     return text or default
 
 
-def _writable(folder: Path) -> Path:
+def writable(folder: Path) -> Path:
     """Made if need be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,14 +155,14 @@ def _writable(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _positive(text: str) -> float:
-    value = _not_negative(text)
+def positive(text: str) -> float:
+    value = not_negative(text)
     if not value:
         raise argparse.ArgumentTypeError("must be above 0")
     return value
 
 
-def _not_negative(text: str) -> float:
+def not_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

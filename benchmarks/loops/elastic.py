@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer
 from elasticdl.elastic.torch.state import TorchState
 
@@ -22,7 +22,7 @@ def agree(number: int) -> int:
 def main() -> None:
     args = parse_measured()
     torch.set_num_threads(1)
-    elastic.init(batch_size_per_worker=WORKER_BATCH)
+    elastic.init(batch_size_per_worker=worker_batch(args.model))
     model = make_model(args.model)
     optimizer = make_optimizer(model)
     loader = elastic.DataLoader(make_dataset(args.model, args.samples))

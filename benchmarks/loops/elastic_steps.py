@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.options import parse_steps
 from benchmarks.loops.steplog import StepLog
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
 from elasticdl.elastic.torch.state import TorchState
 
@@ -16,7 +16,7 @@ from elasticdl.elastic.torch.state import TorchState
 def main() -> None:
     args = parse_steps()
     torch.set_num_threads(1)
-    job = elastic.init(batch_size_per_worker=WORKER_BATCH)
+    job = elastic.init(batch_size_per_worker=worker_batch(args.model))
     warm_up(args.model)
     model = make_model(args.model)
     optimizer = make_optimizer(model)

@@ -1,4 +1,4 @@
-"""The loop that `benchmarks.rescale` runs under horovodrun: Horovod's own elastic state, with a commit each 20 steps."""
+"""The loop that `benchmarks.rescale` runs under horovodrun: Horovod's own elastic state, committed every some steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import horovod.torch as hvd
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.loops.peer_common import RECOVERY_STEPS, Batches, parse
+from benchmarks.loops.peer_common import Batches, parse
 from benchmarks.loops.steplog import StepLog
+from benchmarks.models import recovery_steps
 from benchmarks.torch_models import make_model, make_optimizer
 
 
@@ -30,7 +31,7 @@ def main() -> None:
             optimizer.step()
             state.step += 1
             log.step(state.step, str(hvd.size()), hvd.size())
-            if state.step % RECOVERY_STEPS == 0:
+            if state.step % recovery_steps(args.model) == 0:
                 state.commit()
             else:
                 state.check_host_updates()

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
 from elasticdl.elastic.torch.state import TorchState
 
@@ -55,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     marks = Marks()
     torch.set_num_threads(1)
-    job = elastic.init(batch_size_per_worker=WORKER_BATCH)
+    job = elastic.init(batch_size_per_worker=worker_batch(args.model))
     warm_up(args.model)
     model = make_model(args.model)
     optimizer = make_optimizer(model)

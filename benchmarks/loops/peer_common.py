@@ -7,11 +7,10 @@ import argparse
 import torch
 
 from benchmarks.loops.options import make_parser
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset
 
 POOL_BATCHES = 64
-RECOVERY_STEPS = 20
 
 
 def parse(replica: bool = False) -> argparse.Namespace:
@@ -25,8 +24,9 @@ class Batches:
     """The batch of each step and rank, out of a pool in memory."""
 
     def __init__(self, model: str) -> None:
-        images, labels = make_dataset(model, POOL_BATCHES * WORKER_BATCH).tensors
-        self._pairs = list(zip(torch.split(images, WORKER_BATCH), torch.split(labels, WORKER_BATCH), strict=True))
+        size = worker_batch(model)
+        images, labels = make_dataset(model, POOL_BATCHES * size).tensors
+        self._pairs = list(zip(torch.split(images, size), torch.split(labels, size), strict=True))
 
     def of(self, step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._pairs[(step * size + rank) % POOL_BATCHES]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer
 
 
@@ -210,7 +210,7 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dataset = make_dataset(args.model, args.samples)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=size, rank=rank)
-    loader = DataLoader(dataset, batch_size=WORKER_BATCH, sampler=sampler)
+    loader = DataLoader(dataset, batch_size=worker_batch(args.model), sampler=sampler)
     meter = Meter(args.warm_up, args.seconds, setup.agree)
     meter.begin()
     for images, labels in batches(loader, sampler):

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.loops.peer_common import RECOVERY_STEPS, Batches, parse
+from benchmarks.loops.peer_common import Batches, parse
 from benchmarks.loops.steplog import StepLog
+from benchmarks.models import recovery_steps
 from benchmarks.torch_models import make_model, make_optimizer
 
 
@@ -37,7 +38,7 @@ def main() -> None:
         optimizer.step()
         step += 1
         log.step(step, str(size), size)
-        if step % RECOVERY_STEPS == 0 and rank == 0:
+        if step % recovery_steps(args.model) == 0 and rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(state, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)

@@ -2,6 +2,9 @@
 
 A host that fails is never used again, so each newcomer comes on an address of its own. Horovod takes only addresses of
 an interface for local, hence the network namespace in which the loopback has them all.
+
+Horovod's notice that a worker is to leave is that its host is discovered no more; a SIGTERM to the worker is a death like
+any. After a death survivors may wait for Gloo's timeout, as they do for newcomers, which must have started within it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
+from benchmarks.harness import versions
 from benchmarks.processes import Processes
 
 ADDRESSES = 64
+GLOO_SECONDS = 15  # Horovod's default is 30
 
 
 class HorovodRun:
@@ -23,6 +30,7 @@ class HorovodRun:
 
     def __init__(self) -> None:
         self._hosts: list[str] = []
+        self._added = 0
         self._folder = Path()
 
     def missing(self) -> str | None:
@@ -33,6 +41,9 @@ class HorovodRun:
         probe = subprocess.run([*namespace(), "true"], capture_output=True, text=True, timeout=60, check=False)
         return f"no network namespace of its own: {probe.stderr.strip()}" if probe.returncode else None
 
+    def versions(self) -> dict[str, str]:
+        return versions(("horovod", "torch"))
+
     def start(self, model: str, workers: int, processes: Processes) -> None:
         self._folder = processes.folder
         script = self._folder / "discover.sh"
@@ -41,7 +52,8 @@ class HorovodRun:
         for _ in range(workers):
             self.add()
         sizes = ["-np", str(workers), "--min-np", "1", "--max-np", str(workers)]
-        options = ["--gloo", "--network-interface", "lo", *sizes, "--host-discovery-script", str(script)]
+        timeout = ["--gloo-timeout-seconds", str(GLOO_SECONDS)]
+        options = ["--gloo", *timeout, "--network-interface", "lo", *sizes, "--host-discovery-script", str(script)]
         program = [sys.executable, "-m", "benchmarks.loops.horovod_elastic"]
         arguments = ["--model", model, "--folder", str(self._folder)]
         path = f"{self._program().parent}{os.pathsep}{os.environ['PATH']}"
@@ -49,15 +61,23 @@ class HorovodRun:
         processes.start("horovodrun", command, {"PATH": path, "HOROVOD_GLOO_IFACE": "lo"})
 
     def add(self) -> None:
-        self._hosts.append(f"127.0.0.{len(self._hosts) + 1}:1")
-        new = self._folder / "hosts.new"
-        new.write_text("".join(f"{host}\n" for host in self._hosts))
-        new.replace(self._folder / "hosts")
+        self._added += 1
+        self._discover([*self._hosts, f"127.0.0.{self._added}"])
 
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         victim = max(pids)
-        os.kill(victim, number)
+        if number == signal.SIGTERM:
+            leaving = psutil.Process(victim).environ()["HOROVOD_HOSTNAME"]
+            self._discover([host for host in self._hosts if host != leaving])
+        else:
+            os.kill(victim, number)
         return victim
+
+    def _discover(self, hosts: list[str]) -> None:
+        self._hosts = hosts
+        new = self._folder / "hosts.new"
+        new.write_text("".join(f"{host}:1\n" for host in hosts))
+        new.replace(self._folder / "hosts")
 
     @staticmethod
     def _program() -> Path:

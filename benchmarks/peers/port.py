@@ -27,6 +27,9 @@ class Peer(Protocol):
     def missing(self) -> str | None:
         """Why it can't be measured here; None if it can."""
 
+    def versions(self) -> dict[str, str]:
+        """Of what it consists of, by the names of the packages."""
+
     def start(self, model: str, workers: int, processes: Processes) -> None:
         """Start a job that trains until it is killed."""
 
@@ -36,5 +39,6 @@ class Peer(Protocol):
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         """Send the signal to one worker, and to whatever stands for its machine; returns the worker's process id.
 
+        A SIGTERM stands for notice to leave; a system that takes another kind of notice gets that instead.
         ``pids``: of the workers that train.
         """

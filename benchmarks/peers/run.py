@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+from benchmarks.models import recovery_steps
 from benchmarks.peers.port import Peer, PeerChange
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Step, StepLogs, gap_between, ordinary_step, split_at
@@ -16,57 +17,95 @@ SETTLED_STEPS = 5
 SETTLED_SECONDS = 1.0
 START_SECONDS = 180.0
 EVENT_SECONDS = 120.0
-# Peers that go back to a recovery point have one each so many steps; events come at a random place between two.
-RECOVERY_STEPS = 20
+
+
+class PeerRun:
+    """One job, which one worker leaves or joins at a time. ``size``: how many there are to be now."""
+
+    def __init__(self, peer: Peer, processes: Processes) -> None:
+        self._peer = peer
+        self._processes = processes
+        self._members: set[int] = set()
+        self.logs = StepLogs(processes.folder)
+        self.size = 0
+
+    def start(self, model: str, workers: int) -> None:
+        self.size = workers
+        self._peer.start(model, workers, self._processes)
+
+    def settle(self, steps: int, seconds: float = 0.0) -> list[Step]:
+        """Wait until all train together, for at least so long and so many steps; returns the steps of one of them.
+
+        Raises:
+            Failed: they don't in time.
+        """
+        since = time.monotonic()
+
+        def steady() -> bool:
+            self._members = self.logs.active(self.size, since, steps)
+            return time.monotonic() - since > seconds and len(self._members) == self.size
+
+        wait_until(steady, START_SECONDS, f"steady training with {self.size} workers")
+        return self.logs.steps[min(self._members)]
+
+    def lose(self, event: str, number: signal.Signals) -> PeerChange:
+        """Take one of those that had settled, by a signal.
+
+        Raises:
+            Failed: the others did not go on in time.
+        """
+        since = time.monotonic()
+        victim = self._peer.remove(number, self._members)
+        self.size -= 1
+        return self._collect(event, self._members - {victim}, since, self.size + 1)
+
+    def gain(self, event: str) -> PeerChange:
+        """Bring one more.
+
+        Raises:
+            Failed: they did not train together in time.
+        """
+        since = time.monotonic()
+        self._peer.add()
+        self.size += 1
+        return self._collect(event, self._members, since, self.size - 1)
+
+    def _collect(self, event: str, survivors: set[int], since: float, before: int) -> PeerChange:
+        size, logs = self.size, self.logs
+        wait_until(lambda: len(logs.active(size, since, 1)) >= size, EVENT_SECONDS, f"{event}: {size} workers")
+        kept = survivors & logs.active(size, since, 1)
+        if kept == survivors:
+            halves = [_split(logs.steps[pid], since, before) for pid in survivors]
+        else:
+            last = max((logs.steps[pid] for pid in survivors), key=lambda steps: steps[-1].time)
+            everybody = sorted((step for steps in logs.steps.values() for step in steps), key=lambda step: step.time)
+            old = [step for step in last if step.size == before]
+            halves = [(old, _split(everybody, old[-1].time, before)[1])]
+        return PeerChange(event, before, size, gap_between(halves, since), restarted=len(survivors - kept))
 
 
 def run_peer(peer: Peer, model: str, workers: int, repetitions: int, processes: Processes) -> Iterator[PeerChange]:
-    """Lose a worker by each signal and get one back, ``repetitions`` times.
+    """Lose a worker by each signal and get one back, ``repetitions`` times, each time at some moment between two
+    recovery points.
 
     Raises:
         Failed: the peer did not come through in time.
     """
-    logs, rng = StepLogs(processes.folder), random.Random(workers)
-    peer.start(model, workers, processes)
+    run, rng = PeerRun(peer, processes), random.Random(workers)
+
+    def settle() -> None:
+        steps = run.settle(SETTLED_STEPS, SETTLED_SECONDS)
+        time.sleep(rng.random() * recovery_steps(model) * ordinary_step(steps))
+
+    run.start(model, workers)
     for _ in range(repetitions):
         for event, number in LOSSES.items():
-            pids = _settle(logs, workers, rng)
-            now = time.monotonic()
-            victim = peer.remove(number, pids)
-            yield _collect(logs, event, pids - {victim}, now, workers - 1)
-            pids = _settle(logs, workers - 1, rng)
-            now = time.monotonic()
-            peer.add()
-            yield _collect(logs, "grow", pids, now, workers)
+            settle()
+            yield run.lose(event, number)
+            settle()
+            yield run.gain("grow")
 
 
-def _settle(logs: StepLogs, size: int, rng: random.Random) -> set[int]:
-    """Wait until so many workers train together, then for a random part of the way to the next recovery point."""
-    since = time.monotonic()
-
-    def steady() -> bool:
-        long_enough = time.monotonic() - since > SETTLED_SECONDS
-        return long_enough and len(logs.active(size, since, SETTLED_STEPS)) == size
-
-    wait_until(steady, START_SECONDS, f"steady training with {size} workers")
-    pids = logs.active(size, since, SETTLED_STEPS)
-    time.sleep(rng.random() * RECOVERY_STEPS * ordinary_step(logs.steps[min(pids)]))
-    return pids
-
-
-def _collect(logs: StepLogs, event: str, survivors: set[int], since: float, size: int) -> PeerChange:
-    before = size - 1 if event == "grow" else size + 1
-    wait_until(lambda: len(logs.active(size, since, 1)) >= size, EVENT_SECONDS, f"{event}: {size} workers")
-    kept = survivors & logs.active(size, since, 1)
-    if kept == survivors:
-        halves = [_split(logs.steps[pid], since, size) for pid in survivors]
-    else:
-        last = max((logs.steps[pid] for pid in survivors), key=lambda steps: steps[-1].time)
-        everybody = sorted((step for steps in logs.steps.values() for step in steps), key=lambda step: step.time)
-        old = [step for step in last if step.size == before]
-        halves = [(old, _split(everybody, old[-1].time, size)[1])]
-    return PeerChange(event, before, size, gap_between(halves, since), restarted=len(survivors - kept))
-
-
-def _split(steps: list[Step], since: float, size: int) -> tuple[list[Step], list[Step]]:
-    return split_at(steps, since, [step.size == size for step in steps])
+def _split(steps: list[Step], since: float, before: int) -> tuple[list[Step], list[Step]]:
+    """By the first step of any other size: some survivors may go on before the others are with them."""
+    return split_at(steps, since, [step.size != before for step in steps])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
+from benchmarks.harness import versions
 from benchmarks.peers.torchrun import free_port
 from benchmarks.processes import Processes
 
@@ -28,6 +29,10 @@ class TorchFt:
     def missing(self) -> str | None:
         program: Path = self._bin / "torchft_lighthouse"
         return None if program.exists() else "run benchmarks/peers/setup.sh"
+
+    def versions(self) -> dict[str, str]:
+        packages = [str(folder) for folder in self._bin.parent.glob("lib/*/site-packages")]
+        return versions(("torchft-nightly", "torch"), packages)
 
     def start(self, model: str, workers: int, processes: Processes) -> None:
         self._processes = processes

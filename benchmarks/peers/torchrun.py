@@ -11,6 +11,7 @@ import sys
 
 import psutil
 
+from benchmarks.harness import versions
 from benchmarks.processes import Processes, wait_until
 
 MOST_WORKERS = 16
@@ -31,6 +32,9 @@ class TorchRun:
 
     def missing(self) -> str | None:
         return None if importlib.util.find_spec("torch") else "torch"
+
+    def versions(self) -> dict[str, str]:
+        return versions(("torch",))
 
     def start(self, model: str, workers: int, processes: Processes) -> None:
         self._processes = processes

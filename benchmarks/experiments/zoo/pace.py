@@ -20,12 +20,16 @@ UPDATE_PART = 0.2
 _ATTRIBUTE = "simulated_pace"  # of the model's first parameter, which its optimizer knows, too
 
 
-def at_pace(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, slowed down if the environment says so. What is computed is the same."""
+def at_pace(model: torch.nn.Module, *, free_first_step: bool = True) -> torch.nn.Module:
+    """The model, slowed down if the environment says so. What is computed is the same.
+
+    ``free_first_step``: a step before which there are no gradients is a warm-up, which on a GPU takes no time. Not for
+    loops that remove their gradients.
+    """
     seconds = float(os.environ.get(VARIABLE) or 0)
     if seconds:
         first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        setattr(first, _ATTRIBUTE, Pace(model, first, seconds))
+        setattr(first, _ATTRIBUTE, Pace(model, first, seconds, free_first_step=free_first_step))
     return model
 
 
@@ -40,9 +44,12 @@ def updated_at_pace(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 class Pace:
     """Lives in the hooks of the model and, from the first step on, of its optimizer."""
 
-    def __init__(self, model: torch.nn.Module, first: torch.nn.Parameter, seconds: float) -> None:
+    def __init__(
+        self, model: torch.nn.Module, first: torch.nn.Parameter, seconds: float, *, free_first_step: bool
+    ) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
         self._seconds = seconds
+        self._free_first_step = free_first_step
         self._until = 0.0
         self._update_began = 0.0
         self._follows_updates = False
@@ -56,7 +63,7 @@ class Pace:
         now, work = time.monotonic(), len(inputs[0]) * self._seconds
         if not model.training:
             self._until = now + work * FORWARD_PART
-        elif self._first.grad is None:  # no step has begun: the warm-up, which on a GPU takes no time
+        elif self._free_first_step and self._first.grad is None:
             self._until = 0.0
         else:
             self._until = work + (self._update_began if now - self._update_began < UPDATE_PART * work else now)

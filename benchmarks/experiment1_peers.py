@@ -1,0 +1,218 @@
+"""Elasticdl and its peers under the same disturbance, with the work of experiment 1.
+
+    benchmarks/peers/setup.sh            # once, for torchft
+    python -m benchmarks.experiment1_peers [--systems elasticdl,torchrun,horovodrun,torchft] [--cycles 3] [--period 20]
+
+Each system by itself, one after another, trains ResNet20 on images of CIFAR-10's shape at the pace of a simulated GPU, 9
+samples per worker and step. In each cycle a worker leaves (SIGTERM, or the notice that the system takes instead), one
+joins, one is killed (SIGKILL, with whatever stands for its machine), one joins: an event each period, at moments drawn from
+the seed, which are the same for all.
+An event waits until the system is over the one before, that is, until all workers have made three steps together. The
+worker that goes is the newest: torchrun's oldest serves its store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.artefacts import Artefacts
+from benchmarks.experiments.options import Parser, positive, run, writable
+from benchmarks.experiments.zoo.pace import VARIABLE
+from benchmarks.harness import Results, busy_cores, describe_machine, names, show_table
+from benchmarks.models import RESNET20, worker_batch
+from benchmarks.peers import SYSTEMS
+from benchmarks.peers.disturbance import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, Planned, rate, schedule, summary
+from benchmarks.peers.port import Peer
+from benchmarks.peers.run import PeerRun
+from benchmarks.processes import Failed, scratch
+from benchmarks.steps import Step
+from elasticdl.common.errors import UserError
+
+SECONDS_PER_SAMPLE = 0.1
+RECOVERED_STEPS = 3
+BUSY_SECONDS = 2.0
+COLUMNS = (
+    "system",
+    "leave, s",
+    "join, s",
+    "kill, s",
+    "redone",
+    "lost",
+    "restarted",
+    "late",
+    "before",
+    "during",
+    "share",
+    "failed",
+)
+NOTE = (
+    "pause of the survivors: median (worst); late: events that had to wait for the system; samples/s before the first event, and "
+    "during the disturbance; share: of what the workers that were there would have made undisturbed. {batch} samples per worker "
+    "and step in all systems"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all systems have in common."""
+
+    workers: int
+    period: float
+    plan: Sequence[Planned]
+    seconds_per_sample: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    return run(parser, lambda: experiment(args))
+
+
+def make_parser() -> Parser:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m benchmarks.experiment1_peers", description=__doc__, formatter_class=layout)
+    known = ",".join(SYSTEMS)
+    parser.add_argument("--systems", type=names, default=list(SYSTEMS), help=f"in this order ({known})")
+    parser.add_argument("--cycles", type=int, default=3, help="of four events each (3)")
+    parser.add_argument("--workers", type=int, default=4, help="before the first event (4)")
+    parser.add_argument("--period", type=positive, default=20.0, help="seconds from one event to the next (20)")
+    pace = f"of a simulated GPU ({SECONDS_PER_SAMPLE:g})"
+    parser.add_argument("--seconds_per_sample", type=positive, default=SECONDS_PER_SAMPLE, help=pace)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the events (0)")
+    out = Path("out") / "experiment1_peers"
+    parser.add_argument("--out", type=Path, default=out, help=f"folder for the results ({out})")
+    return parser
+
+
+def experiment(args: argparse.Namespace) -> None:
+    """Raises:
+    UserError: something is wrong with the command line.
+    """
+    if unknown := set(args.systems) - set(SYSTEMS):
+        raise UserError(f"--systems {','.join(sorted(unknown))}: not one of {', '.join(SYSTEMS)}")
+    if args.cycles < 1 or args.workers < 2:
+        raise UserError(f"--cycles {args.cycles} --workers {args.workers}: at least 1, and 2, as one is taken away")
+    folder = writable(args.out)
+    Artefacts(folder).discard("peers.jsonl")
+    results = Results("experiment1_peers", folder / "peers.jsonl")
+    print(describe_machine(results.machine), flush=True)
+    plan = schedule(args.cycles, args.period, args.seed)
+    setting = Setting(args.workers, args.period, plan, args.seconds_per_sample)
+    measured = {name: measure(name, setting, results) for name in args.systems}
+    numbers = {name: of_system for name, of_system in measured.items() if of_system}
+    show_table(f"The same disturbance, {args.workers} workers", COLUMNS, [row(*each) for each in numbers.items()])
+    print(NOTE.format(batch=worker_batch(RESNET20)))
+    print(f"results: {results.path}")
+
+
+class SystemRun:
+    """One system's run, and what is known of it even if it does not come to its end."""
+
+    def __init__(self, name: str, setting: Setting, results: Results) -> None:
+        self._name = name
+        self._setting = setting
+        self._results = results
+        self._happened: list[Happened] = []
+        self._undisturbed = 0.0
+        self._begin = 0.0
+        self._end = 0.0
+
+    def follow(self, run: PeerRun) -> None:
+        """Measure it undisturbed, then disturb it.
+
+        Raises:
+            Failed: it does not come through something in time; the time that it was waited for counts.
+        """
+        run.start(RESNET20, self._setting.workers)
+        run.settle(RECOVERED_STEPS)
+        since = time.monotonic()
+        steps = run.settle(RECOVERED_STEPS, self._setting.period)
+        self._undisturbed = rate([step for step in steps if step.time > since], worker_batch(RESNET20))
+        self._begin = before = time.monotonic()
+        try:
+            for planned in self._setting.plan:
+                before = self._disturb(run, planned, before)
+            time.sleep(max(0.0, before + self._setting.period - time.monotonic()))
+            run.logs.read()
+        finally:
+            self._end = time.monotonic()
+
+    def _disturb(self, run: PeerRun, planned: Planned, before: float) -> float:
+        """When it is time, and the system is over the event ``before``; returns when that was."""
+        run.settle(RECOVERED_STEPS)
+        due = before + planned.after
+        waited = max(0.0, time.monotonic() - due)
+        time.sleep(max(0.0, due - time.monotonic()))
+        now = time.monotonic()
+        number = SIGNALS.get(planned.event)
+        change = run.lose(planned.event, number) if number else run.gain(planned.event)
+        happened = Happened(now, waited, change)
+        self._happened.append(happened)
+        self._results.add("event", system=self._name, **asdict(happened))
+        pauses = ", ".join(f"{pause:.2f}" for pause in change.gap.pauses)
+        print(f"{self._name} {planned.event}: pauses {pauses} s; had waited {waited:.1f} s", flush=True)
+        return now
+
+    def course(self, steps: list[Step], failures: int) -> Course | None:
+        """None if it never came to be disturbed."""
+        if not self._end:
+            return None
+        times = (self._undisturbed, self._begin, self._end)
+        return Course(self._setting.workers, worker_batch(RESNET20), *times, self._happened, steps, failures)
+
+
+def measure(name: str, setting: Setting, results: Results) -> dict[str, Any] | None:
+    """One system's numbers; None if there are none."""
+    peer, busy = SYSTEMS[name](), busy_cores(BUSY_SECONDS)
+    if reason := peer.missing():
+        print(f"{name}: left out: {reason}", flush=True)
+        results.add("missing", system=name, reason=reason)
+        return None
+    print(f"{name} {peer.versions()}; busy before: {busy} cores", flush=True)
+    course = follow(name, peer, setting, results)
+    if course is None:
+        return None
+    numbers = summary(course)
+    facts = {"versions": peer.versions(), "busy_cores_before": busy}
+    results.add("summary", system=name, **facts, **asdict(setting), **numbers)
+    return numbers
+
+
+def follow(name: str, peer: Peer, setting: Setting, results: Results) -> Course | None:
+    """Where a system does not come through an event its run ends, and its logs are kept."""
+    system, steps, failures = SystemRun(name, setting, results), list[Step](), 0
+    try:
+        kept = results.path.parent / f"failed-{name}-{time.time():.0f}"
+        with scratch(kept, {VARIABLE: f"{setting.seconds_per_sample:g}"}) as processes:
+            run = PeerRun(peer, processes)
+            try:
+                system.follow(run)
+            finally:
+                steps += [step for of_process in run.logs.steps.values() for step in of_process]
+    except Failed as failure:
+        failures = 1
+        results.add("failure", system=name, reason=str(failure))
+        print(f"{name}: FAILED: {failure}", flush=True)
+    return system.course(steps, failures)
+
+
+def row(name: str, numbers: dict[str, Any]) -> list[str]:
+    found = numbers["pauses"]
+    pauses = [
+        f"{found[event].median:.2f} ({found[event].maximum:.2f})" if event in found else "-"
+        for event in (LEAVE, JOIN, KILL)
+    ]
+    counts = [str(numbers[count]) for count in ("redone", "lost", "restarted")]
+    late = f"{numbers['late']} of {numbers['events']}"
+    rates = [f"{numbers[each]:.1f}" for each in ("undisturbed", "disturbed")]
+    return [name, *pauses, *counts, late, *rates, f"{100 * numbers['share']:.0f} %", str(numbers["failures"])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
