@@ -14,7 +14,7 @@ import argparse
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +25,17 @@ from benchmarks.experiments.convergence.course import Course, Result, Shared
 from benchmarks.experiments.convergence.curves import TABLES, Curve, summarise, table
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
 from benchmarks.experiments.convergence.plot import Accuracies
+from benchmarks.experiments.convergence.report import COLUMNS, TARGETS, rows, verdicts
 from benchmarks.experiments.convergence.settings import Data, Policy
 from benchmarks.experiments.lab import Lab, open_lab
 from benchmarks.experiments.options import ClusterKind, Options, Parser, make_parser, read, run
 from benchmarks.experiments.series import GpuSeries
+from benchmarks.harness import describe_machine, machine_facts, show_table
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: more than 97 % of the digits are learned by then
+REAL = "API server, scheduler, pods, master, rendezvous, Horovod's reductions, all that is computed"
+SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a process; nothing of what is computed"
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
 
 
@@ -47,7 +51,11 @@ def add_options(parser: Parser) -> None:
 class Experiment:
     """What has been done is in --out after each job, so that an interruption leaves it."""
 
-    def __init__(self, jobs: Sequence[Job], recipe: Recipe, artefacts: Artefacts) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], recipe: Recipe, artefacts: Artefacts, circumstances: Mapping[str, Any]
+    ) -> None:
+        """``circumstances``: what the summary is to say besides the results."""
+        self._circumstances = circumstances
         self._jobs = jobs
         self._recipe = recipe
         self._artefacts = artefacts
@@ -88,8 +96,16 @@ class Experiment:
             done = f"{len(self._curves)}/{len(self._jobs)}"
         print(f"{done} {result.job.name}: {len(curve.losses)} steps, accuracy {curve.accuracies[-1]:.4f}", flush=True)
 
+    def show(self) -> None:
+        """All that has been done."""
+        show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
+        show_table("Targets", ("", "ours", "target", "met"), verdicts(self._done()))
+
+    def _done(self) -> list[Curve]:
+        return [self._curves[job.name] for job in self._jobs if job.name in self._curves]
+
     def _write(self) -> None:
-        curves = [self._curves[job.name] for job in self._jobs if job.name in self._curves]
+        curves = self._done()
         for name in TABLES:
             _replace(self._artefacts.path(name), table(name, curves))
         self._artefacts.summary(self._summary(curves))
@@ -106,6 +122,8 @@ class Experiment:
             "jobs_done": len(curves),
             "jobs_planned": len(self._jobs),
             **summarise(curves),
+            "targets": TARGETS,
+            **self._circumstances,
         }
 
 
@@ -128,11 +146,23 @@ def _run(options: Options, args: argparse.Namespace) -> None:
     jobs = _jobs(recipe, options, args)
     artefacts = Artefacts(options.out)
     artefacts.discard("summary.json", "experiment3.*", "*.csv", "*-*-*.jsonl")
-    experiment = Experiment(jobs, recipe, artefacts)
+    machine = machine_facts()
+    print(describe_machine(machine))
+    print(f"real: {REAL}")
+    print(f"simulated: {_simulated(options)}", flush=True)
+    real = {"real": REAL, "simulated": _simulated(options)}
+    experiment = Experiment(
+        jobs, recipe, artefacts, {"scale": options.scale, "seed": options.seed, **real, "machine": machine}
+    )
     with open_lab(options, MOST * args.at_once) as lab, GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
         shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
         experiment.run(lab, shared, args.at_once)
-    print(artefacts.path("summary.json").read_text())
+    experiment.show()
+    print(f"results: {artefacts.folder}")
+
+
+def _simulated(options: Options) -> str:
+    return SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
 
 
 def _with_data(options: Options, args: argparse.Namespace) -> Options:

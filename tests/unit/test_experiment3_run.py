@@ -43,7 +43,7 @@ class FakeCourse:
 def test_what_is_done_is_kept(tmp_path, monkeypatch, error):
     monkeypatch.setattr(experiment3, "Course", FakeCourse)
     monkeypatch.setattr(FakeCourse, "error", error)
-    experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path))
+    experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path), {"seed": 0})
     with pytest.raises(type(error)):
         experiment.run(None, Shared(tmp_path, Path("/there")), at_once=2)
     summary = json.loads((tmp_path / "summary.json").read_text())
