@@ -16,7 +16,7 @@ from elasticdl.common.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
 
-CALL_TIMEOUT = 5.0  # seconds; the master answers from memory
+CALL_TIMEOUT = 20.0  # seconds; the master answers from memory, but on a busy cluster the way to it takes its time
 
 # What the master refuses with a reason that is meant for the person.
 REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
