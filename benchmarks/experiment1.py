@@ -22,7 +22,7 @@ from benchmarks.experiments.figures import Chart, Panel
 from benchmarks.experiments.jobs import JobRun, job_run, write_steps
 from benchmarks.experiments.lab import Lab, job_is_over, open_lab, queue_flags
 from benchmarks.experiments.measures import Change
-from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, read, run
+from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
 from benchmarks.experiments.overlap import (
     PUBLISHED,
     TARGETS,
@@ -46,6 +46,7 @@ SECONDS_PER_SAMPLE = 0.3
 # Published: on six GPUs a job of four takes 450 s, and the second comes at 120 s.
 GPUS, WORKERS, JOB_SECONDS, SECOND_AFTER = 6, 4, 450.0, 120.0
 SIMULATED_BATCH, REAL_BATCH = 12, 512
+RESULTS = ("gpus-*.csv", "steps-*.csv", "events-*.jsonl", "gang-*.log", "elastic-*.log", "summary.json", "gpus.*")
 STEPS_PER_EPOCH = 20  # of the stand-in for CIFAR-10
 MODES: Mapping[str, str] = {"gang": "gang scheduling", "elastic": "elastic scheduling"}
 JOBS = ("first", "second")
@@ -55,9 +56,12 @@ REAL = (
 )
 SIMULATED = (
     "a sample takes a worker {pace:g} s, whatever its core needs; nvidia.com/gpu is what a node says it has; a container is a "
-    "process; gangs are placed by a small scheduler of these benchmarks. Work is {scale:g} times shorter than published; "
-    "starting is not"
+    "process; {gangs}. Work is {scale:g} times shorter than published; starting is not"
 )
+GANGS: Mapping[str, str] = {
+    OWN_QUEUE: "gangs are placed by a small scheduler of these benchmarks",
+    NO_QUEUE: "a gang is placed pod by pod, as there is no --queue",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,10 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     """
     if not 0 < args.workers < args.gpus < 2 * args.workers:
         raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
+    require_gpus(options)
+    for name in ("steps", "global_batch_size"):
+        if getattr(args, name) < 0:
+            raise UserError(f"--{name} {getattr(args, name)}: must be above 0")
     batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
     steps = args.steps
     if not steps and not options.simulated:
@@ -108,13 +116,18 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
 
 
 def experiment(setting: Setting) -> None:
-    options, artefacts = setting.options, Artefacts(setting.options.out)
-    artefacts.discard("*.csv", "*.jsonl", "*.log", "summary.json", "gpus.*")
-    machine = machine_facts()
+    artefacts = Artefacts(setting.options.out)
+    with artefacts.claimed():
+        conduct(setting, artefacts)
+
+
+def conduct(setting: Setting, artefacts: Artefacts) -> None:
+    options, machine = setting.options, machine_facts()
     print(describe_machine(machine))
     print(f"real: {REAL}")
     print(f"simulated: {simulated(options)}", flush=True)
     with open_lab(options, setting.plan.gpus) as lab:
+        artefacts.discard(*RESULTS)
         data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
         outcomes = {mode: measure(mode, lab, setting, data) for mode in MODES}
     numbers = analysed(setting, outcomes)
@@ -157,7 +170,8 @@ def show(setting: Setting, numbers: Mapping[str, Mapping[str, Any]]) -> None:
 
 def simulated(options: Options) -> str:
     if options.simulated:
-        return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale)
+        gangs = GANGS.get(options.queue, f"gangs are placed by {options.queue}")
+        return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
     return "nothing" if options.queue != NO_QUEUE else "nothing, but without a --queue a gang is placed pod by pod"
 
 
@@ -182,7 +196,7 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
         except Failed:
             keep_traces(mode, lab, artefacts)
             raise
-        write_steps(artefacts.path(f"steps-{mode}.csv"), runs)
+        write_steps(artefacts.path(f"steps-{mode}.csv"), {job.name: job.steps for job in runs})
         return Outcome(series.changes, runs)
 
 

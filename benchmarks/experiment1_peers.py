@@ -99,6 +99,11 @@ def experiment(args: argparse.Namespace) -> None:
     if args.cycles < 1 or args.workers < 2:
         raise UserError(f"--cycles {args.cycles} --workers {args.workers}: at least 1, and 2, as one is taken away")
     folder = writable(args.out)
+    with Artefacts(folder).claimed():
+        conduct(args, folder)
+
+
+def conduct(args: argparse.Namespace, folder: Path) -> None:
     Artefacts(folder).discard("peers.jsonl")
     results = Results("experiment1_peers", folder / "peers.jsonl")
     print(describe_machine(results.machine), flush=True)

@@ -18,8 +18,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.experiments.artefacts import Artefacts
+from benchmarks.experiments.jobs import write_steps
 from benchmarks.experiments.lab import Lab, open_lab
-from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, read, run
+from benchmarks.experiments.options import (
+    NO_QUEUE,
+    Options,
+    make_parser,
+    not_negative,
+    positive,
+    read,
+    require_gpus,
+    run,
+)
 from benchmarks.experiments.series import GpuSeries
 from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
@@ -55,6 +65,17 @@ LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
 SHORTEST_EVERY = 1.0
+TABLES = ("pods.csv", "requests.csv", "rotation.csv", "steps.csv")
+RESULTS = (
+    *TABLES,
+    "events.jsonl",
+    "scalings.jsonl",
+    "gpus.*",
+    "summary.json",
+    "journal.log",
+    "logs.log",
+    "serving.log",
+)
 REAL = (
     "API server, scheduler, preemption, Deployment, pods, HTTP, master, rendezvous, Horovod's reductions, the arithmetic of "
     "both models, starting a replica and a worker"
@@ -91,8 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"that serving and training share ({GPUS})")
     parser.add_argument("--curve", default=PUBLISHED_CURVE,
         help=f"SECONDS:REPLICAS,...,SECONDS: how many replicas the load needs from when on ({PUBLISHED_CURVE})")  # fmt: skip
-    parser.add_argument("--requests_per_replica", type=float, default=4.0, help="a second; what it is scaled by (4)")
-    parser.add_argument("--request_seconds", type=float, default=REQUEST_SECONDS,
+    parser.add_argument("--requests_per_replica", type=positive, default=4.0, help="a second; what it is scaled by (4)")
+    parser.add_argument("--request_seconds", type=not_negative, default=REQUEST_SECONDS,
         help=f"of a request on a simulated GPU ({REQUEST_SECONDS:g})")  # fmt: skip
     parser.add_argument(
         "--serving_model", default="", help="SavedModel as the replicas see it (each makes one of its own)"
@@ -105,6 +126,7 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     """Raises:
     UserError: the curve is none, or leaves no GPU to training.
     """
+    require_gpus(options)
     try:
         curve = parse_curve(args.curve, options.scale, RAMP)
     except ValueError as error:
@@ -113,8 +135,6 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
         raise UserError(
             f"--curve {args.curve}: {max(curve.replicas)} replicas of {args.gpus} --gpus leave none to train on"
         )
-    if not args.requests_per_replica > 0:
-        raise UserError(f"--requests_per_replica {args.requests_per_replica:g}: must be above 0")
     every = max(EVERY / options.scale, SHORTEST_EVERY)
     plan = LoadPlan(curve, every, every * WINDOW / EVERY, options.seed)
     # The last GPU is training's, so that its state is always in somebody's memory.
@@ -127,13 +147,18 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
 
 
 def experiment(setting: Setting) -> None:
-    options, artefacts = setting.options, Artefacts(setting.options.out)
-    artefacts.discard("*.csv", "*.jsonl", "*.log", "summary.json", "gpus.*")
-    machine = machine_facts()
+    artefacts = Artefacts(setting.options.out)
+    with artefacts.claimed():
+        conduct(setting, artefacts)
+
+
+def conduct(setting: Setting, artefacts: Artefacts) -> None:
+    options, machine = setting.options, machine_facts()
     print(describe_machine(machine))
     print(f"real: {REAL}")
     print(f"simulated: {simulated(setting)}", flush=True)
     with open_lab(options, setting.gpus) as lab:
+        artefacts.discard(*RESULTS)
         seen = observe(setting, lab, artefacts)
     numbers = measured(seen)
     path = artefacts.summary(
@@ -191,6 +216,8 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         finally:
             write_history(artefacts.path("pods.csv"), history.all())
         artefacts.journal("events", followed.entries())
+    steps = [replace(step, time=step.time - series.epoch) for step in followed.steps()]
+    write_steps(artefacts.path("steps.csv"), {JOB: steps})
     return Seen(
         end=setting.plan.curve.end,
         gpus=setting.gpus,
@@ -199,7 +226,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         requests=records.requests,
         pods=since(series.epoch, history.all()),
         journal=[{**entry, "time": entry["time"] - series.epoch} for entry in followed.entries()],
-        steps=[replace(step, time=step.time - series.epoch) for step in followed.steps()],
+        steps=steps,
         serving=APP,
         training=JOB,
     )

@@ -36,6 +36,7 @@ from elasticdl.common.errors import UserError
 SCALE = 18.0  # five epochs: more than 97 % of the digits are learned by then
 REAL = "API server, scheduler, pods, master, rendezvous, Horovod's reductions, all that is computed"
 SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a process; nothing of what is computed"
+RESULTS = ("summary.json", "experiment3.*", "accuracy.csv", "losses.csv", "gpus.csv", "batch-*.jsonl", "rate-*.jsonl")
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
 
 
@@ -145,7 +146,6 @@ def _run(options: Options, args: argparse.Namespace) -> None:
     recipe = CIFAR10 if options.training_data else DIGITS
     jobs = _jobs(recipe, options, args)
     artefacts = Artefacts(options.out)
-    artefacts.discard("summary.json", "experiment3.*", "*.csv", "*-*-*.jsonl")
     machine = machine_facts()
     print(describe_machine(machine))
     print(f"real: {REAL}")
@@ -154,9 +154,11 @@ def _run(options: Options, args: argparse.Namespace) -> None:
     experiment = Experiment(
         jobs, recipe, artefacts, {"scale": options.scale, "seed": options.seed, **real, "machine": machine}
     )
-    with open_lab(options, MOST * args.at_once) as lab, GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
-        shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
-        experiment.run(lab, shared, args.at_once)
+    with artefacts.claimed(), open_lab(options, MOST * args.at_once) as lab:
+        artefacts.discard(*RESULTS)
+        with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
+            shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
+            experiment.run(lab, shared, args.at_once)
     experiment.show()
     print(f"results: {artefacts.folder}")
 

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticdl.common.errors import UserError
 from elasticdl.common.journal import Entry, dump_entry, plain
 
 
 @dataclass(frozen=True, slots=True)
 class Artefacts:
     folder: Path
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Within, no other experiment writes there.
+
+        Raises:
+            UserError: another does already.
+        """
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise UserError(f"--out {self.folder}: an experiment that runs writes there; choose another") from None
+        finally:
+            os.close(folder)
 
     def path(self, name: str) -> Path:
         """For a file that is written as things happen."""
@@ -28,7 +47,7 @@ class Artefacts:
         return self._write("summary.json", (json.dumps(plain(_rounded(content)), indent=1) + "\n").encode())
 
     def discard(self, *patterns: str) -> None:
-        """Results of an earlier run would pass for those of this one, if it is interrupted."""
+        """Results of an earlier run would pass for those of this one, if it is interrupted. Not before it can begin."""
         for pattern in patterns:
             for path in self.folder.glob(pattern):
                 path.unlink()

@@ -78,6 +78,7 @@ class Chart:
             axis.bar([0], [0], color=colour, hatch=hatch, edgecolor="white", label=label)
             base = top
         axis.axhline(self.gpus, color="#666666", lw=0.6, ls=(0, (4, 3)))
+        axis.text(last * 1.015, self.gpus * 0.985, "all GPUs", fontsize=6, color="#666666", ha="right", va="top")
         axis.set_ylim(0, self.gpus * 1.22)
         axis.set_yticks(range(0, self.gpus + 1, 2))
         axis.set_ylabel("GPUs in use")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +44,10 @@ def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry],
     return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
 
 
-def write_steps(path: Path, jobs: Sequence[JobRun]) -> None:
+def write_steps(path: Path, jobs: Mapping[str, Sequence[LoggedStep]]) -> None:
+    """Each job's, in the order of their making."""
     with path.open("w", newline="") as lines:
         table = csv.writer(lines)
         table.writerow(("time", "owner", "step", "workers", "loss"))
-        for job in jobs:
-            table.writerows((f"{s.time:.3f}", job.name, s.step, s.workers, f"{s.loss:.6f}") for s in job.steps)
+        for name, steps in jobs.items():
+            table.writerows((f"{s.time:.3f}", name, s.step, s.workers, f"{s.loss:.6f}") for s in steps)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 from benchmarks.experiments.gang import QUEUE, GangScheduler
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, ClusterKind, Options
@@ -281,7 +282,7 @@ def _refusals(what: str) -> Iterator[None]:
         if error.status in (401, 403):
             raise UserError(f"you may not {what}: {error.status} {error.reason}") from error
         raise Failed(f"could not {what}: {error.status} {error.reason}") from error
-    except OSError as error:
+    except (OSError, HTTPError) as error:
         raise Failed(f"the cluster does not answer: {error}") from error
 
 
@@ -290,6 +291,6 @@ def _said(what: str) -> Iterator[None]:
     """Removing goes on with the next, whatever it was that could not be removed."""
     try:
         yield
-    except (Failed, client.ApiException, OSError) as error:
+    except (Failed, client.ApiException, OSError, HTTPError) as error:
         if not (isinstance(error, client.ApiException) and error.status == 404):
             print(f"warning: {what} could not be removed: {' '.join(str(error).split())}", file=sys.stderr)

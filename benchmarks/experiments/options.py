@@ -14,10 +14,11 @@ from typing import NoReturn
 from benchmarks.processes import ROOT, Failed
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.quantities import parse_queue
+from elasticdl.common.quantities import parse_queue, parse_volumes
 
 OWN_QUEUE = "own"
 NO_QUEUE = "none"
+SHORTEST_PACE = 1e-6
 
 
 class ClusterKind(StrEnum):
@@ -59,14 +60,13 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"python -m benchmarks.{name}", description=description, formatter_class=layout)
     parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
-    parser.add_argument(
-        "--scale", type=positive, default=scale, help=f"how many times shorter than published ({scale:g})"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
+    parser.add_argument("--scale", type=positive,
+        help=f"how many times shorter than published (tier1: {scale:g}, kubeconfig: 1)")  # fmt: skip
+    parser.add_argument("--seed", type=natural, default=0, help="of everything that is drawn (0)")
     parser.add_argument("--out", type=Path, default=Path("out") / name, help=f"folder for the results (out/{name})")
     parser.add_argument("--seconds_per_sample", type=not_negative,
         help=f"of a simulated GPU; 0: real ones (tier1: {seconds_per_sample:g}, kubeconfig: 0)")  # fmt: skip
-    parser.set_defaults(simulated_seconds=seconds_per_sample)
+    parser.set_defaults(tier1_scale=scale, tier1_seconds=seconds_per_sample)
     given = parser.add_argument_group("with --cluster kubeconfig")
     given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
     given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
@@ -118,20 +118,40 @@ def _checked(args: argparse.Namespace) -> Options:
         if not getattr(args, name):
             raise UserError(f"--cluster kubeconfig needs --{name}")
     pace = args.seconds_per_sample
+    if pace is None:
+        pace = args.tier1_seconds if tier1 else 0.0
+    if 0 < pace < SHORTEST_PACE:
+        raise UserError(f"--seconds_per_sample {pace:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs")
     return Options(
         cluster=kind,
-        scale=args.scale,
+        scale=args.scale or (args.tier1_scale if tier1 else 1.0),
         seed=args.seed,
         out=writable(args.out),
         namespace=args.namespace,
         kube_context=args.kube_context,
         image=args.image,
         repository=str(ROOT) if tier1 else args.repository,
-        volume=args.volume,
+        volume=_volume(args.volume),
         training_data=args.training_data,
         queue=_queue(args.queue, OWN_QUEUE if tier1 else NO_QUEUE),
-        seconds_per_sample=pace if pace is not None else args.simulated_seconds if tier1 else 0.0,
+        seconds_per_sample=pace,
     )
+
+
+def require_gpus(options: Options) -> None:
+    """Raises:
+    UserError: there are none on tier 1, and none are to be simulated.
+    """
+    if options.cluster is ClusterKind.TIER1 and not options.simulated:
+        raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
+
+
+def _volume(text: str) -> str:
+    try:
+        parse_volumes(text)
+    except ValueError as error:
+        raise UserError(f"--volume {text}: {error}") from None
+    return text
 
 
 def _queue(text: str, default: str) -> str:
@@ -159,6 +179,16 @@ def positive(text: str) -> float:
     value = not_negative(text)
     if not value:
         raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def natural(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import threading
 import time
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from kubernetes import client
 
@@ -33,6 +34,7 @@ class GpuSeries:
         self._pods: Pods | None = None
         self._held: Counter[str] = Counter()
         self._changes: list[Change] = []
+        self._failure = ""
         self._changed = threading.Condition()
         self._watch = PodWatch(core, namespace, self._become)
 
@@ -44,7 +46,7 @@ class GpuSeries:
         """
         self._lines = self._path.open("w", newline="")
         self._table = csv.writer(self._lines)
-        self._table.writerow(COLUMNS)
+        self._write(*COLUMNS)
         self.epoch, self._began = time.time(), time.monotonic()
         self._watch.__enter__()
         try:
@@ -58,7 +60,8 @@ class GpuSeries:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._watch.__exit__(kind, error, trace)
-        self._lines.close()
+        with contextlib.suppress(OSError):  # what can't be written was told
+            self._lines.close()
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -73,14 +76,22 @@ class GpuSeries:
         """Until ``ready`` returns something true of the pods, by name; return that.
 
         Raises:
-            Failed: it did not in time.
+            Failed: it did not in time, or the series can't be written.
         """
+
+        def look() -> Result | bool | None:
+            if self._failure:
+                return True
+            return ready(self._pods) if self._pods is not None else None
+
         with self._changed:
-            found = self._changed.wait_for(lambda: ready(self._pods) if self._pods is not None else None, seconds)
+            found = self._changed.wait_for(look, seconds)
+            if self._failure:
+                raise Failed(self._failure)
             if not found:
                 phases = {name: pod.get("status", {}).get("phase") for name, pod in (self._pods or {}).items()}
                 raise Failed(f"{what}: not within {seconds:g} s; the pods: {phases}")
-            return found
+            return cast(Result, found)
 
     def _become(self, pods: Pods) -> None:
         """In the watch's thread."""
@@ -92,10 +103,16 @@ class GpuSeries:
             for owner in sorted(held.keys() | self._held.keys()):
                 if held[owner] != self._held[owner]:
                     self._changes.append(Change(now, owner, held[owner]))
-                    self._table.writerow((f"{now:.3f}", owner, held[owner]))
-                    self._lines.flush()
+                    self._write(f"{now:.3f}", owner, held[owner])
             self._pods, self._held = pods, held
             self._changed.notify_all()
+
+    def _write(self, *row: object) -> None:
+        try:
+            self._table.writerow(row)
+            self._lines.flush()
+        except OSError as error:  # told to whoever waits; this thread goes on watching
+            self._failure = f"{self._path}: {error.strerror}"
 
 
 def read_series(path: Path) -> list[Change]:

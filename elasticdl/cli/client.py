@@ -86,6 +86,10 @@ class MasterClient:
                 raise RefusedError(f"{self._master.title} refused: {details}") from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 _raise_if_refused(self._master)
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise UnreachableError(
+                    f"{self._master.title} did not answer in {CALL_TIMEOUT:g} s; it may have done what it was asked for"
+                ) from error
             raise UnreachableError(f"{self._master.title} did not answer: {code.name.lower()}: {details}") from error
 
 

@@ -81,7 +81,7 @@ def find_job(name: str | None) -> JobDir:
 
 
 def _list_of(jobs: list[JobDir]) -> str:
-    return f" (newest jobs: {', '.join(job.name for job in jobs[:8])})" if jobs else " (there are no jobs)"
+    return f" (newest jobs: {', '.join(job.name for job in jobs[:8])})" if jobs else " (there are none on this machine)"
 
 
 def running_master(job: JobDir) -> MasterAddress:

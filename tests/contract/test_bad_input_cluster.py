@@ -153,6 +153,14 @@ def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, c
     assert left(place) == []
 
 
+@pytest.mark.parametrize("queue", ["volcano=q", "kueue=q"])
+def test_a_queue_that_nothing_heeds_is_told(elasticdl, place, queue):
+    code, _, err = elasticdl(*train("--queue", queue, "--dry_run"))
+    who = queue.partition("=")[0].capitalize()
+    assert (code, err) == (0, f"warning: --queue {queue}: the cluster has no {who} to heed it\n")
+    assert place.serves("batch")
+
+
 @pytest.mark.parametrize("command", ["status", "events", "logs", "scale", "stop", "delete"])
 def test_a_job_that_is_not_there(elasticdl, place, command):
     argv = [command, "digits", *(["3"] if command == "scale" else [])]

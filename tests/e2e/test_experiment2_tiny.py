@@ -57,7 +57,7 @@ def test_serving_takes_a_gpu_from_training_and_gives_it_back(experiment, own_clu
     assert "a request a replica 0.05 s" in said
     out = tmp_path / "out"
     made = {"gpus.csv", "gpus.pdf", "gpus.png", "gpus.svg", "summary.json", "events.jsonl", "journal.log", "logs.log"}
-    made |= {"pods.csv", "requests.csv", "rotation.csv", "scalings.jsonl"}
+    made |= {"pods.csv", "requests.csv", "rotation.csv", "scalings.jsonl", "steps.csv"}
     assert {path.name for path in out.iterdir()} == made
     scalings = [json.loads(line) for line in (out / "scalings.jsonl").read_text().splitlines()]
     assert [(each["time"], each["replicas"]) for each in scalings] == [(5.0, 2), (16.0, 1)], "they follow from the seed"

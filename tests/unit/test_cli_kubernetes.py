@@ -125,6 +125,7 @@ def pod(state=None, **status):
         (pod({"waiting": {"reason": "ImagePullBackOff"}}), Plight("the image can't be pulled: ImagePullBackOff", True)),
         (pod({"waiting": {"reason": "ContainerCreating"}}), Plight("its master is starting")),
         (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), Plight("its master ended with exit code 1: b")),
+        (pod({"terminated": {"exitCode": 137, "message": "at work"}}), Plight("its master ended with exit code 137")),
         (
             pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]),
             Plight("its master has no place yet: 0/2 nodes"),
@@ -192,7 +193,7 @@ def deaf(*_):
     ("kept", "master", "phase", "reason"),
     [
         ("", None, "starting", "its master's pod is not there yet"),
-        ("", RUNNING, "starting", "its master has started, and does not answer yet"),
+        ("", RUNNING, "starting", "its master does not answer at the moment"),
         (
             "running",
             None,
@@ -203,7 +204,7 @@ def deaf(*_):
             "running",
             RUNNING,
             "running",
-            "there is no master at the moment: its master has started, and does not answer",
+            "its master does not answer at the moment; this was",
         ),
         ("stopped", RUNNING, "stopped", "enough"),
     ],
@@ -268,7 +269,8 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     assert main(["status", "digits"]) == 2
-    assert f"there is no job digits (there are no jobs); the kubeconfig {tmp_path}/config" in capsys.readouterr().err
+    line = f"there is no job digits (there are none on this machine); the kubeconfig {tmp_path}/config"
+    assert line in capsys.readouterr().err
 
 
 def test_without_the_package_it_is_said_how_to_get_it():

@@ -113,6 +113,28 @@ def test_each_freed_gpu_goes_to_a_worker_of_its_own():
     assert found[0].total == pytest.approx(40 - 20.9)
 
 
+def test_who_waits_when_it_ends_counts_as_long_as_that():
+    late = {"serving-1-c": pod(created=15), "serving-1-d": pod(created=30, bound=35, notice=33), "serving-1-e": pod()}
+    unserved = measured(seen(pods={**seen().pods, **late}))
+    assert unserved["reclaim_for_serving"]["unfinished"] == [25, 3]
+    assert [row[1:] for row in verdicts(unserved)][1] == ("25.00", "<= 5", "no")
+    untaken = {name: times for name, times in seen().pods.items() if name != "training-worker-2"}
+    assert measured(seen(pods=untaken))["reclaim_for_training"]["unfinished"] == [40 - 21]
+    never_ready = measured(seen(journal=[entry for entry in seen().journal if entry["event"] != "worker_ready"]))
+    assert never_ready["reclaim_for_training"] == {
+        "n": 0,
+        "median": None,
+        "min": None,
+        "max": None,
+        "unfinished": [19],
+        "parts": {},
+    }
+    preempted = {**seen().pods, "training-worker-2": pod(created=10.2, bound=21.5, running=21.75, notice=23)}
+    gone = measured(seen(pods=preempted, journal=[*seen().journal[:-2]]))
+    assert gone["reclaim_for_training"]["unfinished"] == []
+    assert measured(seen())["reclaim_for_serving"]["unfinished"] == []
+
+
 def test_utilisation_counts_held_gpus_and_work_only_those_that_work():
     numbers = measured(seen())
     held = 3 * 40 - 0.5 - 0.5

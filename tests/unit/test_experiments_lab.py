@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +101,62 @@ def test_real_gpus_need_a_number_of_steps(tmp_path, capsys):
     assert "--steps is needed with real GPUs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--seed", "-1"], "argument --seed: -1 must be at least 0"),
+        (["--seed", "x"], "argument --seed: 'x' is not a whole number"),
+        (["--seconds_per_sample", "1e-320"], "--seconds_per_sample 9.99989e-321: at least 1e-06, or 0 for real GPUs"),
+        (["--seconds_per_sample", "0"], "--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0"),
+        (["--steps", "-5"], "--steps -5: must be above 0"),
+        (["--global_batch_size", "-3"], "--global_batch_size -3: must be above 0"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, monkeypatch, capsys, argv, line):
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "out" / "experiment1" / "summary.json"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(SystemExit) as ended:
+        experiment1.main(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"python -m benchmarks.experiment1: {line}\n"
+    assert kept.exists()
+
+
+def test_a_cluster_that_can_not_be_had_costs_no_results(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config").write_text("{{{")
+    # What $KUBECONFIG said when the client was imported.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    (tmp_path / "summary.json").touch()
+    argv = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--steps", "5", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        experiment1.main(argv)
+    assert ended.value.code == 2
+    assert "the kubeconfig can't be read: " in capsys.readouterr().err
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_two_experiments_do_not_write_to_one_folder(tmp_path):
+    with (
+        Artefacts(tmp_path).claimed(),
+        pytest.raises(UserError, match="an experiment that runs writes there"),
+        Artefacts(tmp_path).claimed(),
+    ):
+        pass
+    with Artefacts(tmp_path).claimed():
+        pass
+
+
+def test_real_gpus_are_not_given_shorter_work_by_default(tmp_path):
+    parser = make_parser("x", None, 2.5, 0.3)
+    given = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--out", str(tmp_path)]
+    assert read(parser, given)[0].scale == 1
+    assert read(parser, ["--out", str(tmp_path)])[0].scale == 2.5
+    with pytest.raises(SystemExit):
+        read(parser, [*given, "--volume", "nonsense"])
+
+
 def test_the_published_work_in_simulated_steps(tmp_path):
     parser = make_parser("x", None, 2.5, 0.3)
     options, _ = read(parser, ["--out", str(tmp_path)])
@@ -186,6 +243,15 @@ def test_too_few_gpus_and_a_busy_cluster_are_told():
 def test_a_gpu_is_held_from_binding_to_the_end():
     assert [held_gpus(pod("p", gpus=2, node=at, phase=phase)) for at, phase in
         [(None, "Pending"), ("n", "Pending"), ("n", "Running"), ("n", "Failed")]] == [0, 2, 2, 0]  # fmt: skip
+
+
+def test_a_series_that_can_not_be_written_is_told():
+    changes = [("ADDED", pod("late", resourceVersion="2", gpus=1, node="a"))]
+    with (
+        pytest.raises(Failed, match="/dev/full: No space left on device"),
+        GpuSeries(FakeCore(changes=changes), "n", Path("/dev/full")) as series,
+    ):
+        series.wait(lambda pods: None, 30, "something")
 
 
 def test_a_series_is_written_as_it_comes(tmp_path):

@@ -17,7 +17,7 @@ from benchmarks.experiments.convergence.settings import Policy
 from benchmarks.experiments.figures import DPI, STYLE, WIDTH
 
 TITLES = {
-    Policy.RATE: r"fixed batch per worker, learning rate $\times$ workers",
+    Policy.RATE: r"learning rate $\times$ workers",
     Policy.BATCH: "fixed global batch",
 }
 NAMES = {Kind.TWO: "2 workers", Kind.FOUR: "4 workers", Kind.ELASTIC: "elastic, 2-4 workers"}

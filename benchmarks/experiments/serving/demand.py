@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def parse_curve(text: str, scale: float, ramp: float) -> Curve:
         times = [*(start for start, _ in pairs), float(end)]
     except ValueError:
         raise ValueError(f"{text}: expected SECONDS:REPLICAS,...,SECONDS, as in {PUBLISHED}") from None
-    if not pairs or times[0] != 0 or times != sorted(set(times)):
+    if not pairs or times[0] != 0 or not all(map(math.isfinite, times)) or times != sorted(set(times)):
         raise ValueError(f"{text}: the times must begin with 0 and grow, and the last has no replicas")
     if min(replicas for _, replicas in pairs) < 1:
         raise ValueError(f"{text}: at least one replica is needed at any time")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.options import ClusterKind
@@ -59,7 +60,7 @@ class Deployment:
             method(*arguments, **options, _request_timeout=30.0)
         except client.ApiException as error:
             raise Failed(f"Deployment {APP}: {error.status} {error.reason}") from error
-        except OSError as error:
+        except (OSError, HTTPError) as error:
             raise Failed(f"Deployment {APP}: the cluster does not answer: {error}") from error
 
     def _manifest(self, replicas: int, priority_class: str) -> dict[str, Any]:
@@ -120,6 +121,10 @@ def save_logs(lab: Lab, path: Path) -> None:
         pods: Any = lab.core.list_namespaced_pod(lab.namespace, label_selector=f"app={APP}")
         for name in [pod.metadata.name for pod in pods.items]:
             said += [f"-- {name}", lab.core.read_namespaced_pod_log(name, lab.namespace, tail_lines=LOG_LINES)]
-    except (client.ApiException, OSError) as error:  # something has failed already: that is what is to be told
+    except (
+        client.ApiException,
+        OSError,
+        HTTPError,
+    ) as error:  # something has failed already: that is what is to be told
         said.append(str(error))
     path.write_text("\n".join(said) + "\n")

@@ -80,8 +80,8 @@ def measured(seen: Seen) -> dict[str, Any]:
         "mean_gpus_working": working,
         "working": working / seen.gpus,
         "gpu_seconds": {owner: gpu_seconds(seen.changes, seen.end, owner) for owner in (seen.serving, seen.training)},
-        "reclaim_for_serving": _summary(for_serving),
-        "reclaim_for_training": _summary(for_training),
+        "reclaim_for_serving": _summary(for_serving, replicas_that_wait(seen)),
+        "reclaim_for_training": _summary(for_training, gpus_that_wait(seen)),
         "workers_left_within": _range(worker_leaves(seen)),
         "requests": _requests(seen.requests),
         "steps": step_counts(seen),
@@ -104,20 +104,42 @@ def lags_for_serving(seen: Seen) -> list[ForServing]:
     return sorted(found, key=lambda lag: lag.at)
 
 
+def replicas_that_wait(seen: Seen) -> list[float]:
+    """How long, of those that did not run when it ended, or when they were given up."""
+    waits = []
+    for _, times in _of(seen, seen.serving):
+        created, until = times.get(Fact.CREATED, 0.0), min(times.get(Fact.NOTICE, seen.end), seen.end)
+        if 0 < created < until and times.get(Fact.RUNNING, seen.end + 1) > until:
+            waits.append(until - created)
+    return waits
+
+
 def lags_for_training(seen: Seen) -> list[ForTraining]:
-    """Each GPU that a replica has freed goes to the first worker that is bound after that."""
+    return [lag for freed, pod in _takers(seen) if pod and (lag := _given(freed, pod, seen))]
+
+
+def gpus_that_wait(seen: Seen) -> list[float]:
+    """How long, of those that were given to no worker, or to one that had made no step at the last look and was still there."""
+    last = max([seen.end, *(step.time for step in seen.steps)])
+    return [
+        last - freed
+        for freed, pod in _takers(seen)
+        if not pod or not (_given(freed, pod, seen) or Fact.NOTICE in seen.pods[pod] or Fact.ENDED in seen.pods[pod])
+    ]
+
+
+def _takers(seen: Seen) -> list[tuple[float, str | None]]:
+    """When replicas freed their GPUs, and who took them: the first worker that was bound after that, each once."""
     freed = sorted(
         times[Fact.ENDED] for _, times in _of(seen, seen.serving) if 0 < times.get(Fact.ENDED, 0.0) <= seen.end
     )
     bound = sorted((times[Fact.BOUND], name) for name, times in _of(seen, seen.training) if Fact.BOUND in times)
-    found = []
+    found: list[tuple[float, str | None]] = []
     for time in freed:
         taker = next(((when, name) for when, name in bound if when >= time), None)
-        if taker is None:
-            break
-        bound.remove(taker)
-        lag = _given(time, taker[1], seen)
-        found += [lag] if lag else []
+        if taker:
+            bound.remove(taker)
+        found.append((time, taker[1] if taker else None))
     return found
 
 
@@ -173,10 +195,11 @@ def _requests(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def _summary(lags: Sequence[ForServing] | Sequence[ForTraining]) -> dict[str, Any]:
+def _summary(lags: Sequence[ForServing] | Sequence[ForTraining], unfinished: Sequence[float]) -> dict[str, Any]:
     parts = [name for name in type(lags[0]).__slots__ if name not in ("at", "pod")] if lags else []
     return {
         **_range(lag.total for lag in lags),
+        "unfinished": list(unfinished),
         "parts": {name: _range(getattr(lag, name) for lag in lags)["median"] for name in parts},
     }
 

@@ -40,7 +40,7 @@ def verdicts(ours: Numbers) -> list[tuple[str, str, str, str]]:
         return title, shown, limit, "yes" if met else "no"
 
     utilisation, reclaim = TARGETS["utilisation"], TARGETS["reclaim"]
-    serving, training = (ours[name]["max"] for name in ("reclaim_for_serving", "reclaim_for_training"))
+    serving, training = (_longest(ours[name]) for name in ("reclaim_for_serving", "reclaim_for_training"))
     failed, lost = ours["requests"]["failed"], ours["steps"]["lost"] + ours["steps"]["twice"]
     share = f"{ours['utilisation']:.1%}"
     return [
@@ -50,6 +50,11 @@ def verdicts(ours: Numbers) -> list[tuple[str, str, str, str]]:
         row("failed requests", str(failed), "0", failed == 0),
         row("steps lost or made twice", str(lost), "0", lost == 0),
     ]
+
+
+def _longest(found: Numbers) -> float | None:
+    """Of those that came to an end, and those that did not."""
+    return max([*found["unfinished"], *([found["max"]] if found["n"] else [])], default=None)
 
 
 def _within(value: float | None, limit: float) -> bool:

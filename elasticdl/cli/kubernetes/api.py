@@ -144,6 +144,15 @@ class Cluster:
             if not error.by_rights:
                 raise
 
+    def serves(self, group: str) -> bool:
+        """Whether it knows objects of that API group; yes if it does not tell."""
+        try:
+            with self._failures(f"look for {group}"):
+                self._send(Request("GET", f"/apis/{group}", ANSWER_SECONDS, {}))
+        except NotDoneError as error:
+            return error.status != ABSENT
+        return True
+
     def may(self, verb: str, resource: str, group: str = "") -> bool:
         """Whether the user may do so to all of a resource, as in pods or pods/log; yes if the cluster does not tell."""
         resource, _, part = resource.partition("/")

@@ -74,6 +74,7 @@ class ClusterJob:
             return self._described("lost", f"its Job is {how.lower()}, and its master has not said how it ended")
         pod = find_master(self.cluster, self.name)
         reason = plight_of(pod).reason
+        last = f"there is no master at the moment: {reason}"
         if is_running(pod):
             try:
                 with self.client() as client:
@@ -81,10 +82,10 @@ class ClusterJob:
             except RefusedError:
                 raise
             except UnreachableError:
-                reason = "its master has started, and does not answer yet"
+                reason = last = "its master does not answer at the moment"
         if kept is None:
             return self._described("starting", reason)
-        kept.reason = f"there is no master at the moment: {reason}; this was its last word"
+        kept.reason = f"{last}; this was its last word"
         return kept
 
     def kept_status(self) -> pb.JobStatus | None:

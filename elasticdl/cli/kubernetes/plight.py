@@ -11,6 +11,7 @@ Object = Mapping[str, Any]
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # What it says once it has tried at least twice, or will not try again.
 _HOPELESS = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_SIGNALLED = 128  # and the number of the signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,9 @@ def plight_of(pod: Object | None) -> Plight:
         return Plight("its master is leaving its place, and will be started anew")
     for state in states:
         if ended := state.get("terminated"):
-            said = str(ended.get("message") or "").strip().splitlines()
-            detail = f": {said[-1]}" if said else ""
+            # What was killed has not said why in its last line.
+            said = "" if ended["exitCode"] > _SIGNALLED else str(ended.get("message") or "").strip()
+            detail = f": {said.splitlines()[-1]}" if said else ""
             return Plight(f"its master ended with exit code {ended['exitCode']}{detail}")
         waiting = state.get("waiting") or {}
         if waiting.get("reason") in _NO_IMAGE:

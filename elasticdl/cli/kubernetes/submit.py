@@ -23,12 +23,14 @@ from elasticdl.common.manifests.merge import merge
 from elasticdl.common.manifests.pods import Manifest, fixed_labels
 from elasticdl.common.manifests.template import read_pod_template
 from elasticdl.common.manifests.worker import worker_template
-from elasticdl.common.quantities import parse_volumes
+from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_volumes
 from elasticdl.common.spec import JobSpec
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
+# What a cluster serves that has such a scheduler.
+QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
 # What many a user may not make, and need not if there is one of each for them.
 _ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
 # There is one in every namespace, by itself.
@@ -91,6 +93,9 @@ class Submission:
             self._require("PersistentVolumeClaim", claim, "--volume")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
+        queue = parse_queue(spec.queue)
+        if queue and not self.cluster.serves(QUEUE_GROUPS[queue.scheduler]):
+            self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
         self._try_master()
         self._try_workers()
         if not self.parts.announces:

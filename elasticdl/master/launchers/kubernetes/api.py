@@ -103,6 +103,8 @@ def connect(context: str = "", kubeconfig: str = "") -> client.ApiClient:
             config.load_kube_config(kubeconfig or None, context or None, client_configuration=configuration)
     except config.ConfigException as error:
         raise UserError(f"no cluster is configured: {' '.join(str(error).split())}") from None
+    except Exception as error:  # the client trips in any way over a file that is not what it takes it for
+        raise UserError(f"the kubeconfig can't be read: {' '.join(str(error).split())}") from error
     configuration.retries = False  # whoever calls knows better what may be repeated
     return client.ApiClient(configuration)
 
