@@ -11,13 +11,13 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
+from benchmarks.experiments.nodes import gpu_capacity
 from benchmarks.experiments.pods import Pod, Pods, PodWatch, held_gpus, is_over, owner_of, wanted_gpus
-from elasticdl.common.quantities import GPU
 from elasticdl.master.launchers.kubernetes.api import ANSWER_SECONDS
 
 SCHEDULER = "volcano"
@@ -69,11 +69,9 @@ class GangScheduler:
         self._core = core
         self._namespace = namespace
         self._bound: dict[str, str] = {}  # by uid: the watch tells it a moment later
-        self._watch = PodWatch(core, namespace, self._schedule)
+        self._watch = PodWatch(core, namespace, self.consider)
 
     def __enter__(self) -> Self:
-        nodes: Any = self._core.list_node()
-        self._capacity = {node.metadata.name: int(node.status.allocatable.get(GPU, 0)) for node in nodes.items}
         self._watch.__enter__()
         return self
 
@@ -82,9 +80,17 @@ class GangScheduler:
     ) -> None:
         self._watch.__exit__(kind, error, trace)
 
-    def _schedule(self, pods: Pods) -> None:
-        """In the watch's thread. What can't be bound now is tried again with the next change of any pod."""
-        for name, node in place(map(self._as_bound, _by_age(pods)), self._capacity).items():
+    def consider(self, pods: Pods) -> None:
+        """Bind what can be bound; in the watch's thread. What can't be bound now is tried again with the next change of any pod."""
+        known = [self._as_bound(pod) for pod in _by_age(pods)]
+        if not any(_is_of_a_group(pod) and not pod["spec"].get("nodeName") for pod in known):
+            return
+        try:
+            capacity = gpu_capacity(self._core)  # anew: nodes get lost
+        except (client.ApiException, HTTPError) as error:
+            print(f"gang scheduler: the nodes can't be seen: {error}", file=sys.stderr)
+            return
+        for name, node in place(known, capacity).items():
             target = client.V1ObjectReference(kind="Node", name=node)
             binding = client.V1Binding(metadata=client.V1ObjectMeta(name=name), target=target)
             try:

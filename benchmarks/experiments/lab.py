@@ -28,6 +28,7 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from benchmarks.experiments.gang import QUEUE, GangScheduler
+from benchmarks.experiments.nodes import gpu_capacity
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, ClusterKind, Options
 from benchmarks.experiments.pods import Pods, held_gpus, is_over, owner_of, role_of
 from benchmarks.processes import ROOT, Failed, wait_until
@@ -167,8 +168,7 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
     """Raises:
     UserError: the cluster has fewer, or others have them.
     """
-    nodes, pods = _items(core.list_node), _items(core.list_pod_for_all_namespaces)
-    total = sum(int(node["status"]["allocatable"].get(GPU, 0)) for node in nodes if _takes_pods(node))
+    total, pods = sum(gpu_capacity(core).values()), _items(core.list_pod_for_all_namespaces)
     if total < wanted:
         raise UserError(f"the cluster has {total} GPUs ({GPU}) on nodes that take pods; the experiment needs {wanted}")
     holders = {"{namespace}/{name}".format_map(pod["metadata"]): held_gpus(pod) for pod in pods}
@@ -183,13 +183,6 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
 def _items(listing: Callable[..., Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(listing(_preload_content=False).data)["items"]
     return found
-
-
-def _takes_pods(node: dict[str, Any]) -> bool:
-    spec = node["spec"]
-    return not spec.get("unschedulable") and not any(
-        taint["effect"] != "PreferNoSchedule" for taint in spec.get("taints", [])
-    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from kubernetes import client
 from benchmarks import experiment1
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Chart, Panel
-from benchmarks.experiments.gang import SCHEDULER, SIZE, place
+from benchmarks.experiments.gang import SCHEDULER, SIZE, GangScheduler, place
 from benchmarks.experiments.lab import job_is_over, queue_flags, require_free_gpus
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.options import make_parser, read, run
@@ -189,6 +189,10 @@ class FakeCore:
 
     def __init__(self, nodes=(), pods=(), changes=()):
         self.nodes, self.pods, self.changes = nodes, pods, list(changes)
+        self.bound: list[tuple[str, str]] = []
+
+    def create_namespaced_binding(self, namespace, binding, **_):
+        self.bound.append((binding.metadata.name, binding.target.name))
 
     def list_node(self, **_):
         return Answer(self.nodes)
@@ -314,6 +318,22 @@ def test_what_is_held_is_not_free_and_what_is_over_is():
 def test_one_that_is_lost_is_placed_again_and_one_that_goes_is_not():
     assert place([pod("a0", node="x", phase="Running"), pod("a2")], {"x": 3}) == {"a2": "x"}
     assert place([pod("a0"), pod("a1", deletionTimestamp="now")], {"x": 3}) == {}
+
+
+def test_a_gang_gets_no_gpus_of_a_lost_node():
+    lost = node("b", 3, taints=[{"effect": "NoExecute", "key": "node.kubernetes.io/unreachable"}])
+    holders = [("x0", "a"), ("x1", "a"), ("y0", None), ("y1", None)]
+    pods = {
+        name: pod(name, job=name[0], node=at, creationTimestamp=f"2026-01-01T00:00:0{second}Z", uid=name)
+        for second, (name, at) in enumerate(holders)
+    }
+    core = FakeCore([node("a", 3), lost])
+    scheduler = GangScheduler(core, "n")
+    scheduler.consider(pods)
+    assert core.bound == []
+    pods["x1"]["status"]["phase"] = "Succeeded"
+    scheduler.consider(pods)
+    assert core.bound == [("y0", "a"), ("y1", "a")]
 
 
 # ---- the model's pace ----
