@@ -81,7 +81,7 @@ class GangScheduler:
         self._watch.__exit__(kind, error, trace)
 
     def consider(self, pods: Pods) -> None:
-        """Bind what can be bound; in the watch's thread. What can't be bound now is tried again with the next change of any pod."""
+        """Bind what can be bound, in the watch's thread; what can't is tried again with the next change of any pod."""
         known = [self._as_bound(pod) for pod in _by_age(pods)]
         if not any(_is_of_a_group(pod) and not pod["spec"].get("nodeName") for pod in known):
             return

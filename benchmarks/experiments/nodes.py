@@ -9,11 +9,12 @@ from typing import Any
 from kubernetes import client
 
 from elasticdl.common.quantities import GPU
+from elasticdl.master.launchers.kubernetes.api import ANSWER_SECONDS
 
 
 def gpu_capacity(core: client.CoreV1Api) -> dict[str, int]:
     """By node, of those that take pods: not of one that is lost, or kept free."""
-    answer: Any = core.list_node(_preload_content=False)
+    answer: Any = core.list_node(_preload_content=False, _request_timeout=ANSWER_SECONDS)
     nodes = (node for node in json.loads(answer.data)["items"] if _takes_pods(node))
     return {node["metadata"]["name"]: int(node["status"]["allocatable"].get(GPU, 0)) for node in nodes}
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import urllib3
 from kubernetes.client import ApiClient, ApiException
@@ -58,10 +59,15 @@ class Request:
 
 
 def path_of(kind: str, namespace: str, name: str = "", part: str = "") -> str:
-    """Of all objects of a kind, of one, or of a part of one, such as its log."""
+    """Of all objects of a kind, of one, or of a part of one, such as its log. Names may be anything that somebody typed."""
     found = KINDS[kind]
-    parts = (found.api, "namespaces", namespace, found.plural, name, part)
+    parts = (namespace_path(namespace, found.api), found.plural, quote(name, safe=""), part)
     return "/".join(each for each in parts if each)
+
+
+def namespace_path(namespace: str, api: str = _CORE) -> str:
+    """Of a namespace itself, or of what an API has in it."""
+    return f"{api}/namespaces/{quote(namespace, safe='')}"
 
 
 def send(client: ApiClient, request: Request) -> urllib3.BaseHTTPResponse:

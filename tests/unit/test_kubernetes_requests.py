@@ -8,7 +8,7 @@ import pytest
 import urllib3
 from kubernetes import client
 
-from elasticdl.common.kubernetes_requests import MERGE, Request, path_of, send
+from elasticdl.common.kubernetes_requests import MERGE, Request, namespace_path, path_of, send
 
 LIMITS = (1.0, 2.0)
 
@@ -38,6 +38,12 @@ def test_paths():
     assert path_of("Pod", "lab") == "/api/v1/namespaces/lab/pods"
     assert path_of("Job", "lab", "digits-master") == "/apis/batch/v1/namespaces/lab/jobs/digits-master"
     assert path_of("Pod", "lab", "w-0", "log") == "/api/v1/namespaces/lab/pods/w-0/log"
+    assert namespace_path("lab") == "/api/v1/namespaces/lab"
+
+
+def test_what_somebody_typed_is_one_name_and_no_other_path():
+    assert path_of("Job", "a/b", "../x?y=1") == "/apis/batch/v1/namespaces/a%2Fb/jobs/..%2Fx%3Fy%3D1"
+    assert namespace_path("../nodes") == "/api/v1/namespaces/..%2Fnodes"
 
 
 def test_a_query_has_the_servers_names_and_the_token_goes_along(asked, api):

@@ -17,7 +17,7 @@ from kubernetes import client
 from elasticdl.cli.kubernetes import kubeconfig
 from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.kubernetes_requests import JSON, KINDS, MERGE, Request, path_of, send
+from elasticdl.common.kubernetes_requests import JSON, KINDS, MERGE, Request, namespace_path, path_of, send
 from elasticdl.common.manifests.names import CONTAINER
 
 Object = dict[str, Any]
@@ -137,7 +137,7 @@ class Cluster:
         """
         try:
             with self._failures("read namespaces"):
-                self._send(Request("GET", f"/api/v1/namespaces/{self.namespace}", ANSWER_SECONDS, {}))
+                self._send(Request("GET", namespace_path(self.namespace), ANSWER_SECONDS, {}))
         except NotDoneError as error:
             if error.status == ABSENT:
                 raise
