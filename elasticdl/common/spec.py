@@ -203,7 +203,7 @@ class TimingOptions(OptionGroup):
         description="a worker that is not ready this long after its start is given up and replaced",
     )
     heartbeat_timeout: float = Field(
-        2.0, gt=0, description="a worker silent for this long is taken to be frozen or cut off, and replaced"
+        10.0, gt=0, description="a worker silent for this long is taken to be frozen or cut off, and replaced"
     )
     progress_timeout: float = Field(
         300.0, gt=0, description="a worker that makes no progress for this long is taken to be stuck, and replaced"

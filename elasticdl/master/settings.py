@@ -14,7 +14,7 @@ class Settings:
     workers: WorkerRange
     join_window: float = 0.3
     start_timeout: float = 600.0
-    heartbeat_timeout: float = 2.0
+    heartbeat_timeout: float = 10.0
     progress_timeout: float = 300.0
     stop_grace: float = 30.0
     # For workers to come back to a master that was started again; an address may take as long to be known everywhere.

@@ -55,6 +55,7 @@ def test_growth_from_one_worker_and_a_kill_trace_nothing_again(tmp_path):
 def test_a_frozen_worker_is_left_behind_though_the_other_waits_in_a_reduction(tmp_path):
     end = tmp_path / "end"
     options = ["--num_workers", "1-2", "--slots", "2", "--sample_record", str(tmp_path / "record")]
+    options += ["--heartbeat_timeout", "3"]
     with start(tmp_path, "run", *options, "--", "python", str(SCRIPT), str(end), str(tmp_path)) as job:
         both = job.wait_for_world(size=2)
         job.wait_for_step(job.steps_recorded() + 2)

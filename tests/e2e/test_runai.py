@@ -42,8 +42,11 @@ def disturb(job, *, after=0):
     return both["members"]
 
 
-def finish(job):
+def finish(job, workers):
+    """Wait for the end of the job, which all of so many workers have to reach."""
     assert job.finish() == 0, job.describe()
+    causes = [entry["cause"] for entry in job.entries("worker_left")]
+    assert causes.count("finished") == workers, job.describe()
     return {worker["worker"]: log(job, worker["worker"]) for worker in job.entries("worker_started")}
 
 
@@ -67,8 +70,8 @@ def test_fit_and_fit_again_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
     with run(two, "1-2", script, TEST_SLOW_WHILE=str(slow), **env) as job, run(one, "1", script, **env) as alone:
         left = disturb(job, after=STEPS_BEFORE)
         slow.unlink()
-        logs = finish(job)
-        wanted = finish(alone)[0]
+        logs = finish(job, 2)
+        wanted = finish(alone, 1)[0]
         files = job.record_files()
     assert_same_curve(two, one, STEPS_BEFORE + STEPS)
     twice = {epoch: 2 if epoch < EPOCHS_BEFORE else 1 for epoch in range(EPOCHS)}
@@ -103,8 +106,8 @@ def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path)
     ):
         disturb(job)
         slow.unlink()
-        finish(job)
-        finish(alone)
+        finish(job, 2)
+        finish(alone, 1)
         files = job.record_files()
     assert_same_curve(two, one, STEPS)
     assert consumed(files) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}

@@ -125,7 +125,7 @@ def test_two_killed_at_once_and_one_more_while_the_world_forms(tmp_path):
 
 
 def test_a_frozen_worker_is_noticed_and_replaced(tmp_path):
-    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "1000", "--max_step", "300"]
+    arguments = [*TRAIN, "--num_workers", "2", "--heartbeat_timeout", "3", "--num_epochs", "1000", "--max_step", "300"]
     with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
         world = job.wait_for_world(size=2)
         job.wait_for_step(3)
