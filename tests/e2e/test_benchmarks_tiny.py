@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running_job import QUICK_KERAS
 
 from benchmarks.steps import Step, gap_between, split_at
 
@@ -17,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 def run(out: Path, benchmark: str, *arguments: str) -> list[dict]:
     """Run a benchmark and return what it wrote."""
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", *arguments, "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    env = {**os.environ, **QUICK_KERAS}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     entries = [json.loads(line) for line in out.read_text().splitlines()]
     assert not [entry for entry in entries if entry["kind"] in ("failure", "peer_failure")]

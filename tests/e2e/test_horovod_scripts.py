@@ -1,6 +1,5 @@
 """Scripts written for Horovod's own elastic mode, unchanged, under our master while workers come and go."""
 
-import os
 import re
 import signal
 import sys
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from running_job import RunningJob, start
+from running_job import QUICK_KERAS, RunningJob, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
 COMMITS = 3  # of each member, after 2 batches each, before the next disturbance
@@ -41,24 +40,14 @@ def wait_for_commits(job: RunningJob, world: dict, count: int = COMMITS) -> None
     job.wait_for(f"commits of all of {world['members']}", committed)
 
 
-@pytest.fixture
-def start_quickly(tmp_path):
-    """Variables with which Keras does without scikit-learn, which it imports where it is installed: a third of the time
-    that a worker takes to start."""
-    folder = tmp_path / "startup"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['sklearn'] = None\n")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras"])
-def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, start_quickly, framework):
+def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, framework):
     go_on = tmp_path / "go_on"
     go_on.touch()
     # TensorFlow holds Python's lock while it traces: on a busy machine for longer than a heartbeat may take.
     options = ["--num_workers", "2-3", "--heartbeat_timeout", "20"]
     arguments = ["run", *options, "--", sys.executable, str(SCRIPTS / f"horovod_{framework}.py")]
-    with start(tmp_path, *arguments, TEST_GO_ON_WHILE=str(go_on), **start_quickly) as job:
+    with start(tmp_path, *arguments, TEST_GO_ON_WHILE=str(go_on), **QUICK_KERAS) as job:
         first = job.wait_for_world(size=3)
         wait_for_commits(job, first)
         killed, *survivors = first["members"]

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from running_job import REPOSITORY, run_cli, start
+from running_job import QUICK_KERAS, REPOSITORY, run_cli, start
 
 pytest.importorskip("tensorflow")
 GLOO_TIMEOUT_SECONDS = 30.0
@@ -26,9 +26,8 @@ def test_the_example_runs_on_two_workers(tmp_path):
 
 def test_growth_from_one_worker_and_a_kill_trace_nothing_again(tmp_path):
     end = tmp_path / "end"
-    with start(
-        tmp_path, "run", "--num_workers", "1", "--slots", "2", "--", "python", str(SCRIPT), str(end), str(tmp_path)
-    ) as job:
+    arguments = ["--num_workers", "1", "--slots", "2", "--", "python", str(SCRIPT), str(end), str(tmp_path)]
+    with start(tmp_path, "run", *arguments, **QUICK_KERAS) as job:
         alone = job.wait_for_world(size=1)
         assert run_cli(tmp_path, "scale", "job", "2").returncode == 0
         both = job.wait_for_world(size=2, after=alone["world"])
@@ -56,7 +55,7 @@ def test_a_frozen_worker_is_left_behind_though_the_other_waits_in_a_reduction(tm
     end = tmp_path / "end"
     options = ["--num_workers", "1-2", "--slots", "2", "--sample_record", str(tmp_path / "record")]
     options += ["--heartbeat_timeout", "3"]
-    with start(tmp_path, "run", *options, "--", "python", str(SCRIPT), str(end), str(tmp_path)) as job:
+    with start(tmp_path, "run", *options, "--", "python", str(SCRIPT), str(end), str(tmp_path), **QUICK_KERAS) as job:
         both = job.wait_for_world(size=2)
         job.wait_for_step(job.steps_recorded() + 2)
         job.signal(both["members"][1], signal.SIGSTOP)

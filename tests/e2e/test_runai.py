@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from running_job import start
+from running_job import QUICK_KERAS, start
 from test_training import losses
 
 from elasticdl.elastic.record import consumed
@@ -26,7 +26,7 @@ def lines(log, word):
 def run(home, workers, *script, **env):
     options = ["--num_workers", workers, "--tensorboard_log_dir", str(home / "board")]
     options += ["--sample_record", str(home / "record")]
-    return start(home, "run", *options, "--", sys.executable, *script, **env)
+    return start(home, "run", *options, "--", sys.executable, *script, **QUICK_KERAS, **env)
 
 
 def disturb(job, *, after=0):

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from running_job import ZOO, RunningJob, run_cli, start
+from running_job import QUICK_KERAS, ZOO, RunningJob, run_cli, start
 from test_training import losses
 
 from elasticdl.common.spec import JobSpec
@@ -82,7 +82,7 @@ def test_workers_that_come_and_go_give_the_losses_of_plain_keras(curve, tmp_path
     arguments = [*TRAIN, "--num_workers", "1", "--tensorboard_log_dir", str(board), "--output", str(out)]
     slow.touch()
     pace = {"TEST_MICRO_BATCH_SECONDS": "0.7", "TEST_SLOW_WHILE": str(slow), "TEST_CALLBACK_FOLDER": str(written)}
-    with start(tmp_path, *arguments, "--num_epochs", str(EPOCHS), **pace) as job:
+    with start(tmp_path, *arguments, "--num_epochs", str(EPOCHS), **pace, **QUICK_KERAS) as job:
         disturb(job, tmp_path, seed=5)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()

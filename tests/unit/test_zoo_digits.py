@@ -65,6 +65,13 @@ def test_images_keep_their_labels(cnn):
     assert label_of[tuple((image * 16).flatten().tolist())] == label
 
 
+def test_scikit_learns_file_is_read_as_scikit_learn_reads_it(zoo):
+    images, labels = zoo("digits.data").read_digits()
+    wanted = load_digits()
+    assert np.array_equal(images, wanted.data)
+    assert np.array_equal(labels, wanted.target)
+
+
 def test_samples_collate(cnn):
     images, labels = next(iter(DataLoader(cnn.dataset("training", ""), batch_size=5)))
     assert (images.shape, images.dtype) == ((5, 1, 8, 8), torch.float32)

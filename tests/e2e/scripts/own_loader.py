@@ -3,18 +3,19 @@
 import os
 import sys
 import time
+from multiprocessing import set_forkserver_preload
 
 import torch
-from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
 
 if __name__ == "__main__":
+    set_forkserver_preload(["torch"])  # so that not each of the loader's processes has to import it
     elastic.init(global_batch_size=250, max_gpu_batch_size=100)
-    pixels, labels = load_digits(return_X_y=True)
-    dataset = TensorDataset(torch.tensor(pixels[:1500], dtype=torch.float32) / 16, torch.tensor(labels[:1500]))
+    pixels = torch.randn(1500, 64, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(pixels, pixels[:, :10].argmax(1))
     sampler = elastic.Sampler(dataset)
     processes = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "forkserver"}
     loader = DataLoader(dataset, batch_sampler=sampler, **processes)

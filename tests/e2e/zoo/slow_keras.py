@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import keras
-import numpy as np
-from sklearn.datasets import load_digits
+from digits_file import read_digits
 
 _delay = float(os.environ.get("TEST_MICRO_BATCH_SECONDS", "0"))
 _slow_while = Path(os.environ.get("TEST_SLOW_WHILE", "/"))  # slow as long as this is there
@@ -27,9 +26,8 @@ def optimizer():
 
 class Digits:
     def __init__(self, cut):
-        digits = load_digits()
-        self.images = (digits.images.reshape(-1, 64)[cut] / 16).astype(np.float32)
-        self.labels = digits.target[cut]
+        images, labels = read_digits()
+        self.images, self.labels = images[cut], labels[cut]
 
     def __len__(self):
         return len(self.labels)
