@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
-
-from tensorboardX import SummaryWriter
 
 from elasticdl.master import events as e
 from elasticdl.master.boards import PAUSE_PARTS, Board
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _not_installed(name: str) -> Iterator[None]:
+    """Meanwhile the module can't be imported, unless it has been."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+with _not_installed(
+    "torch"
+):  # imported for tensors, of which a master has none: most of the time that it takes to start
+    from tensorboardX import SummaryWriter
 
 
 class TensorBoard(Board):

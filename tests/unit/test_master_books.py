@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,11 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         "pauses": [{"time": paused, "world": 2, "worker": 0, "kind": "shrink", "total": 0.2}],
         "wall_time": 5.0,
     }
+
+
+def test_scalars_need_no_framework():
+    program = "import sys, elasticdl.master.metrics; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False False\n"
 
 
 def test_scalars_reach_tensorboard(tmp_path):
