@@ -9,7 +9,11 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Seconds without training, split by what they went into; ``first_step`` is less one ordinary step."""
+    """Seconds without training, split by what they went into.
+
+    ``first_step`` is by what the first step took longer than an ordinary one before: with more workers for the same
+    global batch it may well be shorter, and is then zero.
+    """
 
     world_version: int
     kind: str  # grow, shrink or failure
@@ -80,6 +84,6 @@ class PauseClock:
             rendezvous=marks["joined"] - marks["stopped"],
             init=marks["started"] - marks["joined"],
             sync=marks["synced"] - marks["started"],
-            first_step=now - marks.get("resumed", marks["synced"]) - ordinary,
+            first_step=max(0.0, now - marks.get("resumed", marks["synced"]) - ordinary),
             steps_torn=torn,
         )

@@ -45,6 +45,14 @@ def events(elasticdl, name):
     ]
 
 
+def wait_until(condition, elasticdl):
+    """Asks now and then: each time is a process, in whose way the job's own would be."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
+        time.sleep(2)
+
+
 def nothing_left(core, namespace):
     listings = (core.list_namespaced_pod, core.list_namespaced_service, core.list_namespaced_secret)
     selector = "elasticdl.org/job=digits"
@@ -71,9 +79,7 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
 
 def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespace):
     assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
-    deadline = time.monotonic() + DEADLINE
-    while "job digits: running" not in elasticdl("status", "digits").stdout:
-        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
+    wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     (first,) = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
     core.delete_namespaced_pod(first.metadata.name, namespace, grace_period_seconds=0)
     until(
@@ -83,9 +89,8 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespa
         namespace,
         label_selector="elasticdl.org/role=master",
     )
-    while not (restarts := events(elasticdl, "master_restarted")):
-        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
-    assert restarts[0]["missing"] == []
+    wait_until(lambda: events(elasticdl, "master_restarted"), elasticdl)
+    assert events(elasticdl, "master_restarted")[0]["missing"] == []
     assert len(events(elasticdl, "job_started")) == 1
     assert "may now have 1 workers" in elasticdl("scale", "digits", "1").stdout
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")

@@ -186,6 +186,15 @@ class TestPauseClock:
         assert pause.total == pytest.approx(1.18 - 1.04 - 0.02)
         assert [round(value, 3) for value in (pause.notice, pause.drain, pause.rendezvous)] == [0.01, 0.01, 0.02]
 
+    def test_steps_that_are_shorter_with_more_workers_make_no_pause_negative(self):
+        clock = PauseClock()
+        self.steps(clock, [1.0, 3.0, 5.0])
+        clock.left(5.0, broken=False, torn=False)
+        self.through(clock, 5.0)
+        pause = clock.step_done(6.1, world_version=2, grew=True)
+        assert pause.first_step == 0
+        assert pause.total == pytest.approx(0.1)
+
     def test_a_second_failure_on_the_way_belongs_to_the_same_pause(self):
         clock = PauseClock()
         self.steps(clock, [1.0, 1.1])

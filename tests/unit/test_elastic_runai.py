@@ -1,10 +1,12 @@
 """Run:AI's elasticity API: its numbers, what it refuses, and its examples."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from running_job import QUICK_KERAS
 
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
@@ -83,9 +85,10 @@ def test_before_init_there_are_no_numbers():
         elasticdl.elastic.step  # noqa: B018
 
 
-def run(code, *arguments):
+def run(code, *arguments, **env):
     return subprocess.run(
         [sys.executable, *(["-c", code] if code else []), *arguments],
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=200,
@@ -176,6 +179,7 @@ def double():
 def check(model, compiled, theirs, ours=None, names=(), **options):
     given = {"epochs": 2, "verbose": 0, "shuffle": False, **options}
     keras.utils.set_random_seed(1)
+    compiled = {"jit_compile": False, **compiled}  # compiling takes longer than all the rest
     twin = model(); twin.compile("adam", **compiled)
     plain = twin.fit(*theirs, batch_size=G, **given).history
     keras.utils.set_random_seed(1)
@@ -189,7 +193,8 @@ def check(model, compiled, theirs, ours=None, names=(), **options):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 sparse = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
-check(single, sparse, (x, classes), sample_weight=weights, validation_data=(x, classes, weights), names=["val_loss"])
+check(single, {**sparse, "jit_compile": "auto"}, (x, classes), sample_weight=weights,
+      validation_data=(x, classes, weights), names=["val_loss"])
 check(single, sparse, (x, classes), sample_weight=weights, validation_split=0.2, validation_freq=[2])
 check(single, sparse, (x, classes[:, None]), class_weight={0: 2.0, 2: 0.5}, validation_data=(x, classes[:, None]))
 check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
@@ -214,7 +219,7 @@ check(single, sparse, (x, classes), (Samples(),), sample_weight=weights)
 
 @pytest.mark.parametrize("script", [KERAS_ERRORS, KERAS_TWINS], ids=["mistakes", "twins"])
 def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
-    done = run(script)
+    done = run(script, **QUICK_KERAS)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 BEGIN = """
 import sys
 import torch
@@ -36,19 +34,14 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_training_does_not_import_it():
+def test_training_does_not_import_it_and_compiling_leaves_alone_what_it_is_to_leave_alone():
     program = """
 import inspect
 inspect.getmodule(inspect.currentframe())  # asks every module for its file
 assert eager()
 print("sympy" in sys.modules, sorted(name for name in sys.modules if name.startswith("torch._dynamo.")))
-"""
-    assert run(program) == "False []\n"
 
-
-def test_compiling_does_and_leaves_alone_what_was_to_be_left_alone():
-    program = """
-seen = []
+seen, graphs = [], []
 
 def function(x):
     y = x.sin() * 2
@@ -59,34 +52,25 @@ def backend(graph, inputs):
     graphs.append(graph)
     return graph
 
-graphs = []
-torch._dynamo.reset()
 torch.testing.assert_close(torch.compile(function, backend=backend)(torch.ones(2)), torch.ones(2).sin() * 2 + 1)
 before = model.weight.detach().clone()
 model(torch.ones(2, 3)).sum().backward()
 torch.compile(optimizer.step, backend=backend)()
 print(all(eager for eager, _ in seen), len(graphs) > 0, bool((model.weight != before).any()))
 """
-    assert run(program) == "True True True\n"
+    assert run(program) == "False []\nTrue True True\n"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import torch._dynamo.config as config",
-        "from torch._dynamo import config",
-        "import torch._dynamo; config = torch._dynamo.config",
-    ],
-)
-def test_its_settings_are_those_that_it_reads(statement):
+def test_its_settings_are_those_that_it_reads():
     program = """
+import torch._dynamo.config as config
 from torch._dynamo import convert_frame
 assert config is torch._dynamo.config is sys.modules["torch._dynamo.config"] is convert_frame.config
 assert config.__spec__.origin.endswith("config.py")
 assert torch._dynamo is sys.modules["torch._dynamo"]
 print(not any("late_dynamo" in type(finder).__module__ for finder in sys.meta_path))
 """
-    assert run(f"{statement}\n{program}") == "True\n"
+    assert run(program) == "True\n"
 
 
 def test_threads_that_want_it_at_once_get_one():
