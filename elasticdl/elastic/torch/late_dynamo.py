@@ -47,14 +47,16 @@ class _LateDynamo(ModuleType):
         return _disabled_later(fn, lambda dynamo: dynamo.disable(fn, recursive, **options))
 
     def graph_break(self, msg: str = "") -> None:
-        """No graph is being traced."""
+        if sys.modules.get(NAME) is not self:  # kept by somebody under another name
+            self.give_way().graph_break(msg)
 
     def give_way(self) -> Any:
         """The real module, imported by the first who asks."""
         with self._lock:
             if sys.modules.get(NAME) is self:
-                sys.meta_path.remove(self.submodules)
-                del sys.modules[NAME], torch._dynamo
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self.submodules]
+                del sys.modules[NAME]
+                vars(torch).pop("_dynamo", None)
         return import_module(NAME)
 
     def __getattr__(self, name: str) -> Any:
