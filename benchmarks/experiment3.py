@@ -3,7 +3,7 @@
 ResNet20 is trained with two workers, with four, and with two to four that come and go at random steps; by both policies
 for batch size and learning rate; with several seeds. Each job runs on a cluster, as pods.
 
-On tier 1 it is trained on 1,296 of scikit-learn's digits, brought to CIFAR-10's shape, and the published schedule of 90
+On tier 1 it is trained on 864 of scikit-learn's digits, brought to CIFAR-10's shape, and the published schedule of 90
 epochs is compressed by --scale. With CIFAR-10 (--data, or --training_data on a cluster of yours) give --scale 1.
 All that is computed is real; there are no simulated GPUs in this experiment but those that the test nodes advertise.
 """
