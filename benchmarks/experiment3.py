@@ -108,7 +108,7 @@ class Experiment:
     def _write(self) -> None:
         curves = self._done()
         for name in TABLES:
-            _replace(self._artefacts.path(name), table(name, curves))
+            self._artefacts.table(name, table(name, curves))
         self._artefacts.summary(self._summary(curves))
         self._artefacts.figure("experiment3", Accuracies(curves, TITLES[self._recipe.data]).save)
 
@@ -126,12 +126,6 @@ class Experiment:
             "targets": TARGETS,
             **self._circumstances,
         }
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,6 +42,9 @@ class Artefacts:
     def journal(self, name: str, entries: Iterable[Entry]) -> None:
         self._write(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries).encode())
 
+    def table(self, name: str, text: str) -> None:
+        self._write(name, text.encode())
+
     def summary(self, content: Mapping[str, Any]) -> Path:
         """Numbers are kept to a ten-thousandth."""
         return self._write("summary.json", (json.dumps(plain(_rounded(content)), indent=1) + "\n").encode())
