@@ -73,12 +73,14 @@ print(not any("late_dynamo" in type(finder).__module__ for finder in sys.meta_pa
     assert run(program) == "True\n"
 
 
-def test_threads_that_want_it_at_once_get_one():
+def test_threads_that_want_it_at_once_get_one_and_what_is_written_is_written_there():
     program = """
 from concurrent.futures import ThreadPoolExecutor
 stand_in = torch._dynamo
 with ThreadPoolExecutor(4) as pool:
     found = list(pool.map(lambda _: stand_in.config, range(4)))
 print(all(each is torch._dynamo.config for each in found))
+stand_in.disable = torch._dynamo.mine = "mine"
+print(torch._dynamo.disable, stand_in.mine, "optimize" in dir(stand_in))
 """
-    assert run(program) == "True\n"
+    assert run(program) == "True\nmine mine True\n"

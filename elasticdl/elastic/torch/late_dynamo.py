@@ -33,13 +33,16 @@ def import_dynamo_late() -> None:
 
 
 class _LateDynamo(ModuleType):
-    """Two of the module's functions, for as long as nothing is compiled; it gives way when it is asked for more."""
+    """Two of the module's functions, for as long as nothing is compiled; it gives way when it is asked for more.
+
+    Whoever has kept it reads and writes the real module's attributes through it from then on.
+    """
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(NAME)
-        self.__spec__, self.__file__, self.__path__ = spec, spec.origin, spec.submodule_search_locations or []
-        self.submodules = _Submodules(self)
-        self._lock = Lock()
+        own = {"__spec__": spec, "__loader__": spec.loader, "__package__": NAME, "__file__": spec.origin}
+        path = spec.submodule_search_locations or []
+        vars(self).update(own, __path__=path, submodules=_Submodules(self), _lock=Lock())
 
     def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
         if not isinstance(fn, FunctionType):  # a class, a module, an argument of a decorator
@@ -47,7 +50,7 @@ class _LateDynamo(ModuleType):
         return _disabled_later(fn, lambda dynamo: dynamo.disable(fn, recursive, **options))
 
     def graph_break(self, msg: str = "") -> None:
-        if sys.modules.get(NAME) is not self:  # kept by somebody under another name
+        if sys.modules.get(NAME) is not self:  # there is a compiler, which may be tracing
             self.give_way().graph_break(msg)
 
     def give_way(self) -> Any:
@@ -60,9 +63,18 @@ class _LateDynamo(ModuleType):
         return import_module(NAME)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked of every module by what looks through them all, such as `inspect`
+        if name.startswith("__") and name != "__all__":  # what looks through all modules asks them, such as `inspect`
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
         return getattr(self.give_way(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.give_way(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.give_way(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.give_way())
 
 
 def _disabled_later(fn: FunctionType, disable: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
