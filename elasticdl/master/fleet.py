@@ -95,7 +95,7 @@ class Fleet:
         """What another fleet needs to go on from here."""
         workers = self.workers.values()
         finished = sorted([*self.completed, *(w.worker_id for w in workers if w.finished)])
-        each = tuple(WorkerMemory(w.worker_id, w.state, w.reason, w.reached_world, w.failure) for w in workers)
+        each = tuple(WorkerMemory(w.worker_id, w.state, w.reason, w.reached_world, w.failure, w.ready) for w in workers)
         return FleetMemory(self._next_id, tuple(finished), self._crashes.memory(), each)
 
     def adopt(self, found: Sequence[FoundWorker], now: float) -> Adoption:
@@ -115,7 +115,7 @@ class Fleet:
             expected=frozenset(
                 w.worker_id
                 for w in self.workers.values()
-                if w.live and w.host and (w.reached_world or w.worker_id not in remembered)
+                if w.live and w.host and (w.ready or w.reached_world or w.worker_id not in remembered)
             ),
             kills=tuple(KillWorker(w.worker_id, w.reason) for w in condemned),
         )
@@ -124,13 +124,14 @@ class Fleet:
         if known is None:
             state = WorkerState.STARTING if found.host else WorkerState.PENDING
             known = WorkerMemory(found.worker_id, state, "found by this master")
-        worker = Worker(found.worker_id, known.reason, known.state, found.host, found.pid, known.reached_world)
+        worker = Worker(found.worker_id, known.reason, known.state, found.host, found.pid)
+        worker.ready, worker.reached_world = known.ready, known.reached_world
         worker.finished = worker.worker_id in self._memory.finished
         worker.failure, worker.unheard = known.failure, True
         if worker.state is WorkerState.DRAINING or worker.failure:
             worker.leave_by = now + self._drain_grace
         silent = self._own_program and worker.state is WorkerState.STARTING
-        if worker.host and not (worker.reached_world or silent):
+        if worker.host and not (worker.ready or worker.reached_world or silent):
             worker.ready_by = now + self._start_timeout
         return worker
 
@@ -168,7 +169,7 @@ class Fleet:
 
     def ready(self, worker_id: int) -> None:
         if worker := self.get(worker_id):
-            worker.ready_by = None
+            worker.ready, worker.ready_by = True, None
 
     def unready(self, now: float) -> list[int]:
         """Those whose time to get ready is over."""

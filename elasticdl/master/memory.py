@@ -33,6 +33,7 @@ class WorkerMemory:
     reason: str
     reached_world: bool = False
     failure: str = ""
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)

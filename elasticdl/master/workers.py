@@ -24,6 +24,7 @@ class Worker:
     state: WorkerState = WorkerState.STARTING
     host: str = ""
     pid: int = 0
+    ready: bool = False  # is warm: has asked for a world
     reached_world: bool = False
     finished: bool = False
     ready_by: float | None = None  # until it has asked for a world

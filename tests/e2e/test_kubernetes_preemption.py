@@ -56,7 +56,7 @@ def left(story):
 def test_two_jobs_lose_two_workers_to_something_urgent_and_get_them_back(jobs, own_cluster, namespace):
     before = objects_in(own_cluster, namespace)
     for job in jobs:
-        options = ("--worker_pod_priority", f"firm-{namespace}=0.75", "--heartbeat_timeout", "10")
+        options = ("--worker_pod_priority", f"firm-{namespace}=0.75")
         job.submit("--num_workers", "2-4", *options, seconds_per_step=1.0)
 
     def describe():

@@ -227,7 +227,7 @@ def test_a_storm_does_not_show_in_the_training(own_cluster: Cluster, namespace: 
     job = WatchedJob(own_cluster, namespace, "storm", tmp_path, -(-COUNT * STEPS_PER_DISTURBANCE // STEPS_PER_EPOCH))
     storm = Storm(job, own_cluster)
     with priority_classes(own_cluster, namespace, urgent=1000), _told(storm, job):
-        job.submit("--num_workers", f"2-{WORKERS}", "--heartbeat_timeout", "5", seconds_per_step=0.1)
+        job.submit("--num_workers", f"2-{WORKERS}", seconds_per_step=0.3)
         for disturbance in schedule(SEED, COUNT):
             storm.bring(disturbance)
         storm.end()

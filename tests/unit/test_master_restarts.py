@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from master_kit import NEVER, RECOVERY_TIMEOUT, TICK, Cluster
 
@@ -214,6 +214,7 @@ HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_
 
 @settings(max_examples=150, deadline=None)
 @given(HISTORIES)
+@example([("kill", 0), ("kill", 0), ("freeze", 0), ("wait", 3), ("freeze", 2), ("rise", 0)])  # one that was only ready
 def test_the_world_forms_again_whenever_the_master_dies(history):
     """Ids and versions, and that no intact world is broken, are watched by the cluster."""
     cluster = Cluster(minimum=2, maximum=4)
