@@ -27,9 +27,8 @@ def _not_installed(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-with _not_installed(
-    "torch"
-):  # imported for tensors, of which a master has none: most of the time that it takes to start
+# It imports PyTorch for tensors, of which a master has none: most of the time that a master would take to start.
+with _not_installed("torch"):
     from tensorboardX import SummaryWriter
 
 
