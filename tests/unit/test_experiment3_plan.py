@@ -89,7 +89,7 @@ def test_a_world_that_began_elsewhere_is_a_failure():
             "--data /no/such: there is no such file; give cifar-10-python.tar.gz as it is published",
         ),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
-        (["--scale", "90", "--changes", "9"], "6 steps are too few for 9 changes of workers: give a smaller --scale"),
+        (["--scale", "90", "--changes", "9"], "9 steps are too few for 9 changes of workers: give a smaller --scale"),
         (
             ["--cluster", "kubeconfig", "--image", "i", "--training_data", "/data/cifar"],
             "--cluster kubeconfig needs --shared, and takes --training_data instead of --data",

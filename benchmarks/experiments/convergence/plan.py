@@ -55,7 +55,7 @@ class Recipe:
         return -(-self.samples // batch)
 
 
-DIGITS = Recipe(Data.DIGITS, samples=864, worker_batch=48, reference=3, micro_batch=12)
+DIGITS = Recipe(Data.DIGITS, samples=864, worker_batch=32, reference=3, micro_batch=8)
 CIFAR10 = Recipe(Data.CIFAR10, samples=49_920, worker_batch=128, reference=3, micro_batch=32)
 
 
