@@ -33,7 +33,7 @@ from benchmarks.experiments.series import GpuSeries
 from benchmarks.harness import describe_machine, machine_facts, show_table
 from elasticdl.common.errors import UserError
 
-SCALE = 18.0  # five epochs: more than 97 % of the digits are learned by then
+SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
 REAL = "API server, scheduler, pods, master, rendezvous, Horovod's reductions, all that is computed"
 SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a process; nothing of what is computed"
 RESULTS = ("summary.json", "experiment3.*", "accuracy.csv", "losses.csv", "gpus.csv", "batch-*.jsonl", "rate-*.jsonl")
