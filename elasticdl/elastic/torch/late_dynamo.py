@@ -1,7 +1,7 @@
 """PyTorch's compiler is imported when somebody compiles, not when somebody makes an optimizer.
 
-``torch.optim`` imports ``torch._dynamo``, and SymPy with it, to tell the compiler what to leave alone. That is nearly
-half of the processor time that a worker needs before it can train, and a growing job waits for its newcomers. So a
+``torch.optim`` imports ``torch._dynamo``, and SymPy with it, to tell the compiler what to leave alone. That is two
+fifths of the processor time that a worker needs before it can train, and a growing job waits for its newcomers. So a
 module stands in its place that answers these calls itself and gives way to the real one at any other use.
 """
 

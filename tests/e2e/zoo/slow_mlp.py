@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 import torch
-from digits_file import read_digits
 from torch.nn import functional
+
+from model_zoo.digits.data import BRIGHTEST, read_digits
 
 _delay = float(os.environ.get("TEST_MICRO_BATCH_SECONDS", "0"))
 _slow_while = Path(os.environ.get("TEST_SLOW_WHILE", "/"))  # slow as long as this is there
@@ -39,6 +40,7 @@ def dataset(mode, path):
     if path and not Path(path).exists():
         raise FileNotFoundError(path)
     images, labels = map(torch.from_numpy, read_digits())
+    images = (images / BRIGHTEST).float()
     cut = slice(None, 1500) if mode == "training" else slice(1500, None)
     return torch.utils.data.TensorDataset(images[cut], labels[cut])
 
