@@ -4,7 +4,7 @@ import importlib
 import pickle
 import subprocess
 import sys
-import tarfile
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,8 +45,7 @@ def one_thread():
 
 
 def unpack(archive: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        tar.extractall(archive.parent, filter="data")
+    shutil.unpack_archive(archive, archive.parent)
     archive.unlink()
     return archive.parent
 
