@@ -2,9 +2,9 @@
 
 import importlib
 import pickle
+import shutil
 import subprocess
 import sys
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
