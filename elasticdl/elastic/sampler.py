@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.world import World
 
@@ -23,11 +24,12 @@ class Host(Protocol):
 
 
 class StepBatch:
-    """This worker's share of one global batch: iterate over its micro-batches."""
+    """This worker's share of one global batch: iterate over its micro-batches, once."""
 
     def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host) -> None:
         self.plan = plan
         self.micro_batch = -1  # number of the present one, from 0
+        self.over = False  # the loader has given another, or the world has changed
         self._samples = samples
         self._host = host
 
@@ -41,8 +43,24 @@ class StepBatch:
         """Samples of the present micro-batch; 0 before the first."""
         return len(self.plan.micro_batches[self.micro_batch]) if self.micro_batch >= 0 else 0
 
+    def require_present(self) -> None:
+        """Raises:
+        UserError: this batch is not the one that the present step is made on.
+        """
+        if self.over:
+            raise UserError(
+                f"the batch of step {self.plan.step} is over, as the loader has given a later one or the workers have "
+                "changed: use each batch up before the next is fetched"
+            )
+
     def __iter__(self) -> Iterator[Any]:
+        if self.micro_batch >= 0:
+            raise UserError(
+                f"the micro-batches of step {self.plan.step} are loaded once, and something has gone through them before "
+                "(`in`, list(), a second loop): keep what is needed again in a list"
+            )
         for number in range(len(self.plan.micro_batches)):
+            self.require_present()
             self._host.advance(waiting=False)
             self.micro_batch = number
             sample = next(self._samples, _END)
@@ -61,13 +79,32 @@ class EpochPosition:
         self.order = order
         self.progress = Progress()
         self.current: StepBatch | None = None  # the step that is being made
+        self.on_step: Callable[[], None] = lambda: None  # called before a batch is given
+        self.planned_epochs = 0  # that the training function goes up to, if it says so
         self._host = host
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        self.planned_epochs = count
         while self.progress.epoch < count:
-            yield self.progress.epoch
-            self.progress = self.progress.next_epoch()
+            epoch = self.progress.epoch
+            yield epoch
+            if self.progress.epoch == epoch:  # no commit has ended it
+                self.progress = self.progress.next_epoch()
+
+    def begin(self, batch: StepBatch) -> StepBatch:
+        """From here on the present step is made on this batch, which is given to the training function."""
+        self.end()
+        self.on_step()
+        self._host.record_samples(batch.plan)
+        self.current = batch
+        return batch
+
+    def end(self) -> None:
+        """The present batch, if any, is over."""
+        if self.current is not None:
+            self.current.over = True
+        self.current = None
 
     @property
     def at_end(self) -> bool:

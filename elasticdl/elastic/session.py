@@ -37,6 +37,7 @@ class Standing:
     has_state: bool
     broken: bool = False
     reason: str = ""
+    epoch: int = 0
 
 
 class Membership(Protocol):
@@ -202,6 +203,7 @@ class Session:
                 has_state=standing.has_state,
                 broken=standing.broken,
                 reason=standing.reason,
+                epoch=standing.epoch,
             )
         )
         self._stream.send(self._ask)
@@ -224,7 +226,7 @@ class Session:
                 world_version=self._inside,
                 step=self._reports.step,
                 members=[
-                    pb.Member(worker_id=m.worker_id, host=m.host, step=m.step, has_state=m.has_state)
+                    pb.Member(worker_id=m.worker_id, host=m.host, step=m.step, has_state=m.has_state, epoch=m.epoch)
                     for m in (self._members if self._inside else ())
                 ],
             )
@@ -280,6 +282,6 @@ class Session:
             self._stopped = Stopped(message.stop_work.reason, checkpoint=message.stop_work.checkpoint)
 
     def _convert(self, world: pb.World) -> World:
-        members = tuple(Member(m.worker_id, m.host, m.step, m.has_state) for m in world.members)
+        members = tuple(Member(m.worker_id, m.host, m.step, m.has_state, m.epoch) for m in world.members)
         rank = [member.worker_id for member in members].index(self.environment.worker_id)
         return World(version=world.version, members=members, rank=rank, reason=world.reason)

@@ -3,8 +3,9 @@
 Parameters change only after every gradient of the step has arrived from every worker. So a worker whose step failed
 stands exactly before that step, and committing need not copy parameters or optimizer slots.
 
-Weights, step, position and learning rate move together in one place (`TrainingState._step_made`): they are always from
-the same moment.
+A commit saves everything else: position, the user's values, and the optimizer's settings (rate, momentum and whatever
+else a scheduler writes). A torn step goes back to that. If a step was made since the last commit, weights can't go back, and
+so nothing does: all parts of a state are of one moment.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Engine(Protocol):
 
     def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None: ...
 
+    def warn(self, message: str) -> None: ...
+
 
 class TrainingState(ABC):
     """Model, optimizer, position in the data, and any further values as attributes.
@@ -66,7 +69,13 @@ class TrainingState(ABC):
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
         self._engine = engine
         self._loss = float("nan")
+        self._ahead = False  # a step was made since everything was saved
+        self._committed = False  # it was saved by a commit, in this world
+        self._warned_of_order = False
+        self.commits = 0
         self._saved: dict[str, Any] = {"rate": RateState()}
+        if sampler is not None:
+            sampler.on_step = self.begin_step
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -106,29 +115,60 @@ class TrainingState(ABC):
         self.rate = self._make_rate(rules)
 
     def standing(self, *, broken: bool, reason: str) -> Standing:
-        return Standing(step=self.step, has_state=self.has_state, broken=broken, reason=reason)
+        return Standing(self.step, self.has_state, broken=broken, reason=reason, epoch=self.progress.epoch)
 
     def commit(self) -> None:
-        """Declare everything up to here safe; cheap. Call it after each step.
+        """Declare everything up to here safe; cheap. Make it the last thing of each step.
+
+        At the end of an epoch, after its last batch, it ends the epoch: what comes before it is not done again.
 
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        if self.vote is not None and self._batch is not None:
-            self._set_progress(self._batch.plan.after)  # also when the update itself was skipped (a GradScaler)
+        sampler, batch = self.sampler, self._batch
+        if batch is not None and self.vote is not None:
+            self._set_progress(batch.plan.after)  # also when the update itself was skipped (a GradScaler)
+        elif sampler is not None and batch is None and sampler.at_end:
+            sampler.progress = sampler.progress.next_epoch()
         self._save()
+        self._committed = True
+        self.commits += 1
         if self.vote is not None and self.vote.leaving:
             self.vote = None
             raise WorldChanged("the members voted to leave this world")
 
+    def begin_step(self) -> None:
+        """The loader calls this before it gives a batch: from here on, a step may be torn.
+
+        What no commit has saved and can't be done again is saved now: a step that was not committed, and a learning rate
+        that was set after the commit.
+        """
+        settings_differ = self._dump_settings() != self._saved["settings"]
+        within_epoch = self.sampler is None or self.sampler.progress == self._saved["progress"]
+        if self._ahead or (settings_differ and within_epoch and self._committed):
+            if not self._ahead and self.progress.position:
+                self._warn_of_order()
+            self._save()
+        self._committed = False
+
     def restore(self) -> None:
-        """Back to the last commit: drops a torn step."""
+        """Drop a torn step: back to the last commit, or to where the torn step began if others came in between."""
+        if self._ahead:
+            self._save()
         self._restore_own()
         self._load_values(copy.deepcopy(self._saved["values"]))
+        self._load_settings(copy.deepcopy(self._saved["settings"]))
         self._set_progress(self._saved["progress"])
+        if self.sampler is not None:
+            self.sampler.end()
         if self.rate is not None:
             self.rate.state = self._saved["rate"]
         self.vote = None
+        self._committed = False
+
+    def keep_settings(self) -> None:
+        """What has been set of the optimizer since the last commit stays if a step is torn: it won't be set again."""
+        self._saved["settings"] = self._dump_settings()
 
     def sync(self, world: World) -> None:
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
@@ -138,11 +178,11 @@ class TrainingState(ABC):
         """
         if world.needs_sync and world.size > 1:
             received = self._broadcast()
-            root, mine = world.members[0], world.members[world.rank]
-            if not mine.has_state or mine.step != root.step:
+            if not world.stands_with_root(world.rank):
                 self.load_state_dict(received)
         self.has_state = True
         self.vote = None
+        self._committed = False
         self._save()
         self._save_place()
 
@@ -179,6 +219,13 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _load_own(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _dump_settings(self) -> Any:
+        """Copies of what an optimizer is told, and does not work out itself: its rate, momentum, weight decay."""
+
+    @abstractmethod
+    def _load_settings(self, settings: Any) -> None: ...
 
     @abstractmethod
     def _restore_own(self) -> None:
@@ -221,7 +268,16 @@ class TrainingState(ABC):
         self._engine.step_done(self.progress, self.vote, self.learning_rate, ends_epoch=ends_epoch)
 
     def _after_update(self) -> None:
+        self._ahead = True
         self._save_place()
+
+    def _warn_of_order(self) -> None:
+        if not self._warned_of_order:
+            self._warned_of_order = True
+            self._engine.warn(
+                "the optimizer's learning rate (or momentum, ...) is changed after state.commit(): a change of workers there "
+                "loses it; call scheduler.step() before state.commit()"
+            )
 
     # -- saving --
 
@@ -231,7 +287,9 @@ class TrainingState(ABC):
             self.sampler.progress = progress
 
     def _save(self) -> None:
+        self._ahead = False
         self._saved["values"] = copy.deepcopy(self._dump_values())
+        self._saved["settings"] = self._dump_settings()
         if self.sampler is not None:
             self.progress = self.sampler.progress
         self._saved["progress"] = self.progress

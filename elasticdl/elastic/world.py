@@ -13,6 +13,7 @@ class Member:
     host: str
     step: int
     has_state: bool
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,13 @@ class World:
 
     @property
     def needs_sync(self) -> bool:
-        """Whether members differ. After a planned shrink all stand after the same step, and nothing need be sent."""
-        root = self.members[0]
-        return any(not member.has_state or member.step != root.step for member in self.members)
+        """Whether members differ. After a planned shrink all stand at the same place, and nothing need be sent."""
+        return any(not self.stands_with_root(rank) for rank in range(self.size))
+
+    def stands_with_root(self, rank: int) -> bool:
+        """Whether a member holds the same state as rank 0."""
+        root, member = self.members[0], self.members[rank]
+        return member.has_state and (member.step, member.epoch) == (root.step, root.epoch)
 
 
 def horovod_host(world: World) -> str:

@@ -26,7 +26,7 @@ ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    members = tuple(i.Member(m.worker_id, m.host, m.step, m.has_state) for m in hello.members)
+    members = tuple(i.Member(m.worker_id, m.host, m.step, m.has_state, m.epoch) for m in hello.members)
     return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step, members)
 
 
@@ -42,7 +42,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.HeartbeatReceived(worker_id, beat.world_version, beat.step, beat.progress, beat.waiting)
         case "ask":
             ask = message.ask
-            return e.WorkerAsked(worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason)
+            return e.WorkerAsked(worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch)
         case "draining":
             return e.WorkerDraining(worker_id, message.draining.reason)
         case "progress":
@@ -69,7 +69,8 @@ def to_message(instruction: ToWorkers) -> pb.MasterMessage:
             return pb.MasterMessage(broken=pb.Broken(world_version=version, reason=reason))
         case i.PublishWorld(world):
             members = [
-                pb.Member(worker_id=m.worker_id, host=m.host, step=m.step, has_state=m.has_state) for m in world.members
+                pb.Member(worker_id=m.worker_id, host=m.host, step=m.step, has_state=m.has_state, epoch=m.epoch)
+                for m in world.members
             ]
             return pb.MasterMessage(world=pb.World(version=world.version, members=members, reason=world.reason))
         case i.DrainWorker(_, reason):

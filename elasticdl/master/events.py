@@ -82,6 +82,7 @@ class WorkerAsked:
     has_state: bool
     broken: bool = False
     reason: str = ""
+    epoch: int = 0  # that it stands in
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Member:
     host: str
     step: int
     has_state: bool
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

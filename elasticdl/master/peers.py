@@ -31,11 +31,13 @@ class Peer:
     standing: Standing = Standing.COMING
     connected: bool = True
     step: int = 0
+    epoch: int = 0
     has_state: bool = False
     world_version: int = 0  # of the last world it was a member of
     rank: int = -1  # in that world
     told: Told = Told.NOTHING
 
-    def precedence(self) -> tuple[bool, int, bool, int, int]:
+    def precedence(self) -> tuple[bool, int, int, bool, int, int]:
         """Sorts into rank order (rule 5 of the rendezvous)."""
-        return (not self.has_state, -self.step if self.has_state else 0, self.rank < 0, self.rank, self.arrival)
+        step, epoch = (self.step, self.epoch) if self.has_state else (0, 0)
+        return (not self.has_state, -step, -epoch, self.rank < 0, self.rank, self.arrival)

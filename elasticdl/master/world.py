@@ -124,7 +124,7 @@ class Rendezvous:
             self._arrivals += 1
             peer = self.peers[member.worker_id] = Peer(member.worker_id, member.host, self._arrivals, Standing.MEMBER)
             peer.connected, peer.world_version, peer.rank = member.worker_id in connected, world.version, rank
-            peer.step, peer.has_state = member.step, True
+            peer.step, peer.epoch, peer.has_state = member.step, member.epoch, True
             self._unready.add(member.worker_id)
 
     def connect(self, event: WorkerConnected, now: float) -> list[Instruction]:
@@ -161,7 +161,7 @@ class Rendezvous:
         if peer.standing in (Standing.MEMBER, Standing.LEFT) and event.left_world != current:
             return []  # about an earlier world: late, or sent again
         self._version = max(self._version, event.left_world)
-        peer.step, peer.has_state = event.step, event.has_state
+        peer.step, peer.epoch, peer.has_state = event.step, event.epoch, event.has_state
         if peer.standing is Standing.MEMBER:
             self._leave_world(peer, event, now)
         elif peer.standing is Standing.COMING:
@@ -324,7 +324,7 @@ class Rendezvous:
 
     def _publish(self, chosen: list[Peer], forming: _Forming, now: float) -> list[Instruction]:
         self._version += 1
-        members = tuple(Member(p.worker_id, p.host, p.step, p.has_state) for p in chosen)
+        members = tuple(Member(p.worker_id, p.host, p.step, p.has_state, p.epoch) for p in chosen)
         self.world = World(self._version, members, forming.reason)
         for rank, peer in enumerate(chosen):
             peer.standing, peer.world_version, peer.rank, peer.told = (

@@ -269,3 +269,4 @@ class Trainer:
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(*arguments)
+        self._state.keep_settings()  # no hook is called twice for one step or epoch

@@ -101,8 +101,7 @@ class KerasCallbacks:
         wanted = self._callbacks if whole else [each for each in self._callbacks if isinstance(each, ON_RANK_0)]
         mine = {"stop": bool(self._model.stop_training), "kept": self.pack(wanted)} if world.rank == 0 else {}
         received = _decode(collective.broadcast_bytes(_encode(mine), "elasticdl.callbacks"))
-        me, root = world.members[world.rank], world.members[0]
-        if whole and (not me.has_state or me.step != root.step):
+        if whole and not world.stands_with_root(world.rank):
             self.unpack(received["kept"])
         elif not whole and world.rank != 0:
             self._load(received["kept"]["callbacks"])
@@ -175,6 +174,7 @@ class KerasCallbacks:
             for callback in self._active:
                 if not isinstance(callback, but):
                     getattr(callback, hook)(*arguments)
+        self._state.keep_settings()  # no hook is called twice for one step or epoch
 
     def _begin(self, number: int, *, resumes: bool) -> None:
         callback = self._callbacks[number]

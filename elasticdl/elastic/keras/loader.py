@@ -62,10 +62,8 @@ class ElasticDataLoader:
             for plan in items:
                 if not isinstance(plan, StepPlan):  # a micro-batch that the loop over the batch did not take
                     continue
-                self._host.record_samples(plan)
-                self.sampler.current = StepBatch(plan, items, self._host)
-                yield self.sampler.current
-        self.sampler.current = None
+                yield self.sampler.begin(StepBatch(plan, items, self._host))
+        self.sampler.end()
 
     def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""

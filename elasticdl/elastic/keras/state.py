@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -136,6 +137,15 @@ class KerasState(state.TrainingState):
         for name, variables in self._variables().items():
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value)
+
+    def _dump_settings(self) -> float | None:
+        """None for a rate that follows from the optimizer's own schedule."""
+        rate = self.optimizer.learning_rate
+        return float(rate) if isinstance(rate, keras.Variable) else None
+
+    def _load_settings(self, settings: float | None) -> None:
+        if settings is not None and settings != self.learning_rate:
+            self.optimizer.learning_rate = settings
 
     def _restore_own(self) -> None:
         self._sums, self._samples = None, 0

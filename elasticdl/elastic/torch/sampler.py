@@ -42,8 +42,14 @@ class StepBatch(sampler.StepBatch):
             self._reducer.rewind()
             yield sample
 
+    @property
+    def untaken(self) -> int:
+        """Micro-batches that the training function has not asked for."""
+        return len(self.plan.micro_batches) - 1 - self.micro_batch
+
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
+        self.require_present()
         weight = self.micro_batch_size / self.plan.batch
         self._reducer.add_loss(loss, self.micro_batch_size)
         self._reducer.add_moves(weight, lead=self._host.world.rank == self.micro_batch == 0)
@@ -98,10 +104,11 @@ class ElasticSampler(sampler.EpochPosition, Sampler[list[int]]):
             for plan in plans:
                 seed_step(self.order.seed, plan.step, rank)
                 self._reducer.begin()
-                self._job.record_samples(plan)
-                self.current = StepBatch(plan, samples, self._job, self._reducer)
-                yield self.current
-            self.current = None
+                batch = StepBatch(plan, samples, self._job, self._reducer)
+                yield self.begin(batch)
+                for _ in range(batch.untaken):  # else they would be taken for those of the next step
+                    next(samples, None)
+            self.end()
         finally:
             if self._ahead is ahead:  # else this is the late end of an abandoned iteration
                 self._ahead = None

@@ -110,7 +110,7 @@ class TorchState(state.TrainingState):
 
     def _after_update(self) -> None:
         if not self._snapshot:  # else parameters, too, go back to the last commit
-            self._save_place()
+            super()._after_update()
 
     # -- the parts of a state --
 
@@ -128,6 +128,19 @@ class TorchState(state.TrainingState):
     def _load_own(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _dump_settings(self) -> list[dict[str, Any]]:
+        """Of each parameter group."""
+        groups = self.optimizer.param_groups
+        return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
+
+    def _load_settings(self, settings: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, settings, strict=False):  # one may have been added since
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # a scheduler, or a compiled step, may hold on to it
+                else:
+                    group[key] = value
 
     def _restore_own(self) -> None:
         self._reduced = False

@@ -1,0 +1,266 @@
+"""Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
+
+import itertools
+
+import pytest
+import torch
+from elastic_kit import Board, SumOfThreads, make_data, make_model
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler as schedulers
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.session import Alone
+from elasticdl.elastic.torch.context import ElasticContext
+
+EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
+# At which point, and how often it has been passed before.
+POINTS = [
+    *itertools.product(["before step", "after step", "after commit"], [0, STEPS - 1, STEPS]),
+    *itertools.product(["end of epoch", "after evaluation", "after scheduler"], [0, 1]),
+]
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda n: 0.9**n),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda n: 0.9),
+    "StepLR": lambda o: schedulers.StepLR(o, 1, gamma=0.5),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [1, 2], gamma=0.1),
+    "ConstantLR": lambda o: schedulers.ConstantLR(o, 0.5, total_iters=1),
+    "LinearLR": lambda o: schedulers.LinearLR(o, 0.5, total_iters=4),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.5),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, total_iters=20, power=2.0),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=20),
+    "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.ExponentialLR(o, 0.5)], milestones=[2]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, 0.5, total_iters=2), schedulers.ExponentialLR(o, 0.5)]
+    ),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.01, anneal_epochs=3),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads that wait for each other by spinning crawl on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Training:
+    """One worker whose world breaks once, in the first collective after it has come to a point."""
+
+    def __init__(self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, **options):
+        self.board = Board(1)
+        self.context = ElasticContext(Alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = self.context.loader(make_data())
+        self.scheduler = make_scheduler(self.optimizer)
+        values = {"scheduler": self.scheduler, "seen": 0}
+        self.state = self.context.state(self.model, self.optimizer, self.loader, values, **options)
+        self.each_step, self.ends_epochs = each_step, ends_epochs
+        self.point, self.occurrence = point, occurrence
+        self.settings = {}  # by step: with what it was made
+        self.broke = False
+
+    def reach(self, point):
+        if point == self.point:
+            self.occurrence -= 1
+            self.board.fail = self.board.fail or (self.occurrence < 0 and not self.broke)
+
+    def collective(self, work):
+        try:
+            work()
+        except WorldBroken:
+            self.board.fail, self.broke = False, True
+            raise
+
+    def schedule(self):
+        on_plateau = isinstance(self.scheduler, schedulers.ReduceLROnPlateau)
+        self.scheduler.step(*([1.0] if on_plateau else []))
+        self.reach("after scheduler")
+
+    def make_step(self, batch):
+        for inputs, labels in batch:
+            batch.backward(cross_entropy(self.model(inputs), labels))
+        self.reach("before step")
+        group = self.optimizer.param_groups[0]
+        self.settings[batch.plan.step] = (float(group["lr"]), float(group["momentum"]))
+        self.collective(self.optimizer.step)
+        self.reach("after step")
+        self.state.seen += batch.plan.batch
+        if self.each_step:
+            self.schedule()
+        self.state.commit()
+        self.reach("after commit")
+
+    def train(self):
+        for _ in self.loader.epochs(EPOCHS):
+            for batch in self.loader:
+                self.make_step(batch)
+            self.reach("end of epoch")
+            self.collective(lambda: self.context.collective.sum_([torch.ones(1)], "evaluation"))
+            self.reach("after evaluation")
+            if not self.each_step:
+                self.schedule()
+            if self.ends_epochs:
+                self.state.commit()
+
+    def run(self):
+        self.context.run(self.train, self.state)
+        return self
+
+    @property
+    def result(self):
+        group = self.optimizer.param_groups[0]
+        weights = [parameter.tolist() for parameter in self.model.parameters()]
+        return self.settings, float(group["lr"]), self.state.seen, self.state.progress, weights
+
+
+@pytest.mark.parametrize("ends_epochs", [False, True], ids=["", "commit at the end of epochs"])
+@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, ends_epochs):
+    options = {"each_step": each_step, "ends_epochs": ends_epochs}
+    expected = Training(SCHEDULERS[name], **options).run().result
+    assert len({rate for rate, _ in expected[0].values()}) > 1
+    for point, occurrence in POINTS:
+        disturbed = Training(SCHEDULERS[name], point=point, occurrence=occurrence, **options).run()
+        if disturbed.broke:
+            assert disturbed.result == expected, (point, occurrence)
+
+
+def test_a_snapshot_goes_back_as_a_whole():
+    expected = Training(SCHEDULERS["StepLR"], each_step=False).run().result
+    for point, occurrence in POINTS:
+        options = {"each_step": False, "point": point, "occurrence": occurrence, "snapshot": True}
+        assert Training(SCHEDULERS["StepLR"], **options).run().result == expected, (point, occurrence)
+
+
+def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    group = training.optimizer.param_groups[0]
+    rate = group["lr"] = torch.tensor(0.1)
+    training.state.commit()
+    rate.fill_(0.5)
+    training.state.restore()
+    assert group["lr"] is rate
+    assert float(rate) == pytest.approx(0.1)
+
+
+def test_a_step_that_no_commit_has_followed_keeps_the_values_that_belong_to_it():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    steps = iter(training.loader)
+    for _ in range(2):  # no commit
+        batch = next(steps)
+        for inputs, labels in batch:
+            batch.backward(cross_entropy(training.model(inputs), labels))
+        training.optimizer.step()
+        training.state.seen += batch.plan.batch
+    next(steps)
+    training.state.seen += 1000  # of a step that is torn
+    training.state.restore()
+    assert (training.state.step, training.state.seen) == (2, 40)
+
+
+def test_a_schedule_that_is_set_after_the_commit_is_warned_of_once(caplog):
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    for _ in training.loader.epochs(1):
+        for batch in training.loader:
+            training.make_step(batch)
+            training.schedule()
+    assert caplog.text.count("call scheduler.step() before state.commit()") == 1
+
+
+def test_nothing_is_warned_of_where_the_schedule_is_in_its_place(caplog):
+    for each_step, ends_epochs in itertools.product([False, True], repeat=2):
+        Training(SCHEDULERS["StepLR"], each_step=each_step, ends_epochs=ends_epochs).run()
+    assert "scheduler" not in caplog.text
+
+
+def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_left_at_it():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    ends = []
+
+    def train():
+        for epoch in training.loader.epochs(EPOCHS):
+            for batch in training.loader:
+                for inputs, labels in batch:
+                    batch.backward(cross_entropy(training.model(inputs), labels))
+                training.optimizer.step()
+            ends.append(epoch)
+            if epoch == 1:
+                vote = training.state.vote
+                training.state.vote = type(vote)(leaving=True, samples=vote.samples, loss=vote.loss)
+            training.state.commit()
+
+    training.context.run(train, training.state)
+    assert ends == [0, 1]
+    assert training.state.step == EPOCHS * STEPS
+    assert training.state.progress.epoch == EPOCHS
+
+
+class TestABatchThatIsNotThePresentOne:
+    def batches(self):
+        return Training(SCHEDULERS["StepLR"], each_step=False)
+
+    def test_can_not_be_gone_through_twice(self):
+        training = self.batches()
+        batch = next(iter(training.loader))
+        list(batch)
+        with pytest.raises(UserError, match=r"step 1 are loaded once.*keep what is needed again in a list"):
+            list(batch)
+
+    def test_says_so_after_a_search_in_it(self):
+        batch = next(iter(self.batches().loader))
+        assert "labels" not in [type(item).__name__ for item in batch]
+        with pytest.raises(UserError, match="loaded once"):
+            next(iter(batch))
+
+    def test_can_not_be_used_once_a_later_one_is_there(self):
+        training = self.batches()
+        steps = iter(training.loader)
+        first, _ = next(steps), next(steps)
+        with pytest.raises(UserError, match=r"the batch of step 1 is over.*before the next is fetched"):
+            next(iter(first))
+
+    def test_can_not_be_weighed_once_a_later_one_is_there(self):
+        training = self.batches()
+        steps = iter(training.loader)
+        first = next(steps)
+        inputs, labels = next(iter(first))
+        next(steps)
+        with pytest.raises(UserError, match="is over"):
+            first.backward(cross_entropy(training.model(inputs), labels))
+
+    def test_can_not_be_used_in_a_later_world(self):
+        training = self.batches()
+        batch = next(iter(training.loader))
+        training.state.restore()
+        with pytest.raises(UserError, match="the workers have changed"):
+            list(batch)
+
+    def test_leaves_the_samples_of_the_next_alone_where_it_was_not_used_up(self):
+        training = self.batches()
+        expected = [[inputs.tolist() for inputs, _ in batch] for batch in training.loader]
+        for number, batch in enumerate(training.loader):
+            if number == 0:
+                next(iter(batch))
+            else:
+                assert [inputs.tolist() for inputs, _ in batch] == expected[number]
+
+
+def test_a_change_of_the_world_at_a_commit_is_raised_there():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    training.context.membership.drain("told to leave")
+    batch = next(iter(training.loader))
+    with pytest.raises(WorldChanged):
+        training.make_step(batch)
