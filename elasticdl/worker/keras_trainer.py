@@ -12,6 +12,7 @@ import numpy as np
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import shown
 from elasticdl.common.naming import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import require_backend
@@ -41,7 +42,7 @@ from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
-from elasticdl.worker.user_code import blame, shown
+from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, ModelModule, make_callbacks, make_metrics, require_optimizer
 
 CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras.callbacks.Callback})
