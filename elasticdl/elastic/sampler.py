@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.world import World
 
@@ -16,6 +17,9 @@ class Host(Protocol):
 
     @property
     def world(self) -> World: ...
+
+    @property
+    def has_world(self) -> bool: ...
 
     def advance(self, *, waiting: bool) -> None: ...
 
@@ -71,8 +75,21 @@ class EpochPosition:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing is left of the present epoch."""
-        return self.progress.position >= self.order.samples
+        """Whether no step is left of the present epoch."""
+        return not self.order.remaining_steps(self.progress.position, self._host.world.size)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
+
+        Raises:
+            UserError: it depends on the workers, and there are none yet.
+        """
+        if not (self.order.policy.fixed or self._host.has_world):
+            raise UserError(
+                "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
+                "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
+            )
+        return self.order.remaining_steps(0, self._host.world.size)
 
     def plans(self) -> Iterator[StepPlan]:
         """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""
