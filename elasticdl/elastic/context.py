@@ -29,7 +29,7 @@ from elasticdl.elastic.reports import StepReport
 from elasticdl.elastic.session import Alone, Membership
 from elasticdl.elastic.state import TrainingState
 from elasticdl.elastic.vote import Vote
-from elasticdl.elastic.world import World
+from elasticdl.elastic.world import ALONE, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,11 @@ class JobContext(Generic[CollectiveT]):
         return self.collective.world
 
     @property
+    def has_world(self) -> bool:
+        """Whether the number of workers is known by now."""
+        return isinstance(self.membership, Alone) or self.world.version > ALONE.version
+
+    @property
     def rank(self) -> int:
         return self.world.rank
 
@@ -74,16 +79,18 @@ class JobContext(Generic[CollectiveT]):
     def leaving(self) -> bool:
         return self.membership.leaving
 
-    def order(self, data: Sized | int, *, shuffle: bool = True) -> SampleOrder:
+    def order(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> SampleOrder:
         """``data``: the data set, or the number of its samples.
 
         Raises:
-            UserError: there are none.
+            UserError: there are none, or with ``drop_last`` not enough.
         """
         samples = data if isinstance(data, int) else len(data)
         if samples < 1:
             raise UserError(f"the data set has {samples} samples; expected at least one")
-        return SampleOrder(samples, self.policy, self.seed, shuffle)
+        order = SampleOrder(samples, self.policy, self.seed, shuffle, drop_last)
+        order.require_step(workers=1)
+        return order
 
     # -- training --
 

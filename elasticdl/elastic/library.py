@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import reason
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.context import ContextT
 from elasticdl.elastic.current import check_gpus, checked_seed, job, make_policy
@@ -166,4 +167,4 @@ class OwnJob(Generic[ContextT]):
 
     def _tell_failure(self, error: Exception) -> None:
         self._failed = True
-        self.context().fail(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        self.context().fail(reason(error), "".join(traceback.format_exception(error)))

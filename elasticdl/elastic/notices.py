@@ -33,7 +33,7 @@ def say_pause(membership: Membership, pause: Pause) -> None:
 
 def say_failure(membership: Membership, cause: pb.Failed.Cause, message: str, traceback: str) -> None:
     """This worker can't go on. Of the message only the first line is told."""
-    line = shortened(message.strip().partition("\n")[0], MOST_OF_MESSAGE)
+    line = shortened(message.strip().partition("\n")[0], MOST_OF_MESSAGE) or "no reason was given"
     failed = pb.Failed(cause=cause, message=line, traceback=shortened(traceback, MOST_OF_TRACEBACK))
     membership.say(pb.WorkerMessage(failed=failed))
 

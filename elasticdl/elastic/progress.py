@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy, worker_slices
 from elasticdl.elastic.order import epoch_order
 
@@ -43,11 +44,6 @@ class StepPlan:
     micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
 
 
-def remaining_steps(samples: int, position: int, policy: BatchPolicy, workers: int) -> int:
-    """Steps to the end of the epoch; the last one may be smaller."""
-    return -(-max(samples - position, 0) // policy.batch_size(workers))
-
-
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
     """The data set as the plan sees it: a number of samples, and how they are ordered and cut."""
@@ -56,12 +52,33 @@ class SampleOrder:
     policy: BatchPolicy
     seed: int = 0
     shuffle: bool = True
+    drop_last: bool = False  # whether an epoch ends where no whole global batch is left
+
+    def remaining_steps(self, position: int, workers: int) -> int:
+        """Steps to the end of the epoch, if the number of workers stays as it is."""
+        whole, rest = divmod(max(self.samples - position, 0), self.policy.batch_size(workers))
+        return whole if self.drop_last else whole + (rest > 0)
+
+    def require_step(self, workers: int) -> None:
+        """Raises:
+        UserError: an epoch would be over before its first step.
+        """
+        if not self.remaining_steps(0, workers):
+            raise UserError(
+                f"drop_last=True: the {self.samples} samples of an epoch are fewer than one global batch of "
+                f"{self.policy.batch_size(workers)}; expected at least as many"
+            )
 
     def steps(self, progress: Progress, rank: int, workers: int) -> Iterator[StepPlan]:
-        """The steps from ``progress`` to the end of its epoch; the last batch is simply smaller."""
+        """The steps from ``progress`` to the end of its epoch; unless it is left out, the last batch is simply smaller.
+
+        Raises:
+            UserError: with so many workers an epoch has no step.
+        """
+        self.require_step(workers)
         order = epoch_order(self.samples, self.seed, progress.epoch, shuffle=self.shuffle)
         size = self.policy.batch_size(workers)
-        while progress.position < self.samples:
+        for _ in range(self.remaining_steps(progress.position, workers)):
             indices = order[progress.position : progress.position + size]
             cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch)
             after = progress.after(len(indices))

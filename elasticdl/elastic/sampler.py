@@ -18,6 +18,9 @@ class Host(Protocol):
     @property
     def world(self) -> World: ...
 
+    @property
+    def has_world(self) -> bool: ...
+
     def advance(self, *, waiting: bool) -> None: ...
 
     def record_samples(self, plan: StepPlan) -> None: ...
@@ -108,8 +111,21 @@ class EpochPosition:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing is left of the present epoch."""
-        return self.progress.position >= self.order.samples
+        """Whether no step is left of the present epoch."""
+        return not self.order.remaining_steps(self.progress.position, self._host.world.size)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
+
+        Raises:
+            UserError: it depends on the workers, and there are none yet.
+        """
+        if not (self.order.policy.fixed or self._host.has_world):
+            raise UserError(
+                "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
+                "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
+            )
+        return self.order.remaining_steps(0, self._host.world.size)
 
     def plans(self) -> Iterator[StepPlan]:
         """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""

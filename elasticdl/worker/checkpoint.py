@@ -18,8 +18,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.user_code import one_line
 
 Content = TypeVar("Content")
 

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.notices import notify
 from elasticdl.elastic.session import Membership
 from elasticdl.worker.checkpoint import CheckpointStore
 from elasticdl.worker.learner import Dump
-from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.feeds import OPTIONS, FeedOpener
-from elasticdl.worker.user_code import blame, shown
+from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elasticdl.common.errors import UserError
-from elasticdl.worker.user_code import one_line
+from elasticdl.common.reason import one_line
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.naming import name_of
 from elasticdl.common.params import parse_params
+from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.user_code import shown
 
 Function = Callable[..., Any]
 OLDER_NAME = "dataset_fn"

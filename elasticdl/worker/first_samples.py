@@ -10,9 +10,10 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
+from elasticdl.common.reason import one_line, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.batches import largest_micro_batch
-from elasticdl.worker.user_code import blame, one_line, shown
+from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule
 
 COUNT = 2

@@ -16,12 +16,12 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
+from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.link import Link
 from elasticdl.elastic.order import step_seed
 from elasticdl.worker.learner import Context, Learner
-from elasticdl.worker.user_code import shown
 from elasticdl.worker.zoo import Function, ModelModule
 
 

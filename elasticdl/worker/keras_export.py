@@ -11,7 +11,7 @@ from pathlib import Path
 
 import keras
 
-from elasticdl.worker.user_code import one_line
+from elasticdl.common.reason import one_line
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import numpy as np
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
+from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
@@ -24,10 +25,9 @@ from elasticdl.elastic.keras.loader import load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
-from elasticdl.worker.batches import batch_policy, largest_micro_batch
+from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import open_datasets
 from elasticdl.worker.first_samples import Blame, require_fit
@@ -41,7 +41,7 @@ from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
-from elasticdl.worker.user_code import blame, shown
+from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, ModelModule, make_callbacks, make_metrics, require_optimizer
 
 CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras.callbacks.Callback})
@@ -184,8 +184,7 @@ class KerasLearner:
 
     def _params(self) -> dict[str, Any]:
         """As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers."""
-        samples, workers = self._origin.samples, self._spec.num_workers.minimum
-        steps = remaining_steps(samples, 0, batch_policy(self._spec), workers)
+        steps = self.loader.sampler.order.remaining_steps(0, self._spec.num_workers.minimum)
         return {"verbose": 0, "epochs": self._spec.num_epochs, "steps": steps}
 
     def _make_evaluator(self, module: ModelModule, dataset: Any | None, batch_size: int) -> KerasEvaluator | None:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.reason import one_line, reason
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped
 from elasticdl.elastic.link import Link, prepare_horovod
@@ -29,7 +30,7 @@ from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
 from elasticdl.worker.trainer import Trainer
-from elasticdl.worker.user_code import one_line, users_traceback
+from elasticdl.worker.user_code import users_traceback
 from elasticdl.worker.zoo import load_module
 
 log = logging.getLogger("elasticdl.worker")
@@ -94,7 +95,7 @@ def _report(error: Exception, folder: Path, membership: Membership) -> None:
         log.error("%s", error)
         cause, message = pb.Failed.WORKER, one_line(error)
     else:
-        message, trace = one_line(error), users_traceback(error, folder)
+        message, trace = reason(error), users_traceback(error, folder)
         log.error("the user's code raised\n%s", trace)
     say_failure(membership, cause, message, trace)
 

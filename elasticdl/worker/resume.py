@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.state import TrainingState
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
-from elasticdl.worker.user_code import one_line
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ import torch
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
+from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.torch.collective import import_horovod
 from elasticdl.elastic.torch.context import ElasticContext
@@ -32,7 +33,7 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.torch_checkpoint import TorchCodec
-from elasticdl.worker.user_code import blame, shown
+from elasticdl.worker.user_code import blame
 from elasticdl.worker.warm_up import try_out, warm_up
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
 

@@ -19,7 +19,6 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.errors import Stopped, WorldChanged
 from elasticdl.elastic.loop import Hooks
 from elasticdl.elastic.notices import notify
-from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
@@ -96,7 +95,7 @@ class Trainer:
         if found is None:
             return
         progress = self._state.progress
-        epoch = progress.epoch + (progress.position >= self._sampler.order.samples)
+        epoch = progress.epoch + self._sampler.at_end
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
         notify(
             self._context.membership, "resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path
@@ -121,8 +120,8 @@ class Trainer:
     def _total_steps(self, workers: int) -> int:
         """Of the whole job; with a fixed batch per worker, if the number of workers stays as it is."""
         order, progress = self._sampler.order, self._state.progress
-        here = remaining_steps(order.samples, progress.position, order.policy, workers)
-        epoch = remaining_steps(order.samples, 0, order.policy, workers)
+        here = order.remaining_steps(progress.position, workers)
+        epoch = order.remaining_steps(0, workers)
         total = progress.step + here + epoch * max(self._spec.num_epochs - progress.epoch - 1, 0)
         return min(total, self._spec.max_step) if self._spec.max_step else total
 

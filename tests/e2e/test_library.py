@@ -53,5 +53,5 @@ def test_what_is_raised_before_training_fails_the_job_once(tmp_path):
     with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
         assert job.finish() == 1
     assert job.output.count("Traceback") == 1
-    assert "job job failed: ValueError: not yet trained" in job.output
+    assert f"job job failed: {script}:5: ValueError: not yet trained" in job.output
     assert len(job.entries("worker_started")) == 1

@@ -72,16 +72,16 @@ class Board:
 class Trainee:
     """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that."""
 
-    def __init__(self, rank, board, policy, batch_norm=False, own_loader=None):
+    def __init__(self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False):
         self.context = ElasticContext(Alone(), SumOfThreads(rank, board), policy, seed=0)
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)
         if own_loader is None:
-            self.loader = given = self.context.loader(data)
+            self.loader = given = self.context.loader(data, drop_last=drop_last)
             self.sampler = self.loader.sampler
         else:
-            self.sampler = given = self.context.sampler(data)
+            self.sampler = given = self.context.sampler(data, drop_last=drop_last)
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
         self.state = self.context.state(self.model, self.optimizer, given, {})
         self.losses = []
@@ -110,14 +110,14 @@ def train_together(workers, policy, **kwargs):
     return members
 
 
-def plain_losses(batch, epochs=2):
+def plain_losses(batch, epochs=2, drop_last=False):
     """What torch gives without any of this: one process, whole batches."""
     model, data = make_model(), make_data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for epoch in range(epochs):
         order = epoch_order(len(data), 0, epoch)
-        for start in range(0, len(data), batch):
+        for start in range(0, len(data) // batch * batch if drop_last else len(data), batch):
             inputs, labels = data[order[start : start + batch]]
             optimizer.zero_grad()
             loss = cross_entropy(model(inputs), labels)

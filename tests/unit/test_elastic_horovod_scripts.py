@@ -25,6 +25,7 @@ from elasticdl.elastic.horovod_scripts.mends import (
     mend_keras_state,
     mend_tensorflow_state,
     refuse_optimizer,
+    restore_lr,
 )
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
@@ -54,7 +55,8 @@ class TestStartup:
     def test_a_worker_waits_for_horovod_and_imports_nothing_until_then(self, tmp_path):
         code = "import sys; print(type(sys.meta_path[0]).__name__, *sys.modules)"
         finder, *modules = self.run(tmp_path, code, **ENVIRONMENT)
-        _, *ordinary = self.run(tmp_path, code, PYTHONPATH="")
+        # Debian's Python has a sitecustomize of its own, which ours runs by means of importlib.
+        _, *ordinary = self.run(tmp_path, f"import importlib.machinery, importlib.util; {code}", PYTHONPATH="")
         assert finder == "PatchingFinder"
         assert set(modules) - set(ordinary) <= {"sitecustomize", "__future__"}
 
@@ -728,6 +730,20 @@ def test_an_optimizer_that_would_not_average_is_refused():
     assert module.create_distributed_optimizer(None, SimpleNamespace(variables=list)) == "distributed"
     with pytest.raises(UserError, match="DistributedGradientTape"):
         module.create_distributed_optimizer(None, SimpleNamespace(variables=[]))
+
+
+def test_the_rate_of_an_optimizer_of_keras_3_goes_by_its_old_name_too():
+    import keras
+
+    optimizer = keras.optimizers.SGD(0.5)
+    restore_lr(keras)
+    try:
+        optimizer.lr.assign(0.25)
+        assert float(optimizer.lr) == float(optimizer.learning_rate) == 0.25
+        optimizer.lr = 0.125
+        assert float(optimizer.learning_rate) == 0.125
+    finally:
+        del keras.optimizers.Optimizer.lr
 
 
 class TestKerasState:

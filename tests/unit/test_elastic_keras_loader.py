@@ -20,8 +20,16 @@ from elasticdl.elastic.session import Alone
 TWO = np.array([3, 1])
 
 
-def make_loader(dataset):
-    return ElasticContext(Alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0).loader(dataset)
+def make_loader(dataset, **options):
+    context = ElasticContext(Alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
+    return context.loader(dataset, **options)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, [16, 16, 16, 2]), (True, [16, 16, 16])])
+def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, batches):
+    loader = make_loader(Samples(50), drop_last=drop_last)
+    assert len(loader) == len(batches)
+    assert [batch.plan.batch for batch in loader] == batches
 
 
 def wait_for_end(thread):

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy, plan_step, split, worker_slices
 from elasticdl.elastic.order import epoch_order, step_seed
-from elasticdl.elastic.progress import Progress, SampleOrder, remaining_steps
+from elasticdl.elastic.progress import Progress, SampleOrder
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)
@@ -142,9 +143,27 @@ def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
     assert [len(batch) for batch in batches(2)] == [10, 10, 5]
 
 
-@given(samples=st.integers(1, 300), position=st.integers(0, 300), workers=st.integers(1, 5))
-def test_remaining_steps_agrees_with_the_plan(samples, position, workers):
+@given(samples=st.integers(35, 300), position=st.integers(0, 300), workers=st.integers(1, 5), drop_last=st.booleans())
+def test_remaining_steps_agrees_with_the_plan(samples, position, workers, drop_last):
     position = min(position, samples)
-    order = SampleOrder(samples, BatchPolicy(None, 7))
+    order = SampleOrder(samples, BatchPolicy(None, 7), drop_last=drop_last)
     steps = list(order.steps(Progress(position=position), 0, workers))
-    assert remaining_steps(samples, position, order.policy, workers) == len(steps)
+    assert order.remaining_steps(position, workers) == len(steps)
+
+
+@given(samples=st.integers(1, 120), batch=st.integers(1, 50), history=histories())
+def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_history(samples, batch, history):
+    order = SampleOrder(samples, BatchPolicy(batch, None, 4), seed=3, drop_last=True)
+    if samples < batch:
+        with pytest.raises(UserError, match=f"the {samples} samples of an epoch are fewer than one global batch of"):
+            list(order.steps(Progress(), 0, 1))
+        return
+    used, progress = [], Progress()
+    for workers, committed, _ in [*history, (3, 10**6, False)]:
+        plans = [list(order.steps(progress, rank, workers))[:committed] for rank in range(workers)]
+        for step in zip(*plans, strict=True):
+            assert step[0].batch == batch
+            used += [index for plan in step for micro in plan.micro_batches for index in micro.tolist()]
+            progress = step[0].after
+    assert used == epoch_order(samples, 3, 0)[: samples // batch * batch].tolist()
+    assert order.remaining_steps(progress.position, 1) == 0

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken
-from elasticdl.elastic.progress import SampleOrder
+from elasticdl.elastic.progress import Progress, SampleOrder
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.world import Member, World
 
@@ -26,6 +26,10 @@ class Host:
 
     def __init__(self):
         self.world = None
+
+    @property
+    def has_world(self):
+        return self.world is not None
 
     def advance(self, *, waiting):
         pass
@@ -56,8 +60,8 @@ class Ahead:
             yield fetched.popleft()
 
 
-def make_sampler(samples, policy, seed=3):
-    sampler = ElasticSampler(SampleOrder(samples, policy, seed), Host())
+def make_sampler(samples, policy, seed=3, drop_last=False):
+    sampler = ElasticSampler(SampleOrder(samples, policy, seed, drop_last=drop_last), Host())
     sampler.attach(NoGradients())
     return sampler
 
@@ -101,6 +105,35 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
     assert members[0].progress.step == len(sizes)
     if policy.fixed:
         assert set(sizes[:-1]) <= {policy.global_batch}
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 4), (True, 3)])
+def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, steps):
+    fixed = make_sampler(50, BatchPolicy(16, None, 4), drop_last=drop_last)
+    fixed._host.world = at(0, 0, 1)
+    loader = DataLoader(range(50), batch_sampler=fixed)
+    for workers in (1, 3):
+        fixed._host.world = at(1, 0, workers)
+        assert len(fixed) == len(loader) == len(list(fixed.steps(Ahead(fixed, 1)))) == steps
+        assert not fixed.at_end
+    fixed.progress = Progress(position=48)
+    assert fixed.at_end == drop_last
+    assert len(fixed) == steps, "of a whole epoch, wherever training stands"
+
+
+def test_the_length_with_a_batch_per_worker_is_that_of_the_present_workers():
+    sampler = make_sampler(50, BatchPolicy(None, 8))
+    with pytest.raises(UserError, match="ask within the function under"):
+        len(sampler)
+    for workers, steps in ((1, 7), (3, 3)):
+        sampler._host.world = at(1, 0, workers)
+        assert len(sampler) == steps
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_without_the_last_batch_all_steps_are_whole(workers):
+    for member in train_together(workers, BatchPolicy(16, None, 4), drop_last=True):
+        torch.testing.assert_close(member.losses, plain_losses(16, drop_last=True), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4])

@@ -3,7 +3,7 @@
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.worker.user_code import blame, one_line, place, users_traceback
+from elasticdl.worker.user_code import blame, users_traceback
 
 CODE = "def outer(inner):\n    return inner()\n\ndef broken():\n    raise ValueError('first\\nsecond')\n"
 
@@ -27,18 +27,7 @@ def raised(call):
     return caught.value
 
 
-def test_the_innermost_line_of_the_user(mine, folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    error = raised(lambda: mine["outer"](mine["broken"]))
-    assert place(error, folder) == "mine.py:5"
-    # A library that the user's code calls is not where the user would look.
-    error = raised(lambda: mine["outer"](lambda: int("x")))
-    assert place(error, folder) == "mine.py:2"
-
-
 def test_no_line_of_the_user(folder):
-    error = raised(lambda: int("x"))
-    assert place(error, folder) == ""
     with pytest.raises(UserError, match=r"^reading raised ValueError: "), blame("reading", folder):
         int("x")
 
@@ -65,34 +54,3 @@ def test_errors_of_this_package_pass_unchanged(folder):
     with pytest.raises(UserError) as caught, blame("anything", folder):
         raise error
     assert caught.value is error
-
-
-def test_one_line():
-    assert one_line(ValueError("first\nsecond")) == "ValueError: first"
-    assert one_line(KeyError()) == "KeyError"
-
-
-STRUCTURE = "The structure of `inputs` doesn't match the expected structure.\nExpected: x\nReceived: inputs={'a': 1}"
-
-
-def wrapped(text):
-    return (
-        f"Exception encountered when calling Net.call().\n\n\x1b[1m{text}\x1b[0m\n\n"
-        "Arguments received by Net.call():\n  • inputs=1"
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError(wrapped("no such shape")), "ValueError: no such shape"),
-        (KeyError(wrapped("right")), "KeyError: right"),
-        (
-            ValueError(wrapped(STRUCTURE)),
-            "ValueError: The structure of `inputs` doesn't match the expected structure: expected: x, received: inputs={'a': 1}",
-        ),
-        (OSError("{{function_node __wrapped__X_device_/device:CPU:0}} 7 is not in [0, 5) [Op:X] name: "), "OSError: 7 is not in [0, 5)"),
-    ],
-)  # fmt: skip
-def test_one_line_of_keras_and_tensorflow_holds_what_was_said(error, line):
-    assert one_line(error) == line

@@ -17,6 +17,7 @@ from typing import Any
 from kubernetes import client
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 
 Manifest = dict[str, Any]
 _OPTION = "--cluster_spec"
@@ -56,7 +57,7 @@ class ClusterSpec:
         try:
             adapted = adapt(built)
         except Exception as error:  # the user's code may raise anything
-            raise UserError(f"{_OPTION} {self._path}: {method} raised {type(error).__name__}: {error}") from error
+            raise UserError(f"{_OPTION} {self._path}: {method} raised {one_line(error)}") from error
         if type(adapted) is not type(built):
             raise UserError(f"{_OPTION} {self._path}: {method} must return the {kind}, not {adapted!r}")
         made: Manifest = self._client.sanitize_for_serialization(adapted)
@@ -69,7 +70,7 @@ def _load(path: str) -> object:
     except OSError as error:
         raise UserError(f"{_OPTION} {path}: {error.strerror}") from None
     except Exception as error:  # as above
-        raise UserError(f"{_OPTION} {path} raised {type(error).__name__}: {error}") from error
+        raise UserError(f"{_OPTION} {path} raised {one_line(error)}") from error
     if "cluster" not in names:
         raise UserError(f"{_OPTION} {path} must define `cluster`, an object with with_pod and with_service")
     return names["cluster"]

@@ -95,6 +95,17 @@ def mend_tensorflow_state(module: Any) -> None:
     state_class.__init__, state_class.sync = init, sync
 
 
+def restore_lr(keras: Any) -> None:
+    """``keras``: the package. ``optimizer.lr``, by which scripts set the rate after a change of workers, is gone in Keras 3:
+    reading it raises, and assigning to it would quietly change nothing."""
+    optimizer_class = keras.optimizers.Optimizer
+    if not hasattr(optimizer_class, "lr"):
+        optimizer_class.lr = property(
+            lambda optimizer: optimizer.learning_rate,
+            lambda optimizer, rate: setattr(optimizer, "learning_rate", rate),
+        )
+
+
 def _is_keras_3(optimizer: Any) -> bool:
     return not callable(optimizer.variables)
 

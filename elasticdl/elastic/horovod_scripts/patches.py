@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -18,6 +19,7 @@ from elasticdl.elastic.horovod_scripts.mends import (
     mend_keras_state,
     mend_tensorflow_state,
     refuse_optimizer,
+    restore_lr,
 )
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.training import train_through_worlds
@@ -148,7 +150,11 @@ class Patches:
 
             @functools.wraps(func)
             def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-                return (ours if worker.takes_part else theirs)(state, *args, **kwargs)
+                if not worker.takes_part:
+                    return theirs(state, *args, **kwargs)
+                if keras := sys.modules.get("keras"):  # only now, as TensorFlow imports it when it is asked for
+                    restore_lr(keras)
+                return ours(state, *args, **kwargs)
 
             return wrapper
 

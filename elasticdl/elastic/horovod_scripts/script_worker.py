@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.collective import HorovodModule, HorovodWorld
 from elasticdl.elastic.errors import Stopped, WorldBroken
 from elasticdl.elastic.horovod_scripts.account import Account
@@ -152,7 +153,7 @@ class ScriptWorker:
         self._connected.account.left(broken=True)
         if self._connection:
             self._connection.break_world()
-        self._broken = " ".join(str(error).split()) or type(error).__name__
+        self._broken = " ".join(str(error).split()) or one_line(error)
         log.warning("world %d is broken: %s", self.world.version, self._broken)
         self._fruitless += 1
         if self._fruitless >= MAX_FRUITLESS_WORLDS:
@@ -202,7 +203,7 @@ class ScriptWorker:
         if self.takes_part and isinstance(error, Exception):
             cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
             text = "".join(traceback.format_exception(kind, error, trace))
-            say_failure(self._session, cause, f"{kind.__name__}: {str(error).strip()}", text)
+            say_failure(self._session, cause, reason(error), text)
         next_hook(kind, error, trace)
 
     @contextlib.contextmanager

@@ -38,12 +38,13 @@ __all__ = ["DataLoader", "KerasState", "LearningRate", "context", "init", "model
 init, context, rank, size, run = own.init, own.context, own.rank, own.size, own.run
 
 
-def DataLoader(dataset: Dataset, *, shuffle: bool = True) -> ElasticDataLoader:
+def DataLoader(dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
     """An `ElasticDataLoader` with the batch sizes given to `init`.
 
     ``dataset``: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
+    ``drop_last``: leave out the last global batch of an epoch if it is smaller.
     """
-    return context().loader(dataset, shuffle=shuffle)
+    return context().loader(dataset, shuffle=shuffle, drop_last=drop_last)
 
 
 def KerasState(

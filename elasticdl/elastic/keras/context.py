@@ -21,12 +21,12 @@ from elasticdl.elastic.sampler import EpochPosition
 class ElasticContext(JobContext[KerasCollective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
-    def sampler(self, data: Sized | int, *, shuffle: bool = True) -> EpochPosition:
+    def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> EpochPosition:
         """``data``: the data set, or the number of its samples."""
-        return EpochPosition(self.order(data, shuffle=shuffle), self)
+        return EpochPosition(self.order(data, shuffle=shuffle, drop_last=drop_last), self)
 
-    def loader(self, dataset: Dataset, *, shuffle: bool = True) -> ElasticDataLoader:
-        return ElasticDataLoader(dataset, self.sampler(dataset, shuffle=shuffle), self)
+    def loader(self, dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
+        return ElasticDataLoader(dataset, self.sampler(dataset, shuffle=shuffle, drop_last=drop_last), self)
 
     def state(self, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any]) -> KerasState:
         return KerasState(self, train_step, loader, values)

@@ -22,7 +22,6 @@ from elasticdl.elastic.keras.fit_step import EpochLedger, FitStep
 from elasticdl.elastic.keras.loader import fetch, load
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.loop import Hooks
-from elasticdl.elastic.progress import remaining_steps
 from elasticdl.elastic.sampler import StepBatch
 from elasticdl.elastic.world import World
 
@@ -67,7 +66,7 @@ class Fit:
                 rate.follow(callback.schedule, may_take_rate=True)
         if rate.has_schedule:
             self.state.follow(LearningRate(rate))
-        steps = remaining_steps(len(training), 0, context.policy, context.size)
+        steps = self._loader.sampler.order.remaining_steps(0, context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self._callbacks = KerasCallbacks(callbacks, params, model, self.state, rate)
         self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in callbacks)
@@ -81,8 +80,8 @@ class Fit:
 
     def _on_world(self, world: World) -> None:
         order, progress = self._loader.sampler.order, self.state.progress
-        here = remaining_steps(order.samples, progress.position, order.policy, world.size)
-        later = remaining_steps(order.samples, 0, order.policy, world.size)
+        here = order.remaining_steps(progress.position, world.size)
+        later = order.remaining_steps(0, world.size)
         self._context.total_steps = progress.step + here + later * max(self._options.epochs - progress.epoch - 1, 0)
         self._stopping = self._callbacks.settle(self._context.collective, entering=True)
 

@@ -52,6 +52,10 @@ class ElasticDataLoader:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
         return self.sampler.epochs(count)
 
+    def __len__(self) -> int:
+        """Steps of a whole epoch; see `EpochPosition`."""
+        return len(self.sampler)
+
     def __iter__(self) -> Iterator[StepBatch]:
         before = self._items
         if before is not None:

@@ -72,17 +72,22 @@ def DataLoader(
     dataset: Dataset[Any],
     *,
     shuffle: bool = True,
+    drop_last: bool = False,
     num_workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> ElasticDataLoader:
-    """An `ElasticDataLoader` with the batch sizes given to `init`."""
-    return context().loader(dataset, shuffle=shuffle, options=LoaderOptions(num_workers, collate_fn))
+    """An `ElasticDataLoader` with the batch sizes given to `init`.
+
+    ``drop_last``: leave out the last global batch of an epoch if it is smaller.
+    """
+    options = LoaderOptions(num_workers, collate_fn)
+    return context().loader(dataset, shuffle=shuffle, drop_last=drop_last, options=options)
 
 
-def Sampler(data: Sized | int, *, shuffle: bool = True) -> ElasticSampler:
+def Sampler(data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
     """An `ElasticSampler` over a data set, or over a number of samples, for a ``torch.utils.data.DataLoader`` of your
     own: ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``."""
-    return context().sampler(data, shuffle=shuffle)
+    return context().sampler(data, shuffle=shuffle, drop_last=drop_last)
 
 
 def TorchState(
@@ -102,7 +107,8 @@ def TorchState(
     """
     if loader is not None and sampler is not None:
         raise UserError("TorchState(loader=, sampler=): give one of them; a loader brings its own sampler")
-    state = context().state(model, optimizer, loader or sampler, values, snapshot=snapshot)
+    data = sampler if loader is None else loader
+    state = context().state(model, optimizer, data, values, snapshot=snapshot)
     if learning_rate is not None:
         state.follow(learning_rate)
     return state

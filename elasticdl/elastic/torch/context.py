@@ -27,14 +27,19 @@ class ElasticContext(JobContext[TorchCollective]):
         super().__init__(membership, collective, policy, seed)
         self.device = choose_device()
 
-    def sampler(self, data: Sized | int, *, shuffle: bool = True) -> ElasticSampler:
+    def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
         """``data``: the data set, or the number of its samples."""
-        return ElasticSampler(self.order(data, shuffle=shuffle), self)
+        return ElasticSampler(self.order(data, shuffle=shuffle, drop_last=drop_last), self)
 
     def loader(
-        self, dataset: Dataset[Any], *, shuffle: bool = True, options: LoaderOptions | None = None
+        self,
+        dataset: Dataset[Any],
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        options: LoaderOptions | None = None,
     ) -> ElasticDataLoader:
-        sampler = self.sampler(dataset, shuffle=shuffle)  # type: ignore[arg-type]
+        sampler = self.sampler(dataset, shuffle=shuffle, drop_last=drop_last)  # type: ignore[arg-type]
         return ElasticDataLoader(dataset, sampler, options or LoaderOptions(), self.device)
 
     def state(

@@ -61,7 +61,7 @@ def train(state):
 
 
 def on_reset():
-    model.optimizer.learning_rate.assign(0.01 * hvd.size())
+    state.model.optimizer.lr = 0.01 * hvd.size()
 
 
 state = elastic.KerasState(model, epoch=0, batch=0, batches=0, enough=False)

@@ -48,7 +48,7 @@ def train(state):
 
 
 def on_reset():
-    optimizer.learning_rate.assign(0.01 * hvd.size())
+    optimizer.lr.assign(0.01 * hvd.size())
 
 
 state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, enough=False)

@@ -1,0 +1,107 @@
+"""What a person is told of an exception in one line: where in their code, of which type, what it says, and what helps.
+
+All reasons are made here, as what an exception says is often not its first line, and sometimes nothing.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticdl.common.errors import ElasticDLError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+TRACED = "in user code:"  # so TensorFlow begins what was raised in a function that it was tracing
+KERAS = re.compile(  # how Keras wraps what a layer raised
+    r"Exception encountered when calling [^\n]*\n\n(?:\x1b\[1m)?(?P<said>.*?)(?:\x1b\[0m)?\n\nArguments received by ",
+    re.DOTALL,
+)
+# How torch wraps what a process that loads data raised: the traceback, at whose end stands what was said.
+LOADER = re.compile(r"Caught (?P<type>\w+) in .*\nOriginal Traceback.*\n(?:\w+\.)*(?P=type): (?P<said>.+)", re.DOTALL)
+PLACE_IN_GRAPH = re.compile(r"^\{\{.*?\}\} ?| ?\[Op:\w+\].*$")
+DETAILS = ("expected:", "received:")  # what is said of these on further lines is kept
+GUARD = 'put what the script does below `if __name__ == "__main__":`, as processes that load data import it anew'
+HELP = {  # by what is said
+    "finished its bootstrapping phase": GUARD,
+    "exited unexpectedly": "what it said stands further up in this worker's log",
+}
+_LIBRARIES = frozenset({"site-packages", "dist-packages"})
+_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+
+
+def reason(error: BaseException) -> str:
+    """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS``, as far as each of them is known; of this package's own errors, which
+    say all that, their text."""
+    line = str(error) if isinstance(error, ElasticDLError) else ""
+    line = line or one_line(error)
+    where = place(error, is_users)
+    helps = next((hint for said, hint in HELP.items() if said in str(error)), "")
+    return f"{where + ': ' if where else ''}{line.rstrip('.') if helps else line}{'; ' + helps if helps else ''}"
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an exception, with what it says on further lines of what was expected and received.
+
+    Of one that says nothing the line of code that raised it.
+    """
+    said = _said(error)
+    lines = said.strip().splitlines()
+    if said.startswith("\n"):  # a text of several paragraphs, whose first sentence has several lines
+        lines = [" ".join(said.strip().partition("\n\n")[0].split())] if lines else []
+    elif lines and lines[0] == TRACED:
+        lines = _own_words(lines)
+    if not lines:
+        code = _raising_code(error)
+        return f"{type(error).__name__}, which says nothing{f', raised by `{code}`' if code else ''}"
+    first = PLACE_IN_GRAPH.sub("", lines[0])
+    details = [line.strip() for line in lines[1:] if line.strip().lower().startswith(DETAILS)]
+    if details:
+        first = f"{first.rstrip('.')}: {', '.join(line[0].lower() + line[1:] for line in details)}"
+    return f"{type(error).__name__}: {first}"
+
+
+def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
+    """``file:line`` of the innermost frame in a file that is wanted; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown(Path(error.filename))}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if wanted(frame.filename)]
+    return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
+
+
+def shown(path: Path) -> str:
+    """A path as a person at the present directory would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file of code is neither this package's nor of an installed library."""
+    path = Path(filename)
+    if filename.startswith("<") or not path.exists() or _LIBRARIES.intersection(path.parts):
+        return False
+    return not any(path.resolve().is_relative_to(folder) for folder in (PACKAGE, _STANDARD))
+
+
+def _raising_code(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip() if frames else ""
+
+
+def _said(error: BaseException) -> str:
+    # The text of a KeyError is the repr of its key, in which the lines of wrappers are escaped.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    found = KERAS.match(text) or LOADER.match(text)
+    return found["said"] if found else str(error)
+
+
+def _own_words(lines: list[str]) -> list[str]:
+    """Of a text in which TensorFlow has put a traceback before what was said: that, without the type."""
+    frames = [number for number, line in enumerate(lines) if line.startswith("    File ")]
+    said = [line.strip() for line in lines[frames[-1] + 2 :] if line.strip()] if frames else lines[1:]
+    return [said[0].partition(": ")[2] or said[0]] if said else lines
