@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import multiprocessing
 import os
 import sys
 import traceback
@@ -18,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import reason
 from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.children import GUARD, belongs_to_a_worker, imports_the_script_anew
 from elasticdl.elastic.context import ContextT
 from elasticdl.elastic.current import check_gpus, checked_seed, job, make_policy
 from elasticdl.elastic.errors import Overtaken, Stopped
@@ -47,6 +47,8 @@ class OwnJob(Generic[ContextT]):
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
+        self._pid = 0  # of the process that called `init`
+        self._in_child = False  # which takes no part in the job
         self._finished = False  # the master was told that training is complete
         self._failed = False  # the master was told what went wrong
         self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
@@ -62,6 +64,9 @@ class OwnJob(Generic[ContextT]):
     ) -> ContextT:
         """Join the job that this process was started for, or run alone; call it once, before building the optimizer.
 
+        In a process that the script itself has started this only makes the other functions answer, as for a script that
+        runs alone; `run` refuses to train there.
+
         ``global_batch_size`` samples make one optimizer step whatever the number of workers, none of which runs more
         than ``max_gpu_batch_size`` at once. With ``batch_size_per_worker`` instead, the global batch grows with the
         workers. ``gpus`` is only looked at by a script that runs alone: on how many its own loop computes; else all.
@@ -69,21 +74,17 @@ class OwnJob(Generic[ContextT]):
         Raises:
             UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
         """
-        if multiprocessing.parent_process() is not None:
-            raise UserError(
-                "elastic.init() was called in a process that multiprocessing started, as it imports the script anew: put "
-                'what the script does below `if __name__ == "__main__":`'
-            )
         job.require_none()
         check_gpus(gpus)
         seed = checked_seed(seed)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
-        made = self._connect(policy, seed=seed, environ=os.environ)
+        self._in_child = imports_the_script_anew()
+        alone = self._in_child or belongs_to_a_worker(os.environ)
+        made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
-        self._context = made
+        self._context, self._pid = made, os.getpid()
         job.enter(made, gpus or max(1, self._count_gpus()))
-        atexit.register(made.close)
-        atexit.register(self._tell_end)
+        atexit.register(self._end)
         return made
 
     def context(self) -> ContextT:
@@ -133,6 +134,11 @@ class OwnJob(Generic[ContextT]):
             Overtaken: one of the hooks has raised it.
         """
         context = self.context()
+        if self._in_child or os.getpid() != self._pid:
+            raise UserError(
+                "training was begun in a process that the script has started, to load data perhaps, and which imports the "
+                f"script anew: put what the script does below `{GUARD}`"
+            )
         if self._finished and job.under_master:
             raise UserError(
                 "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
@@ -152,6 +158,11 @@ class OwnJob(Generic[ContextT]):
             raise
         self._last = state
         return result
+
+    def _end(self) -> None:
+        if self._context is not None and os.getpid() == self._pid:  # not in a fork
+            self._tell_end()
+            self._context.close()
 
     def _tell_end(self) -> None:
         """Tell the master how it ended, as far as that is known here and not there."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic import sampler
+from elasticdl.elastic.children import require_guard
 from elasticdl.elastic.progress import SampleOrder, StepPlan
 from elasticdl.elastic.sampler import Host as JobHost
 from elasticdl.elastic.torch.device import to_device
@@ -130,3 +131,5 @@ def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:
             "sampler.steps(loader): its processes would be forked, and take this one's threads and locks along; "
             'make it DataLoader(..., num_workers=..., multiprocessing_context="forkserver")'
         )
+    if loader.num_workers:
+        require_guard(loader.num_workers)
