@@ -77,6 +77,25 @@ EDITS = (
         "      if (response.status == 410) {\n        break;\n      }\n"
         "      if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
     ),
+    # When a connection ends, Gloo wakes who waits for an operation that has not begun, but not who waits for one of which a
+    # part was sent or received: after a peer froze in the middle of it a survivor waited out the timeout of 30 s.
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "      op.buf->signalException(ex);\n    }\n  }\n",
+        "      op.buf->signalException(ex);\n    }\n    NonOwningPtr<UnboundBuffer> sent(op.ubuf);\n    if (sent) {\n"
+        "      sent->signalException(ex);\n    }\n  }\n  NonOwningPtr<UnboundBuffer> received(rx_.ubuf);\n"
+        "  if (received) {\n    received->signalException(ex);\n  }\n",
+    ),
+    # A process set, and the one of all processes is one, looked for its address by the host's name and not by the interface
+    # that was asked for: it may be another network's, and Gloo crashes where the name does not resolve.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n"
+        "  global_ctx = global_context.ctx;\n",
+        "  gloo_iface_ = global_context.gloo_iface_;\n  device_attr.iface = gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n"
+        "  global_ctx = global_context.ctx;\n",
+    ),
 )
 
 

@@ -160,6 +160,7 @@ class FoundWorker:
     host: str = ""
     pid: int = 0
     over: bool = False  # its process has ended; the launcher tells that, too
+    doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
 
 
 @dataclass(frozen=True, slots=True)

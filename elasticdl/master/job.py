@@ -41,7 +41,7 @@ class Job:
         self._step = past.step
         self._ending = Ending(self._fleet, settings, past.outcome)
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
-        self._recovery = Recovery(settings.recovery_timeout, past.world) if memory else None
+        self._recovery = Recovery(settings, past.world) if memory else None
 
     def step(self, event: e.Event, now: float) -> list[Instruction]:
         if self._phase.final:
@@ -49,6 +49,8 @@ class Job:
         match event:  # the frequent ones change nothing that would have to be weighed
             case e.HeartbeatReceived():
                 self._liveness.heard(event, now)
+                if self._recovery:
+                    self._recovery.heard(event, now)
                 return []
             case e.ProgressReported():
                 self._step = max([self._step, *(report.step for report in event.steps)])
@@ -87,14 +89,14 @@ class Job:
 
     def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
         if self._recovery is None and event.workers and self._fleet.untouched:  # what was known of them is lost
-            self._recovery = Recovery(self._settings.recovery_timeout, None)
+            self._recovery = Recovery(self._settings, None)
         if self._recovery is None or self._recovery.begun:
             return []
         adoption = self._fleet.adopt(event.workers, now)
-        self._recovery.begin(adoption.expected, now)
+        self._recovery.begin(adoption.expected, [found.worker_id for found in event.workers if found.doubtful], now)
         for worker_id in adoption.missing:
             gone = e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, "it was not there when the master started again")
-            self._recovery.hold(gone)
+            self._recovery.hold(gone, now)
         out: list[Instruction] = list(adoption.kills)
         if self._ending.outcome or self._recovery.over(now):
             out += self._recover(self._recovery, now)
@@ -107,12 +109,12 @@ class Job:
             case e.ScaleRequested():
                 return self._act(event, now)
             case e.Tick():
-                pass
+                recovery.forgive(self._liveness.forgive_own_absence(now))
             case e.WorkerFinished(worker_id):
                 self._fleet.finished(worker_id)  # must be remembered as soon as it is taken
-                recovery.hold(event)
+                recovery.hold(event, now)
             case _:
-                recovery.hold(event)
+                recovery.hold(event, now)
         return self._recover(recovery, now) if recovery.over(now) else []
 
     def _recover(self, recovery: Recovery, now: float) -> list[Instruction]:
@@ -133,7 +135,7 @@ class Job:
                 self._settle(worker_id, now)
         for event in recovery.held:
             out += self._act(event, now)
-        late = f"had not come back {self._settings.recovery_timeout:g} s after the master was started again"
+        late = f"had not come back {recovery.waited(now):.0f} s after the master was started again"
         for worker_id in missing:
             out += self._give_up(worker_id, late, now)
         self._recovery = None  # only now, so that who is to be launched or let go is seen from the whole

@@ -75,14 +75,16 @@ class Liveness:
     def forget(self, worker_id: int) -> None:
         self._pulses.pop(worker_id, None)
 
-    def forgive_own_absence(self, now: float) -> None:
-        """Call regularly. A master that was itself held up must not take its own silence for the workers'."""
+    def forgive_own_absence(self, now: float) -> float:
+        """Call regularly. A master that was itself held up must not take its own silence for the workers'; for how long."""
         absence = now - self._looked if self._looked is not None else 0.0
         self._looked = now
-        if absence > self._heartbeat_timeout / 2:
-            for pulse in self._pulses.values():
-                pulse.heard += absence
-                pulse.moved += absence
+        if absence <= self._heartbeat_timeout / 2:
+            return 0.0
+        for pulse in self._pulses.values():
+            pulse.heard += absence
+            pulse.moved += absence
+        return absence
 
     def silent(self, now: float) -> dict[int, str]:
         """Who is to be given up, and why."""

@@ -12,6 +12,7 @@ from elasticdl.master.memory import Memory, TrainingMemory
 from elasticdl.master.settings import Settings
 
 TICK = 0.5
+HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
 RECOVERY_TIMEOUT = 8.0
 NEVER = 10**9
@@ -37,7 +38,7 @@ class Worker:
 class Cluster:
     def __init__(self, minimum, maximum, last_step=NEVER, **more):
         self.limits = WorkerRange(minimum=minimum, maximum=maximum)
-        times = {"heartbeat_timeout": 4.0, "progress_timeout": PROGRESS_TIMEOUT, "stop_grace": 5.0}
+        times = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "progress_timeout": PROGRESS_TIMEOUT, "stop_grace": 5.0}
         self.settings = Settings(self.limits, recovery_timeout=RECOVERY_TIMEOUT, **times, **more)
         self.job = Job(self.settings)
         self.saved = None
@@ -154,11 +155,20 @@ class Cluster:
             worker.away -= 1
             if worker.away < 0:
                 self.connect(worker)
+        hangs = self.hangs(worker)
         if not worker.stuck:
-            worker.progress += 1
+            worker.progress += not hangs
             self.obey(worker)
         if worker.worker_id in self.workers and worker.connected:
-            self.post(e.HeartbeatReceived(worker.worker_id, worker.world, worker.step, worker.progress, False))
+            world = 0 if worker.asked else worker.world
+            self.post(e.HeartbeatReceived(worker.worker_id, world, worker.step, worker.progress, hangs))
+
+    def hangs(self, worker):
+        """It waits in a collective for one that will never come there."""
+        if worker.asked or worker.finished or not worker.world:
+            return False
+        others = [self.workers.get(member.worker_id) for member in self.worlds[worker.world].members]
+        return any(not other or other.frozen or other.stuck or other.world != worker.world for other in others)
 
     def connect(self, worker):
         """With its session a worker says again what is still true."""
@@ -181,7 +191,7 @@ class Cluster:
             self.ask(worker, broken=False)
         elif any(order.world_version == worker.world for order in orders) and not worker.asked:
             self.ask(worker, broken=any(isinstance(order, i.BreakWorld) for order in orders))
-        elif not worker.asked:
+        elif not worker.asked and not self.hangs(worker):
             self.train(worker)
 
     def train(self, worker):
@@ -218,7 +228,7 @@ class Cluster:
         for worker in self.workers.values():
             worker.connected = False
 
-    def rise(self, remember=True):
+    def rise(self, remember=True, doubtful=()):
         """Another master, from what was saved and what there is; some ended workers may not even be found."""
         memory = None
         if remember and self.saved:
@@ -227,7 +237,8 @@ class Cluster:
         ended, self.unreported = self.unreported, []
         reported = [exited for exited in ended if exited.worker_id % 2 or exited.cause is e.ExitCause.CLEAN]
         there = sorted([*self.workers, *(exited.worker_id for exited in reported)])
-        self.post(e.WorkersFound(tuple(e.FoundWorker(worker_id, "h", 1) for worker_id in there)))
+        found = (e.FoundWorker(worker_id, "h", 1, doubtful=worker_id in doubtful) for worker_id in there)
+        self.post(e.WorkersFound(tuple(found)))
         for exited in reported:
             if self.job is None:  # it has died again
                 self.unreported.append(exited)

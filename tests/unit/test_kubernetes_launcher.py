@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from kubernetes_fake import FakeObjects, FakePods
-from kubernetes_kit import JOB, PODS, RUNNING, event, pod, terminated, waiting
+from kubernetes_kit import JOB, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.common.errors import UnreachableError
 from elasticdl.master.events import (
@@ -283,6 +283,18 @@ def test_what_a_master_before_has_left_is_found_and_then_told(play):
         assert (await scene.next(WorkerExited)).worker_id == 3
         scene.show(5)
         assert (await scene.next(WorkerPlaced)).worker_id == 5
+
+    play(story)
+
+
+def test_a_worker_on_a_node_that_does_not_answer_is_found_and_doubted(play):
+    async def story(scene):
+        await scene.placed(3, 4, 5)
+        await scene.launcher.detach()
+        scene.show(3, conditions=[condition("Ready", "False")])
+        scene.show(4, deleted=True)
+        scene.launcher = scene.another()
+        assert {found.worker_id for found in await scene.launcher.find() if found.doubtful} == {3, 4}
 
     play(story)
 

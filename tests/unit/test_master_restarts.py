@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from master_kit import NEVER, RECOVERY_TIMEOUT, TICK, Cluster
+from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master import events as e
@@ -112,17 +112,72 @@ def test_a_member_that_died_in_the_absence_is_missed(found):
     assert left == ["killed" if found else "deleted"]
 
 
-def test_a_member_that_never_comes_back_is_lost_when_the_time_is_over():
+@pytest.mark.parametrize("asked", [False, True])  # whether the others know that their world is broken, or hang in it
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_member_that_never_comes_back_is_missed_as_in_any_world_that_does_not_train(asked, remember):
     cluster = train()
     cluster.die()
     cluster.workers[2].frozen = True
-    cluster.rise()
-    cluster.live(RECOVERY_TIMEOUT - 1)
-    assert of(i.BreakWorld, cluster) == []
-    cluster.live(10)
-    (broken,) = of(i.BreakWorld, cluster)
-    assert broken.reason == "worker 2: had not come back 8 s after the master was started again"
+    for worker_id in (0, 1, 3) if asked else ():
+        cluster.ask(cluster.workers[worker_id], broken=True)
+    cluster.rise(remember)
+    cluster.live(HEARTBEAT_TIMEOUT)
+    assert of(i.KillWorker, cluster) == []
+    cluster.live(1)
+    assert of(i.KillWorker, cluster) == [i.KillWorker(2, "had not come back 5 s after the master was started again")]
+    cluster.live(5)
     assert members(cluster) == {0, 1, 3, 4}
+
+
+def test_a_member_that_is_away_is_waited_for_as_long_as_the_world_trains():
+    cluster = train()
+    cluster.workers[2].away = SOON
+    cluster.restart()
+    cluster.live(RECOVERY_TIMEOUT - 1)
+    assert "waits for workers" in cluster.job.view().reason
+    cluster.live(5)
+    assert of(i.KillWorker, cluster) == []
+    assert members(cluster) == {0, 1, 2, 3}
+
+
+def test_a_standby_that_is_back_says_nothing_of_a_world_whose_members_are_not():
+    """They may train on, where the new master's address is not known yet."""
+    cluster = train(2, 4)
+    cluster.post(e.ScaleRequested(WorkerRange(minimum=2, maximum=5)))
+    for worker in cluster.workers.values():
+        worker.away = 0 if worker.worker_id == 4 else SOON
+    cluster.limits = cluster.job.view().limits
+    cluster.restart()
+    cluster.live(RECOVERY_TIMEOUT - 1)
+    assert cluster.workers[4].asked
+    cluster.live(10)
+    assert of(i.KillWorker, cluster) == []
+    assert members(cluster) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("doubtful", "seconds"), [((0,), HEARTBEAT_TIMEOUT), ((), RECOVERY_TIMEOUT)])
+def test_nobody_is_waited_for_long_of_whom_the_cluster_says_that_they_may_not_come(doubtful, seconds):
+    cluster = train(1, 1)
+    cluster.die()
+    cluster.workers[0].frozen = True
+    cluster.rise(doubtful=doubtful)
+    cluster.live(seconds - TICK)
+    assert of(i.KillWorker, cluster) == []
+    cluster.live(2 * TICK)
+    assert [kill.worker_id for kill in of(i.KillWorker, cluster)] == [0]
+
+
+def test_a_master_that_was_held_up_while_it_listened_misses_nobody_for_it():
+    cluster = train()
+    cluster.die()
+    cluster.rise()
+    cluster.post(e.Tick())
+    cluster.connect(cluster.workers[0])
+    cluster.now += RECOVERY_TIMEOUT - 1
+    cluster.post(e.Tick())
+    cluster.live(5)
+    assert of(i.KillWorker, cluster) == []
+    assert members(cluster) == {0, 1, 2, 3}
 
 
 def test_members_whose_world_broke_in_the_absence_wait_for_the_rest():

@@ -107,6 +107,11 @@ def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
     return _judge_wait(pod, events)
 
 
+def is_doubtful(pod: Object) -> bool:
+    """Whether it is to end, or its node does not answer, so that the worker may never be heard of again."""
+    return _deleted(pod) or _silent(pod)
+
+
 def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
     """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
     end = _main_status(pod).get("terminated")
@@ -117,12 +122,17 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if found := _disruption(pod, events, end is None):
         return Ended(found[0], code, found[1])
     if gone or _deleted(pod):
-        if end is None and _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod):
+        if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
         return _deletion(pod, told, code)
     if end is None:
         return Ended(ExitCause.CRASHED, 1, _line(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
+
+
+def _silent(pod: Object) -> bool:
+    """It runs, for all that is known, and is not ready: nobody can reach its node to ask."""
+    return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)
 
 
 def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[ExitCause, str] | None:

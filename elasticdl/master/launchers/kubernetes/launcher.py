@@ -29,7 +29,7 @@ from elasticdl.master.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
 from elasticdl.master.launchers.kubernetes.backoff import Backoff
-from elasticdl.master.launchers.kubernetes.judge import Ended, Running, judge
+from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
 from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
 from elasticdl.master.launchers.kubernetes.room import Room
@@ -315,7 +315,7 @@ def _found(pod: Manifest) -> FoundWorker:
     verdict = judge(pod, (), told=False)
     runs = isinstance(verdict, Running)
     host = verdict.host if isinstance(verdict, Running) else ""
-    return FoundWorker(worker_id_of(pod), host, PID if runs else 0, isinstance(verdict, Ended))
+    return FoundWorker(worker_id_of(pod), host, PID if runs else 0, isinstance(verdict, Ended), is_doubtful(pod))
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

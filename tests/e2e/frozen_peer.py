@@ -1,0 +1,54 @@
+"""One of the two members of a world in which the other freezes in the middle of a transfer: RANK STORE_PORT [VICTIM].
+
+Rank 1 freezes the process VICTIM, or itself, when the beginning of a broadcast has come and its end has not. A line on
+standard input says that the world is broken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import horovod.torch as hvd
+import torch
+
+from elasticdl.elastic.collective import Endpoint
+from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.world import Member, World
+
+ELEMENTS = 32 << 20  # more than all buffers on the way take
+
+
+def freeze_in_transfer(tensor: torch.Tensor, victim: int) -> None:
+    while tensor[0] == tensor[-1]:
+        pass
+    os.kill(victim, signal.SIGSTOP)
+
+
+def main(rank: int, store_port: int, victim: int) -> None:
+    collective = TorchCollective(hvd, Endpoint(store_port, 0, "lo"), reduce_on_gpu=False)
+    collective.start(World(1, tuple(Member(number, "host", 0, True) for number in range(2)), rank))
+    tensor = torch.zeros(ELEMENTS)
+
+    def break_when_told() -> None:
+        sys.stdin.readline()
+        collective.break_world()
+
+    threading.Thread(target=break_when_told, daemon=True).start()
+    if rank == 1:
+        threading.Thread(target=freeze_in_transfer, args=(tensor, victim or os.getpid()), daemon=True).start()
+    try:
+        while True:
+            if rank == 0:
+                tensor += 1
+            collective.broadcast_([tensor], "tensor")
+    except WorldBroken:
+        print("noticed", flush=True)
+    collective.stop()
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))
