@@ -152,8 +152,9 @@ class JobContext(Generic[CollectiveT]):
         notify(self.membership, "warning", message=message)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
-        """Tell the master that this worker's training is complete."""
-        self.membership.say(pb.WorkerMessage(finished=pb.Finished(step=step, epochs=epochs, metrics=metrics)))
+        """Tell the master that training is complete, on all members of this worker's world."""
+        finished = pb.Finished(step=step, epochs=epochs, metrics=metrics, together=True)
+        self.membership.say(pb.WorkerMessage(finished=finished))
 
     def fail(self, message: str, traceback: str) -> None:
         """Tell the master that the user's code has raised."""

@@ -122,7 +122,16 @@ class OwnJob(Generic[ContextT]):
 
         A worker that is told to leave ends its process with status 0.
         """
-        result = self.train_stage(train, state, hooks)
+
+        def to_the_end() -> Result:
+            result = train()
+            state.end()
+            return result
+
+        result = self.train_stage(to_the_end, state, hooks)
+        if self.rank() == 0:
+            for oversight in state.oversights():
+                self.context().warn(oversight)
         self._tell_end()
         return result
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldChanged
@@ -72,7 +72,7 @@ class TrainingState(ABC):
         self._ahead = False  # a step was made since everything was saved
         self._committed = False  # it was saved by a commit, in this world
         self._warned_of_order = False
-        self.commits = 0
+        self.made = self.commits = 0  # steps and commits, by this process
         self._saved: dict[str, Any] = {"rate": RateState()}
         if sampler is not None:
             sampler.on_step = self.begin_step
@@ -204,6 +204,43 @@ class TrainingState(ABC):
         if self.rate is not None and state["rate"] is not None:
             self.rate.state = RateState(**state["rate"])
 
+    def end(self) -> None:
+        """The training function has returned; wait for those of the other members, which have made the same steps.
+
+        If one of them is lost before, the others are still there to do what it has not done.
+
+        Raises:
+            RuntimeError: somebody is still to make a step.
+            WorldBroken: a member was lost.
+        """
+        if self._engine.world.size == 1:
+            return
+        self._engine.advance(waiting=True)
+        ended = self._reduce_nothing().ended
+        self._engine.advance(waiting=False)
+        if ended < self._engine.world.size:
+            self._refuse_uneven_end(ended)
+
+    def oversights(self) -> list[str]:
+        """What looks forgotten in a training that has ended, a line each."""
+        found = []
+        if self.step == 0:
+            found.append(
+                "training has ended without a step: no optimizer.step() of the optimizer that the state was given"
+            )
+        elif self.made and not self.commits:
+            found.append(
+                f"{self.made} steps were made without a state.commit(): no worker could join or leave meanwhile; call it "
+                "after each step"
+            )
+        sampler = self.sampler
+        if self.step and sampler and sampler.progress.epoch + sampler.at_end < sampler.planned_epochs:
+            found.append(
+                f"training has ended in epoch {sampler.progress.epoch + 1} of the {sampler.planned_epochs} that its loop "
+                f"plans, after step {self.step}"
+            )
+        return found
+
     # -- what differs between frameworks --
 
     @abstractmethod
@@ -219,6 +256,10 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _load_own(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _reduce_nothing(self) -> Vote:
+        """The collectives of a step, without gradients: this worker's training function has returned."""
 
     @abstractmethod
     def _dump_settings(self) -> Any:
@@ -242,12 +283,20 @@ class TrainingState(ABC):
         """What the present step is made on, if the data come from a sampler."""
         return self.sampler.current if self.sampler is not None else None
 
-    def _check_samples(self, vote: Vote, remedy: str) -> None:
+    def _check_vote(self, vote: Vote, remedy: str) -> None:
         batch = self._batch
+        if vote.ended:
+            self._refuse_uneven_end(vote.ended)
         if batch and vote.samples != batch.plan.batch:
             raise RuntimeError(
                 f"step {batch.plan.step} was made on {vote.samples} samples instead of {batch.plan.batch}: {remedy}"
             )
+
+    def _refuse_uneven_end(self, ended: int) -> NoReturn:
+        raise RuntimeError(
+            f"{ended} of {self._engine.world.size} workers ended their training after step {self.step} and the others go on: "
+            "the training function must return after the same step on all workers"
+        )
 
     def _before_update(self) -> None:
         """The gradients have arrived from all workers; the parameters change next."""
@@ -261,6 +310,7 @@ class TrainingState(ABC):
         batch = self._batch
         self._set_progress(batch.plan.after if batch else self.progress.after(self.vote.samples))
         self._loss = self.vote.loss
+        self.made += 1
         if self.rate is not None:
             self.rate.made()
         self._after_update()

@@ -51,7 +51,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.PauseReported(worker_id, _pause(message.pause))
         case "finished":
             done = message.finished
-            return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics))
+            return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics), done.together)
         case "failed":
             cause = e.FailureCause.USER if message.failed.cause == pb.Failed.USER else e.FailureCause.WORKER
             return e.WorkerFailed(worker_id, cause, message.failed.message, message.failed.traceback)

@@ -99,6 +99,7 @@ class WorkerFinished:
     step: int
     epochs: int
     metrics: Mapping[str, float]
+    together: bool = False  # as have all the members of its world
 
 
 @dataclass(frozen=True, slots=True)

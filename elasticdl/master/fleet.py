@@ -11,6 +11,7 @@ lost or comes twice changes nothing. Ids are never used again.
 | three crashed in a row before reaching a world, | the job fails: it would go on like that for ever                 |
 |   and no world is running                       |                                                                  |
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
+| ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
 | finished                                        | does not replace it                                              |
 
 A worker that is not ready in time after its start, whether it ever connected or not, is killed and has crashed. Of
@@ -33,15 +34,22 @@ from elasticdl.master.workers import LIVE, Worker, WorkerState
 REPLACEMENT = "in place of one that left: "  # so begins why a worker was launched that is not a further one
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 _CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
+_REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
+NEVER_JOINED = (
+    "ended with exit code 0 and took no part in the job: each process trains for itself unless the script calls "
+    f"elasticdl.elastic.torch.init() (or that of elastic.keras) first; then {_REMEDY}"
+)
+INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an exit means. ``fatal``, if not empty, is why the job can't go on."""
+    """What an exit means. ``fatal``, if not empty, is why the job can't go on, ``warning`` what a person must know."""
 
     cause: ExitCause
     reason: str
     fatal: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Fleet:
         self._next_id = memory.next_id
         self._crashes = Crashes(memory.crashes)
         self._left: list[str] = []  # of those not yet replaced
+        self._somebody_joined = bool(memory.finished) or any(worker.ready for worker in memory.workers)
         self.workers: dict[int, Worker] = {}
         there = {worker.worker_id for worker in memory.workers}
         self.completed = [worker_id for worker_id in memory.finished if worker_id not in there]  # finished and gone
@@ -165,6 +174,7 @@ class Fleet:
         worker.host, worker.pid = host, pid  # behind a shell the process that was placed is another one
         if worker.state in (WorkerState.STARTING, WorkerState.PENDING):
             worker.state, worker.reason = WorkerState.RUNNING, ""
+            self._somebody_joined = True
             worker.ready_by = worker.ready_by or now + self._start_timeout
 
     def ready(self, worker_id: int) -> None:
@@ -223,14 +233,29 @@ class Fleet:
             self.completed.append(event.worker_id)
         elif worker.live:
             self._left.append(f"worker {event.worker_id} {reason}")
-        fatal = ""
-        if cause in _CRASHES:
+        fatal = self._misuse(worker, event)
+        if cause in _CRASHES and not fatal:
             self._crashes.count(in_training=worker.reached_world, step=step, now=now)
             if verdict := self._crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {event.worker_id}: {reason}"
+        late = ""
         if worker.finished and self._own_program and event.code != 0:
-            fatal = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
-        return Verdict(cause, reason, fatal)
+            late = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
+        if late and event.cause in _CRASHES:
+            fatal = late
+        elif late:
+            late += "; what its program does after training may not have been done"
+        return Verdict(cause, reason, fatal, late)
+
+    def _misuse(self, worker: Worker, event: WorkerExited) -> str:
+        """Why a program that has ended well has not trained, if that is so: no other worker would do better."""
+        told_to = worker.state in (WorkerState.DRAINING, WorkerState.CONDEMNED) or worker.unheard
+        over = worker.finished or worker.failure or worker.ready or told_to
+        if not self._own_program or event.cause is not ExitCause.CLEAN or over:
+            return ""
+        if worker.state is WorkerState.RUNNING:
+            return f"worker {worker.worker_id} {INIT_ONLY}"
+        return "" if self._somebody_joined else f"worker {worker.worker_id} {NEVER_JOINED}"
 
     def reopen(self, now: float) -> None:
         """What was finished is not, after all: training goes on, with others in the place of those who believe it is over."""
@@ -303,8 +328,6 @@ class Fleet:
             return ExitCause.DRAINED, worker.reason
         if event.cause is not ExitCause.CLEAN:
             return event.cause, told
-        if self._own_program:
-            return ExitCause.FINISHED, "finished"
         if worker.unheard:  # one that had finished would have waited to say so
             return ExitCause.DRAINED, "left while there was no master"
-        return ExitCause.CRASHED, "ended without having finished"
+        return ExitCause.CRASHED, "ended with exit code 0 before its training was complete"

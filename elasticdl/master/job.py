@@ -199,7 +199,7 @@ class Job:
                 self._rendezvous.drain(worker_id, reason, now)
                 return [*self._fleet.leaving(worker_id, reason, now), *self._reconcile(now)]
             case e.WorkerFinished(worker_id):
-                self._rendezvous.finish(worker_id)
+                self._rendezvous.finish(worker_id, together=event.together)
                 self._fleet.finished(worker_id)
                 self._liveness.forget(worker_id)
             case e.WorkerFailed():
@@ -243,6 +243,8 @@ class Job:
         self._liveness.forget(worker_id)
         left = {"worker": worker_id, "cause": str(verdict.cause), "reason": verdict.reason, "code": event.code}
         out: list[Instruction] = [i.Record("worker_left", left)]
+        if verdict.warning:
+            out.append(i.Record("warning", {"message": verdict.warning}))
         if verdict.cause is e.ExitCause.FINISHED:
             self._rendezvous.finish(worker_id)
         if self._ending.outcome and clean:

@@ -67,6 +67,7 @@ class Rendezvous:
         self._standbys: dict[int, float] = {}  # with a session, and when they asked; in that order
         self._overdue: set[int] = set()  # taken out of the world while cut off; they have still to ask
         self._finished: set[int] = set()  # of the present world
+        self._together = False  # all its members had made their last step when one of those finished
         self._tell = False  # somebody may not have been told yet
         self.world: World | None = None
         self.peers: dict[int, Peer] = {}
@@ -105,8 +106,10 @@ class Rendezvous:
 
     @property
     def complete(self) -> bool:
-        """Everybody who is left has finished, rank 0 among them."""
-        return self.world is not None and self.world.members[0].worker_id in self._finished and self._all_gone()
+        """Everybody who is left has finished; rank 0 among them, unless one of them said that all have."""
+        if self.world is None or not self._all_gone():
+            return False
+        return self.world.members[0].worker_id in self._finished or (self._together and self.ending)
 
     def precedence(self) -> list[int]:
         """Those to keep first when there are too many: by rank, then the standbys by arrival."""
@@ -183,10 +186,12 @@ class Rendezvous:
         if was_member:
             self._begin(now).causes[worker_id] = f"worker {worker_id} leaves: {reason}"
 
-    def finish(self, worker_id: int) -> None:
+    def finish(self, worker_id: int, *, together: bool = False) -> None:
+        """``together``: its whole world has."""
         peer = self.peers.get(worker_id)
-        if peer is None or peer.standing is not Standing.MEMBER:
+        if peer is None or peer.standing not in (Standing.MEMBER, Standing.LEAVING) or not self._is_inside(peer):
             return
+        self._together = self._together or together
         self._forget(worker_id)
         peer.standing = Standing.FINISHED
         self._finished.add(worker_id)
@@ -341,6 +346,7 @@ class Rendezvous:
                     self._standbys[peer.worker_id] = now
         self._unready = {peer.worker_id for peer in chosen}
         self._finished.clear()
+        self._together = False
         self._forming, self.starved = None, ""
         fields = {
             "world": self._version,

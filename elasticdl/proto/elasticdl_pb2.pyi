@@ -150,7 +150,7 @@ class Pause(_message.Message):
     def __init__(self, world_version: _Optional[int] = ..., kind: _Optional[str] = ..., notice: _Optional[float] = ..., drain: _Optional[float] = ..., rendezvous: _Optional[float] = ..., init: _Optional[float] = ..., sync: _Optional[float] = ..., first_step: _Optional[float] = ..., total: _Optional[float] = ..., steps_torn: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("step", "epochs", "metrics")
+    __slots__ = ("step", "epochs", "metrics", "together")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -161,10 +161,12 @@ class Finished(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     step: int
     epochs: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., epochs: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    together: bool
+    def __init__(self, step: _Optional[int] = ..., epochs: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("cause", "message", "traceback")

@@ -228,13 +228,48 @@ def test_a_worker_that_overstays_its_leave_is_killed():
     assert (type(kill), kill.worker_id) == (KillWorker, 1)
 
 
-def test_a_clean_end_means_finished_only_for_the_users_own_program():
-    own, zoo = Yard(own_program=True), Yard()
-    own.start(), zoo.start()
-    assert own.exit(0, ExitCause.CLEAN, 0).cause is ExitCause.FINISHED
-    assert own.reconcile(LONGEST_DELAY) == []
-    assert zoo.exit(0, ExitCause.CLEAN, 0).cause is ExitCause.CRASHED
-    assert launched(zoo.reconcile(LONGEST_DELAY)) == [3]
+@pytest.mark.parametrize("own_program", [False, True])
+def test_exit_code_0_alone_is_no_success(own_program):
+    y = Yard(own_program=own_program)
+    y.start()
+    verdict = y.exit(0, ExitCause.CLEAN, 0)
+    assert (verdict.cause, verdict.fatal) == (ExitCause.CRASHED, "")
+    assert "before its training was complete" in verdict.reason
+    assert launched(y.reconcile(LONGEST_DELAY)) == [3]
+
+
+def test_a_program_that_ends_well_and_took_no_part_fails_the_job_with_what_to_write():
+    y = Yard(own_program=True)
+    y.reconcile()
+    y.fleet.placed(0, "h", 100, 0.0)
+    assert "worker 0 ended with exit code 0 and took no part" in y.exit(0, ExitCause.CLEAN, 0).fatal
+
+
+def test_one_of_several_that_took_no_part_is_replaced():
+    y = Yard(own_program=True)
+    y.reconcile()
+    for worker_id in (0, 1):
+        y.fleet.placed(worker_id, "h", 100, 0.0)
+    y.fleet.connected(1, "h", 100, 0.0)
+    assert y.exit(0, ExitCause.CLEAN, 0).fatal == ""
+
+
+def test_a_program_that_only_calls_init_fails_the_job_with_what_to_write():
+    y = Yard(own_program=True)
+    y.reconcile()
+    y.fleet.placed(0, "h", 100, 0.0)
+    y.fleet.connected(0, "h", 100, 0.0)
+    assert "after elastic.init() and has not trained" in y.exit(0, ExitCause.CLEAN, 0).fatal
+
+
+def test_a_program_that_was_told_to_leave_may_end_however_little_it_did():
+    y = Yard(own_program=True)
+    y.reconcile()
+    y.fleet.placed(0, "h", 100, 0.0)
+    y.fleet.connected(0, "h", 100, 0.0)
+    y.fleet.leaving(0, "SIGTERM", 0.0)
+    verdict = y.exit(0, ExitCause.CLEAN, 0)
+    assert (verdict.cause, verdict.fatal) == (ExitCause.DRAINED, "")
 
 
 def test_the_users_own_program_may_not_fail_after_training():
@@ -242,6 +277,16 @@ def test_the_users_own_program_may_not_fail_after_training():
     y.start()
     y.fleet.finished(0)
     assert "after its training was complete" in y.crash(0).fatal
+
+
+@pytest.mark.parametrize("cause", [ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED])
+def test_one_that_is_taken_away_after_training_fails_nothing_and_is_told_of(cause):
+    y = Yard(own_program=True)
+    y.start()
+    y.fleet.finished(0)
+    verdict = y.exit(0, cause)
+    assert (verdict.cause, verdict.fatal) == (ExitCause.FINISHED, "")
+    assert "what its program does after training may not have been done" in verdict.warning
 
 
 def test_an_exit_told_twice_counts_once():

@@ -371,14 +371,44 @@ def test_a_worker_that_connects_while_the_job_stops_is_told_to_leave():
     assert r.post(e.WorkerConnected(0, "h", 1)) == [i.StopWorkers((0,), "enough", checkpoint=True)]
 
 
-def test_programs_that_never_use_the_library_succeed_when_all_have_ended_well():
+def test_programs_that_never_use_the_library_do_not_succeed():
     r = Run(own_program=True)
     r.post(e.Tick())
     r.post(*(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(2)), e.WorkerPending(2, "no slot"))
     assert r.phase is Phase.RUNNING
-    assert r.clean_exit(0) == []
-    assert r.clean_exit(1) == [i.KillWorker(2, "training is complete")]
-    assert r.exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+    r.clean_exit(0)
+    r.exit(1)
+    (end,) = r.exit(2)
+    assert end.phase is Phase.FAILED
+    assert "took no part in the job" in end.reason
+
+
+def test_a_worker_that_is_killed_once_every_step_was_made_does_not_fail_the_job():
+    r = Run(own_program=True)
+    r.train()
+    r.finish(0, 1, 2)
+    r.exit(0)
+    assert "may not have been done" in r.records("warning")[0]["message"]
+    r.clean_exit(1)
+    assert r.clean_exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+
+
+def test_a_rank_0_that_is_killed_before_it_could_say_that_all_have_finished_is_not_missed():
+    r = Run(own_program=True)
+    r.train()
+    r.post(*(e.WorkerFinished(worker_id, 9, 1, {}, together=True) for worker_id in (1, 2)))
+    assert r.exit(0) == []
+    r.clean_exit(1)
+    assert r.clean_exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+
+
+def test_one_that_is_told_to_leave_after_its_last_step_has_finished_all_the_same():
+    r = Run(minimum=1, maximum=1)
+    r.train()
+    assert only(i.LaunchWorker, r.post(e.WorkerDraining(0, "SIGTERM")))  # its replacement
+    r.finish(0)
+    r.exit(1)
+    assert r.clean_exit(0) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
 
 
 def test_the_users_own_program_is_waited_for_after_its_training():

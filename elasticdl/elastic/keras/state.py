@@ -23,7 +23,7 @@ from elasticdl.elastic.keras.transfer import broadcast_state
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.order import step_seed
 from elasticdl.elastic.sampler import StepBatch
-from elasticdl.elastic.vote import LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 
 
 class Engine(state.Engine, Protocol):
@@ -95,18 +95,23 @@ class KerasState(state.TrainingState):
         self._job.advance(waiting=True)
         sums, self.vote = self._reduce()
         self._job.advance(waiting=False)
-        self._check_samples(self.vote, "call state.accumulate(inputs, labels) exactly once for each micro-batch")
+        self._check_vote(self.vote, "call state.accumulate(inputs, labels) exactly once for each micro-batch")
         self._before_update()
         self.train_step.apply(sums)
         self._step_made()
         return self.loss
 
-    def _reduce(self) -> tuple[Sums, Vote]:
+    def _reduce_nothing(self) -> Vote:
+        self._sums, self._samples = None, 0
+        return self._reduce(ended=True)[1]
+
+    def _reduce(self, *, ended: bool = False) -> tuple[Sums, Vote]:
         step, collective = self.train_step, self._job.collective
         sums = step.zeros() if self._sums is None else self._sums
         ballot = [0.0] * VOTE_SIZE
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(self._samples)
+        ballot[ENDED] = float(ended)
         ballot[STOPPING] = float(self.stopping and collective.world.rank == 0)
         self._sums, self._samples = None, 0
         if collective.world.size > 1:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.vote import LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
+from elasticdl.elastic.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
 
+STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
 ALIGNMENT = 16
 
@@ -125,13 +126,26 @@ class GradientReducer:
         if not self._counted:
             self._move_as_a_whole(share)
         self._vote[LEAVING] = float(leaving)
-        self._collective.sum_(self._flats, "elasticdl.step")
+        self._vote[ENDED] = 0.0
+        self._collective.sum_(self._flats, STEP)
         self._move_buffers()
         vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
                 view.mul_(scale)
         return vote
+
+    def end(self) -> Vote:
+        """Take part in a step without anything to add: this worker's training is over.
+
+        Raises:
+            WorldBroken: a member was lost.
+        """
+        for flat in self._flats:
+            flat.zero_()
+        self._vote[ENDED] = 1.0
+        self._collective.sum_(self._flats, STEP)
+        return Vote.of(self._vote.tolist())
 
     def _move_as_a_whole(self, share: float) -> None:
         """For a loop whose batches are its own."""

@@ -19,6 +19,7 @@ from elasticdl.elastic.torch.loader import ElasticDataLoader
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.transfer import broadcast_state
+from elasticdl.elastic.vote import Vote
 
 
 class Engine(state.Engine, Protocol):
@@ -95,7 +96,10 @@ class TorchState(state.TrainingState):
         )
         self._job.advance(waiting=False)
         self._reduced = True
-        self._check_samples(self.vote, "call batch.backward(loss) exactly once for each micro-batch")
+        self._check_vote(self.vote, "call batch.backward(loss) exactly once for each micro-batch")
+
+    def _reduce_nothing(self) -> Vote:
+        return self._reducer.end()
 
     # -- around optimizer.step() --
 

@@ -1,0 +1,106 @@
+"""Scripts under `elasticdl run` that do not train with others, or forgot something: each gets the line that helps."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from running_job import start
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("plain_loop.py", "ended with exit code 0 and took no part in the job: each process trains for itself unless"),
+        ("init_only.py", "ended with exit code 0 after elastic.init() and has not trained together with others"),
+        ("runai_example_torch.py", "ended with exit code 0 after elastic.init() and has not trained together"),
+    ],
+)
+def test_a_script_that_trains_by_itself_does_not_succeed(tmp_path, script, line):
+    with start(tmp_path, "run", "--num_workers", "2", "--", "python", str(SCRIPTS / script)) as job:
+        assert job.finish() == 1, job.describe()
+        assert f"job job failed: worker {failed(job)} {line}" in job.output
+        assert "below @elastic.run" in job.output
+        assert "succeeded" not in job.output
+
+
+def failed(job):
+    return min(left["worker"] for left in job.entries("worker_left"))
+
+
+def test_a_forgotten_commit_is_told_of(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(SCRIPTS / "no_commit.py")) as job:
+        assert job.finish() == 0, job.describe()
+        assert "warning: 20 steps were made without a state.commit()" in job.output
+
+
+EARLY = """
+import os
+import torch
+import elasticdl.elastic.torch as elastic
+
+elastic.init(8, 4)
+loader = elastic.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 2)))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
+
+
+@elastic.run
+def train(state):
+    for epoch in state.loader.epochs(5):
+        for batch in state.loader:
+            for (inputs,) in batch:
+                batch.backward(model(inputs).mean())
+            optimizer.step()
+            state.commit()
+        if STOPS:
+            return
+
+
+train(state)
+AFTERWARDS
+"""
+
+
+def write(tmp_path, stops, afterwards=""):
+    script = tmp_path / "script.py"
+    script.write_text(EARLY.replace("STOPS", stops).replace("AFTERWARDS", afterwards))
+    return ["--", "python", str(script)]
+
+
+def test_fewer_epochs_than_the_loop_plans_are_told_of(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "2", *write(tmp_path, "epoch == 1")) as job:
+        assert job.finish() == 0, job.describe()
+        assert job.output.count("training has ended in epoch 3 of the 5 that its loop plans, after step 4") == 1
+
+
+def test_workers_that_end_after_different_steps_fail_the_job(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "2", *write(tmp_path, "elastic.rank() == 0")) as job:
+        assert job.finish() == 1, job.describe()
+        assert "1 of 2 workers ended their training after step 2 and the others go on" in job.output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_after_the_last_step_does_not_fail_the_job(tmp_path, rank):
+    afterwards = f"if elastic.rank() == {rank}: os.kill(os.getpid(), {signal.SIGKILL.value})"
+    with start(tmp_path, "run", "--num_workers", "2", *write(tmp_path, "False", afterwards)) as job:
+        assert job.finish() == 0, job.describe()
+        assert "succeeded: 10 steps" in job.output
+        assert len(job.entries("worker_started")) == 2
+
+
+def test_one_that_ends_with_code_0_in_the_midst_is_replaced_and_no_step_is_missing(tmp_path):
+    mark = tmp_path / "ended"
+    stops = f"epoch == 2 and elastic.rank() == 1 and not os.path.exists({str(mark)!r}) and not end({str(mark)!r})"
+    command = write(tmp_path, stops)
+    script = Path(command[-1])
+    script.write_text("def end(mark):\n    open(mark, 'w').close()\n    os._exit(0)\n\n" + script.read_text())
+    with start(tmp_path, "run", "--num_workers", "2", *command) as job:
+        assert job.finish() == 0, job.describe()
+        assert "succeeded: 10 steps" in job.output
+        (left, *_) = job.entries("worker_left")
+        assert left["reason"] == "ended with exit code 0 before its training was complete"
+    assert os.path.exists(mark)
