@@ -12,12 +12,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.collective import Endpoint
+from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.handover import Handover
 from elasticdl.elastic.horovod_collective import HorovodCollective
 from elasticdl.elastic.link import Link, prepare_horovod
 from elasticdl.elastic.loop import ElasticLoop, Hooks
@@ -49,6 +52,7 @@ class JobContext(Generic[CollectiveT]):
         self.total_epochs = 0
         self.total_steps = 0
         self.record: SampleRecord | None = None
+        self.handover: Handover | None = None  # none where checkpoints are written instead
         self._pause = PauseClock()
         self._loop = ElasticLoop(membership, collective, self._pause)
         self._last_size = 0
@@ -99,6 +103,11 @@ class JobContext(Generic[CollectiveT]):
 
         given = hooks or Hooks()
 
+        def before_sync(world: World) -> None:
+            given.before_sync(world)
+            if world.is_first and world.rank == 0:
+                self._take_over(state)
+
         def enter(world: World) -> None:
             self._grew = world.size > self._last_size
             self._last_size = world.size
@@ -107,7 +116,12 @@ class JobContext(Generic[CollectiveT]):
             given.on_world(world)
 
         with self._drain_on_sigterm():
-            return self._loop.run(train, state, Hooks(given.before_sync, enter))
+            try:
+                return self._loop.run(train, state, Hooks(before_sync, enter))
+            except Stopped as stopped:
+                if stopped.drained and state.has_state:
+                    self._hand_over(state)
+                raise
 
     def advance(self, *, waiting: bool) -> None:
         self.membership.advance(waiting=waiting)
@@ -153,6 +167,10 @@ class JobContext(Generic[CollectiveT]):
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""
+        if self.handover is not None and self.rank == 0:
+            self.handover.remove()
+        if self.rank != 0:  # whose reports of the last steps are perhaps still on their way
+            epochs = 0
         finished = pb.Finished(step=step, epochs=epochs, metrics=metrics, together=True)
         self.membership.say(pb.WorkerMessage(finished=finished))
 
@@ -168,6 +186,28 @@ class JobContext(Generic[CollectiveT]):
         self._closers.close()
 
     # -- details --
+
+    def _hand_over(self, state: TrainingState) -> None:
+        """Leave the state for those who come, unless it is certain that others hold it."""
+        alone = self.size == 1 or self._loop.left_broken
+        if self.handover is None or not (alone or self.rank == 0):
+            return
+        try:
+            path = self.handover.write(state)
+        except OSError as error:
+            if alone:
+                self.warn(
+                    f"the state after step {state.step} leaves with its last worker: {error}; give --checkpoint_dir"
+                )
+            return
+        log.info("left the state after step %d in %s", state.step, path)
+
+    def _take_over(self, state: TrainingState) -> None:
+        path = self.handover.read(state) if self.handover is not None else None
+        if path is not None:
+            progress = state.progress
+            where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+            notify(self.membership, "resumed", **where, path=str(path))
 
     def _warn_of_double_correction(self, state: TrainingState) -> None:
         if state.rate is None:
@@ -217,6 +257,7 @@ def open_context(
     if not opened:
         link.open()
     context.on_close(link.close)
+    context.handover = Handover(Path(environment.job_spec).parent)
     context.record = link.open_record()
     if context.record is not None:
         context.on_close(context.record.close)

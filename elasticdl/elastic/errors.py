@@ -23,9 +23,10 @@ class Overtaken(ElasticDLError):
 
 
 class Stopped(ElasticDLError):
-    """This worker was told to leave: the job stops, or it alone is drained."""
+    """This worker was told to leave: the job stops, or it alone is drained and training goes on without it."""
 
-    def __init__(self, reason: str, *, checkpoint: bool) -> None:
+    def __init__(self, reason: str, *, checkpoint: bool, drained: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.checkpoint = checkpoint
+        self.drained = drained

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
@@ -33,6 +34,8 @@ ContextT_co = TypeVar("ContextT_co", covariant=True)
 
 class Connect(Protocol[ContextT_co]):
     """As `elasticdl.elastic.torch.context.connect`."""
+
+    __module__: str
 
     def __call__(self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ContextT_co: ...
 
@@ -80,6 +83,8 @@ class OwnJob(Generic[ContextT]):
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
+        if not self._in_child:  # processes that load data are forked from one that has the framework imported
+            multiprocessing.set_forkserver_preload([self._connect.__module__])
         made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
         self._context, self._pid = made, os.getpid()

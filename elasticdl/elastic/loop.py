@@ -63,6 +63,7 @@ class ElasticLoop:
         self._membership = membership
         self._collective = collective
         self._pause = pause
+        self.left_broken = False  # the last world was left because it broke
 
     def run(self, train: Callable[[], Result], state: State, hooks: Hooks) -> Result:
         """Call ``train`` in each world, after the hooks, until it returns.
@@ -74,6 +75,7 @@ class ElasticLoop:
         standing = state.standing(broken=False, reason="ready")
         fruitless = 0
         while True:
+            self.left_broken = standing.broken
             world = self._membership.join(standing)
             self._pause.mark("joined", time.monotonic())
             entered_at, entered = state.step, False

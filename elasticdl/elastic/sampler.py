@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.world import World
+
+BatchT = TypeVar("BatchT", bound="StepBatch")
 
 _END = object()  # of what was loaded
 
@@ -95,7 +97,7 @@ class EpochPosition:
             if self.progress.epoch == epoch:  # no commit has ended it
                 self.progress = self.progress.next_epoch()
 
-    def begin(self, batch: StepBatch) -> StepBatch:
+    def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
         self.end()
         self.on_step()

@@ -175,7 +175,7 @@ class Session:
         # May come from a signal handler while this very thread holds the lock; a Condition's lock is re-entrant.
         with self._changed:
             if self._stopped is None:
-                self._stopped = Stopped(reason, checkpoint=False)
+                self._stopped = Stopped(reason, checkpoint=False, drained=True)
                 self._draining = pb.WorkerMessage(draining=pb.Draining(reason=reason))
                 self._stream.send(self._draining)
                 self._changed.notify_all()

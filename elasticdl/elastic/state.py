@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import IO, Any, NoReturn, Protocol, runtime_checkable
 
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldChanged
@@ -242,6 +242,14 @@ class TrainingState(ABC):
         return found
 
     # -- what differs between frameworks --
+
+    @abstractmethod
+    def write(self, file: IO[bytes]) -> None:
+        """All of the state, for a worker of the same job."""
+
+    @abstractmethod
+    def read(self, file: IO[bytes]) -> None:
+        """Load what `write` has written."""
 
     @abstractmethod
     def _make_rate(self, rules: LearningRate) -> RateControl: ...

@@ -59,6 +59,8 @@ class Trainer:
         self._left_together = False
         self._stopping = False  # the callbacks want training to end: agreed by all members
         context.total_epochs = spec.num_epochs
+        if checkpoints is not None:
+            context.handover = None
 
     def run(self) -> None:
         """Train to the end.

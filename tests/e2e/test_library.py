@@ -1,5 +1,6 @@
 """A script of the user's own under `elasticdl run`, with real processes and real Horovod."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ def test_torchs_own_loader_and_the_schedule_while_a_worker_joins(tmp_path):
     for (step, loss, rate), (_, expected_loss, expected_rate) in zip(ours, theirs, strict=True):
         assert rate == expected_rate, f"step {step}"
         assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), f"step {step}"
+
+
+def test_the_only_worker_that_is_told_to_leave_leaves_its_state_to_the_next(tmp_path):
+    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
+    subprocess.run([sys.executable, SCRIPT, str(alone), "3"], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    slow.touch()
+    arguments = ["--num_workers", "1", "--", "python", SCRIPT, str(elastic), "3"]
+    with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
+        job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
+        job.signal(0, signal.SIGTERM)
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        (resumed,) = job.entries("resumed")
+        assert [world["members"] for world in job.entries("world_formed")] == [[0], [1]]
+        assert not list(job.job.path.glob("handover-*"))
+    assert 3 < resumed["step"] < 18
+    ours, theirs = read_curve(elastic), read_curve(alone)
+    assert [step for step, _, _ in ours] == list(range(1, 19))
+    assert ours == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in theirs]
 
 
 def test_what_is_raised_before_training_fails_the_job_once(tmp_path):

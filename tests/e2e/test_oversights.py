@@ -1,6 +1,7 @@
 """Scripts under `elasticdl run` that do not train with others, or forgot something: each gets the line that helps."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -21,13 +22,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def test_a_script_that_trains_by_itself_does_not_succeed(tmp_path, script, line):
     with start(tmp_path, "run", "--num_workers", "2", "--", "python", str(SCRIPTS / script)) as job:
         assert job.finish() == 1, job.describe()
-        assert f"job job failed: worker {failed(job)} {line}" in job.output
+        assert re.search(rf"job job failed: worker [01] {re.escape(line)}", job.output)
         assert "below @elastic.run" in job.output
         assert "succeeded" not in job.output
-
-
-def failed(job):
-    return min(left["worker"] for left in job.entries("worker_left"))
 
 
 def test_a_forgotten_commit_is_told_of(tmp_path):
@@ -74,7 +71,7 @@ def write(tmp_path, stops, afterwards=""):
 def test_fewer_epochs_than_the_loop_plans_are_told_of(tmp_path):
     with start(tmp_path, "run", "--num_workers", "2", *write(tmp_path, "epoch == 1")) as job:
         assert job.finish() == 0, job.describe()
-        assert job.output.count("training has ended in epoch 3 of the 5 that its loop plans, after step 4") == 1
+        assert job.output.count("training has ended in epoch 2 of the 5 that its loop plans, after step 4") == 1
 
 
 def test_workers_that_end_after_different_steps_fail_the_job(tmp_path):

@@ -6,8 +6,9 @@ included: a commit copies nothing but progress and the user's own values, and a 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import keras
 import numpy as np
@@ -121,6 +122,13 @@ class KerasState(state.TrainingState):
         return sums, Vote.of(ballot)
 
     # -- the parts of a state --
+
+    def write(self, file: IO[bytes]) -> None:
+        pickle.dump(self.state_dict(), file)
+
+    def read(self, file: IO[bytes]) -> None:
+        # Written by another worker of the same job, into the job's own folder.
+        self.load_state_dict(pickle.load(file))
 
     def _make_rate(self, rules: LearningRate) -> OptimizerRate:
         return OptimizerRate(self.optimizer, rules, fixed_batch=self._job.policy.fixed)

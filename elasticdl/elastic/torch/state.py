@@ -7,7 +7,7 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 
@@ -117,6 +117,13 @@ class TorchState(state.TrainingState):
             super()._after_update()
 
     # -- the parts of a state --
+
+    def write(self, file: IO[bytes]) -> None:
+        torch.save(self.state_dict(), file)
+
+    def read(self, file: IO[bytes]) -> None:
+        # Written by another worker of the same job, into the job's own folder.
+        self.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))
 
     def _make_rate(self, rules: LearningRate) -> OptimizerRate:
         return OptimizerRate(self.optimizer, rules, fixed_batch=self._job.policy.fixed)
