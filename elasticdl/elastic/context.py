@@ -37,6 +37,9 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+# Of the time in which a worker that was told to leave must have left; the rest is for writing the state.
+LINGER_SHARE = 0.5
+
 Result = TypeVar("Result")
 CollectiveT = TypeVar("CollectiveT", bound=HorovodCollective)
 
@@ -55,6 +58,8 @@ class JobContext(Generic[CollectiveT]):
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self._pause = PauseClock()
         self._loop = ElasticLoop(membership, collective, self._pause)
+        self.linger_seconds = 0.0  # that the last worker, told to leave, waits for its replacement
+        self._lingers = ""  # why it is to leave
         self._last_size = 0
         self._grew = False
         self._last_step_at = time.monotonic()
@@ -111,6 +116,8 @@ class JobContext(Generic[CollectiveT]):
         def enter(world: World) -> None:
             self._grew = world.size > self._last_size
             self._last_size = world.size
+            if self._lingers and world.size > 1:
+                self.membership.drain(self._lingers)
             if world.is_first and world.rank == 0:
                 self._warn_of_double_correction(state)
             given.on_world(world)
@@ -221,11 +228,22 @@ class JobContext(Generic[CollectiveT]):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, lambda *_: self.membership.drain("told to leave (SIGTERM)"))
+        before = signal.signal(signal.SIGTERM, lambda *_: self._leave("told to leave (SIGTERM)"))
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def _leave(self, reason: str) -> None:
+        if self.size > 1:  # others hold the state
+            self.membership.drain(reason)
+        elif not self._lingers:
+            self._lingers = reason
+            self.membership.linger(reason)
+            latest = threading.Timer(self.linger_seconds, self.membership.drain, [reason])
+            latest.daemon = True
+            latest.start()
+            self._closers.callback(latest.cancel)
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])
@@ -257,6 +275,7 @@ def open_context(
     if not opened:
         link.open()
     context.on_close(link.close)
+    context.linger_seconds = LINGER_SHARE * link.spec.stop_grace
     context.handover = Handover(Path(environment.job_spec).parent)
     context.record = link.open_record()
     if context.record is not None:

@@ -43,6 +43,10 @@ class Link:
         master_port = int(self._environment.master.rpartition(":")[2])
         return Endpoint(self._server.port, master_port, self._environment.interface)
 
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec.from_json(Path(self._environment.job_spec).read_text())
+
     def open(self) -> None:
         os.environ[CONNECTED] = self._environment.master
         self._server.open()
@@ -58,7 +62,7 @@ class Link:
         Raises:
             UserError: it can't be written.
         """
-        folder = JobSpec.from_json(Path(self._environment.job_spec).read_text()).sample_record
+        folder = self.spec.sample_record
         return SampleRecord(Path(folder), self._environment.worker_id) if folder else None
 
     def close(self) -> None:

@@ -58,6 +58,9 @@ class Membership(Protocol):
     def drain(self, reason: str) -> None:
         """This worker was told to leave (SIGTERM): it finishes its step, and the others go on without it."""
 
+    def linger(self, reason: str) -> None:
+        """As `drain`, for the only member: it goes on until another has its state, and is then to be drained."""
+
     def advance(self, *, waiting: bool) -> None:
         """Something was done (a micro-batch, a collective begun): a worker that never does anything is stuck."""
 
@@ -91,6 +94,9 @@ class Alone:
 
     def drain(self, reason: str) -> None:
         self._stopped = Stopped(reason, checkpoint=True)
+
+    def linger(self, reason: str) -> None:
+        self.drain(reason)
 
     def advance(self, *, waiting: bool) -> None:
         """Nobody watches."""
@@ -179,6 +185,12 @@ class Session:
                 self._draining = pb.WorkerMessage(draining=pb.Draining(reason=reason))
                 self._stream.send(self._draining)
                 self._changed.notify_all()
+
+    def linger(self, reason: str) -> None:
+        with self._changed:
+            if self._stopped is None and self._draining is None:
+                self._draining = pb.WorkerMessage(draining=pb.Draining(reason=reason, lingers=True))
+                self._stream.send(self._draining)
 
     def advance(self, *, waiting: bool) -> None:
         self._reports.advance(waiting=waiting)

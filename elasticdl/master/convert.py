@@ -44,7 +44,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             ask = message.ask
             return e.WorkerAsked(worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch)
         case "draining":
-            return e.WorkerDraining(worker_id, message.draining.reason)
+            return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
         case "progress":
             return _progress(worker_id, message.progress)
         case "pause":

@@ -87,10 +87,14 @@ class WorkerAsked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDraining:
-    """The worker was told to leave by somebody else (SIGTERM)."""
+    """The worker was told to leave by somebody else (SIGTERM).
+
+    ``lingers``: it alone holds the state, and stays until another has it; it then says that it leaves.
+    """
 
     worker_id: int
     reason: str
+    lingers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,9 +195,12 @@ class Job:
                 self._fleet.ready(worker.worker_id)
                 self._liveness.asked(worker.worker_id, now)
                 return self._rendezvous.ask(event, now)
-            case e.WorkerDraining(worker_id, reason):
-                self._rendezvous.drain(worker_id, reason, now)
-                return [*self._fleet.leaving(worker_id, reason, now), *self._reconcile(now)]
+            case e.WorkerDraining(worker_id, reason, lingers):
+                self._rendezvous.drain(worker_id, reason, now, lingers=lingers)
+                out = self._fleet.leaving(worker_id, reason, now)
+                if lingers and worker_id not in self._rendezvous.lingering:
+                    out.append(i.DrainWorker(worker_id, reason))  # others hold the state: it need not wait
+                return [*out, *self._reconcile(now)]
             case e.WorkerFinished(worker_id):
                 self._rendezvous.finish(worker_id, together=event.together)
                 self._fleet.finished(worker_id)
@@ -219,7 +222,8 @@ class Job:
             self._liveness.restart((event.worker_id,), now)
         if outcome := self._ending.outcome:
             return [i.StopWorkers((event.worker_id,), outcome.reason, outcome.checkpoint)]
-        if worker.state is WorkerState.DRAINING:  # it may not have been told, and must not be let in
+        lingers = event.worker_id in self._rendezvous.lingering
+        if worker.state is WorkerState.DRAINING and not lingers:  # it may not have been told, and must not be let in
             self._rendezvous.drain(event.worker_id, worker.reason, now)
             return [*out, i.DrainWorker(event.worker_id, worker.reason)]
         return out

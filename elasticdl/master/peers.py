@@ -36,6 +36,7 @@ class Peer:
     world_version: int = 0  # of the last world it was a member of
     rank: int = -1  # in that world
     told: Told = Told.NOTHING
+    lingers: bool = False  # leaves as soon as another member has its state
 
     def precedence(self) -> tuple[bool, int, int, bool, int, int]:
         """Sorts into rank order (rule 5 of the rendezvous)."""

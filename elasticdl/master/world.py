@@ -111,6 +111,11 @@ class Rendezvous:
             return False
         return self.world.members[0].worker_id in self._finished or (self._together and self.ending)
 
+    @property
+    def lingering(self) -> frozenset[int]:
+        """Those who train until their replacement can, whose place it takes."""
+        return frozenset(peer.worker_id for peer in self.peers.values() if peer.lingers)
+
     def precedence(self) -> list[int]:
         """Those to keep first when there are too many: by rank, then the standbys by arrival."""
         inside = {Standing.MEMBER, Standing.LEFT}
@@ -175,10 +180,13 @@ class Rendezvous:
             return [Record("worker_ready", {"worker": peer.worker_id})]
         return []
 
-    def drain(self, worker_id: int, reason: str, now: float) -> None:
-        """It leaves after its step; the others get a new world without it."""
+    def drain(self, worker_id: int, reason: str, now: float, *, lingers: bool = False) -> None:
+        """It leaves after its step; the others get a new world without it. ``lingers``: not before there are others."""
         peer = self.peers.get(worker_id)
         if peer is None or peer.standing in (Standing.LEAVING, Standing.FINISHED):
+            return
+        peer.lingers = lingers and self._unready == {worker_id}
+        if peer.lingers:
             return
         was_member = peer.standing is Standing.MEMBER
         self._forget(worker_id)
@@ -272,7 +280,7 @@ class Rendezvous:
             self._finished.clear()
 
     def _newcomers_due(self, now: float, limits: WorkerRange) -> bool:
-        room = limits.maximum - len(self._unready)
+        room = limits.maximum - len(self._unready - self.lingering)
         if not self._standbys or self.ending or room <= 0:
             return False
         ready = len(self._unready) + len(self._standbys)
@@ -322,10 +330,11 @@ class Rendezvous:
             forming.starved = True
             self.starved = _too_few(len(ready), limits)
             return []
-        room = limits.maximum - (len(ready) - len(self._standbys))
+        maximum = limits.maximum + len(self.lingering)
+        room = maximum - (len(ready) - len(self._standbys))
         if forming.starved and not self._window_over(now, room):
             return []
-        return self._publish(sorted(ready, key=Peer.precedence)[: limits.maximum], forming, now)
+        return self._publish(sorted(ready, key=Peer.precedence)[:maximum], forming, now)
 
     def _publish(self, chosen: list[Peer], forming: _Forming, now: float) -> list[Instruction]:
         self._version += 1

@@ -76,10 +76,12 @@ class Ask(_message.Message):
     def __init__(self, left_world: _Optional[int] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., broken: _Optional[bool] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "lingers")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LINGERS_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    lingers: bool
+    def __init__(self, reason: _Optional[str] = ..., lingers: _Optional[bool] = ...) -> None: ...
 
 class KvPut(_message.Message):
     __slots__ = ("world_version", "scope", "key", "value")

@@ -42,14 +42,34 @@ def test_torchs_own_loader_and_the_schedule_while_a_worker_joins(tmp_path):
         assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), f"step {step}"
 
 
-def test_the_only_worker_that_is_told_to_leave_leaves_its_state_to_the_next(tmp_path):
+def test_the_only_worker_that_is_told_to_leave_waits_for_its_replacement(tmp_path):
     alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
-    subprocess.run([sys.executable, SCRIPT, str(alone), "3"], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    subprocess.run([sys.executable, SCRIPT, str(alone), str(EPOCHS)], check=True, timeout=DEADLINE, cwd=REPOSITORY)
     slow.touch()
-    arguments = ["--num_workers", "1", "--", "python", SCRIPT, str(elastic), "3"]
+    arguments = ["--num_workers", "1", "--stop_grace", "120", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
     with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
         job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
         job.signal(0, signal.SIGTERM)
+        last = job.wait_for_world(size=1, after=1)
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert [world["members"] for world in job.entries("world_formed")] == [[0], [0, 1], [1]]
+        assert last["step"] > 3
+        assert [left["cause"] for left in job.entries("worker_left")] == ["drained", "finished"]
+        assert not job.entries("resumed")
+    assert [step for step, _, _ in read_curve(elastic)] == list(range(1, STEPS + 1))
+    assert read_curve(elastic) == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in read_curve(alone)]
+
+
+def test_the_only_worker_whose_time_is_over_leaves_its_state_to_the_next(tmp_path):
+    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
+    subprocess.run([sys.executable, SCRIPT, str(alone), "3"], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    slow.touch()
+    arguments = ["--num_workers", "1", "--stop_grace", "2", "--", "python", SCRIPT, str(elastic), "3"]
+    with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
+        job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
+        job.signal(0, signal.SIGTERM)
+        job.wait_for("its end", lambda: job.entries("worker_left"))
         slow.unlink()
         assert job.finish() == 0, job.describe()
         (resumed,) = job.entries("resumed")

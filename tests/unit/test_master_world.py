@@ -217,6 +217,26 @@ def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_
     assert published(m.ask(2, step=9, left=version, broken=True)) == [[2]]
 
 
+def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
+    m = Meeting(minimum=1, maximum=1)
+    (version,) = [m.world_of(0)]
+    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
+    assert m.rendezvous.lingering == {0}
+    assert m.advance(100) == []
+    m.newcomers(1)
+    m.advance(WINDOW)
+    assert published(m.ask(0, step=7, left=version)) == [[0, 1]]
+    m.rendezvous.drain(0, "SIGTERM", m.now)
+    assert not m.rendezvous.lingering
+
+
+def test_one_of_several_members_need_not_stay():
+    m = Meeting()
+    m.world_of(0, 1)
+    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
+    assert not m.rendezvous.lingering
+
+
 def test_the_job_is_complete_when_all_that_are_left_have_finished():
     m = Meeting()
     m.world_of(0, 1, 2)
