@@ -17,6 +17,7 @@ from pathlib import Path
 from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.common.startup import RUN_MODULE
 
 FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
@@ -62,7 +63,7 @@ def check_job(spec: JobSpec) -> None:
         UserError: what the check found.
         JobFailedError: the check itself broke.
     """
-    command = [sys.executable, "-m", CHECK_MODULE]
+    command = [*RUN_MODULE, CHECK_MODULE]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(
         command, stdin=pipe, stdout=nowhere, stderr=pipe, text=True, start_new_session=True

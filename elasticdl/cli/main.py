@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 import elasticdl
+from elasticdl.cli.former import command_instead
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -54,7 +55,7 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        raise UserError(f"unknown command {name}: {did_you_mean(name, COMMANDS)}")
+        raise UserError(f"unknown command {name}: {command_instead(name) or did_you_mean(name, COMMANDS)}")
     code: int = importlib.import_module(f"elasticdl.cli.{name}").command(rest)
     return code
 

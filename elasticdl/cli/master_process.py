@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Self
 
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress
+from elasticdl.common.startup import RUN_MODULE
 
 MASTER_MODULE = "elasticdl.master.main"
 START_TIMEOUT = 30.0  # seconds until the master has to listen
@@ -32,7 +32,7 @@ class MasterProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", MASTER_MODULE, "--job_dir", str(self._job.path)]
+        command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(self._job.path)]
         command += ["--die_with_parent", str(os.getpid())]
         with self._job.master_log.open("ab") as log:
             # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.

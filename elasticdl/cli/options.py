@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from elasticdl.cli.former import option_instead
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.parser import Parser
 from elasticdl.common.errors import UserError
@@ -108,8 +109,8 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
         raise UserError(f"--config {path} must be a mapping of options, as in `num_workers: 2-4`")
     for key in content:
         if key not in known:
-            near = did_you_mean(str(key), known)
-            raise UserError(f"{path}: unknown option {key}: {near if near.endswith('?') else 'remove it'}")
+            near = option_instead(str(key)) or did_you_mean(str(key), known)
+            raise UserError(f"{path}: unknown option {key}: {'remove it' if near.startswith('there are') else near}")
     return {known[key]: value for key, value in content.items()}
 
 

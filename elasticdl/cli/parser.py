@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from elasticdl.cli.former import option_instead
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.common.errors import UserError
 
@@ -46,5 +47,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _suggestion(self, flag: str) -> str:
+        if instead := option_instead(flag.removeprefix("--")):
+            return instead
         text = did_you_mean(flag, self.flags())
         return text if text.endswith("?") else f"`{self.prog} --help` lists the options"

@@ -23,6 +23,7 @@ KERAS = re.compile(  # how Keras wraps what a layer raised
 # How torch wraps what a process that loads data raised: the traceback, at whose end stands what was said.
 LOADER = re.compile(r"Caught (?P<type>\w+) in .*\nOriginal Traceback.*\n(?:\w+\.)*(?P=type): (?P<said>.+)", re.DOTALL)
 PLACE_IN_GRAPH = re.compile(r"^\{\{.*?\}\} ?| ?\[Op:\w+\].*$")
+PLACED = re.compile(r"\S+:\d+: ")  # errors of this package may say their place themselves
 DETAILS = ("expected:", "received:")  # what is said of these on further lines is kept
 GUARD = 'put what the script does below `if __name__ == "__main__":`, as processes that load data import it anew'
 HELP = {  # by what is said
@@ -38,7 +39,7 @@ def reason(error: BaseException) -> str:
     say all that, their text."""
     line = str(error) if isinstance(error, ElasticDLError) else ""
     line = line or one_line(error)
-    where = place(error, is_users)
+    where = "" if PLACED.match(line) else place(error, is_users)
     helps = next((hint for said, hint in HELP.items() if said in str(error)), "")
     return f"{where + ': ' if where else ''}{line.rstrip('.') if helps else line}{'; ' + helps if helps else ''}"
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 STARTUP_FOLDER = Path(__file__).resolve().parents[1] / "elastic" / "horovod_scripts" / "startup"
 _VARIABLE = "PYTHONPATH"
+# Runs a module of this package. Without -P the current folder would come first, and a checkout of the older ElasticDL has
+# a package of the same name.
+RUN_MODULE = (sys.executable, "-P", "-m")
 
 
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
     if name not in _NUMBERS:  # Python asks here for each submodule that is yet to be imported
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Imported here, as most of what imports this package does not need it.
-    return getattr(importlib.import_module("elasticdl.elastic.current").job.numbers, name)
+    return importlib.import_module("elasticdl.elastic.current").job.number(name)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -46,6 +46,8 @@ CollectiveT = TypeVar("CollectiveT", bound=HorovodCollective)
 
 class JobContext(Generic[CollectiveT]):
     """What a training script holds of its job, whatever the framework. Make it with `open_context`, and `close` it."""
+
+    divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
     def __init__(self, membership: Membership, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
         self.membership = membership

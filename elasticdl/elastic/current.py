@@ -118,6 +118,27 @@ class CurrentJob:
         gpus = context.size if self.under_master else self._gpus
         return Numbers.of(context.policy, gpus, context.rank)
 
+    def number(self, name: str) -> Any:
+        """One of `numbers`, as a script asks for it.
+
+        Raises:
+            UserError: `init` has not been called, or it would be used for what it is not: to divide batches among workers
+                that are not known yet.
+        """
+        context = self._context
+        if (
+            context is not None
+            and context.divides_batches
+            and not context.has_world
+            and name in ("steps", "batch_size")
+        ):
+            raise UserError(
+                f"elasticdl.elastic.{name}: under `elasticdl run` the workers are not known before the function under "
+                "@elastic.run, and come and go: a loop of your own gets its batches from elastic.DataLoader, as in "
+                "`for inputs, labels in optimizer.micro_batches(state)` (docs/runai.md)"
+            )
+        return getattr(self.numbers, name)
+
 
 # Horovod, too, knows one world per process: `elasticdl.elastic.steps` can only mean that one.
 job = CurrentJob()

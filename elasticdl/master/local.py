@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +14,7 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
-from elasticdl.common.startup import python_path
+from elasticdl.common.startup import RUN_MODULE, python_path
 from elasticdl.master import events as e
 from elasticdl.master.access import TokenAccess
 from elasticdl.master.instructions import EndJob
@@ -67,7 +66,7 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
             startup = python_path(os.environ) if spec.command else {}
             return {**inherited, **slot.environment, **worker.to_env(), **startup}
 
-        argv = spec.command or (sys.executable, "-m", "elasticdl.worker.main")
+        argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
         return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report)
 

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import PACKAGE, one_line, place
+from elasticdl.worker.of_elasticdl import explain
 
 
 def users_traceback(error: BaseException, folder: Path) -> str:
@@ -35,7 +36,8 @@ def blame(what: str, folder: Path, otherwise: str = "") -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where = place(error, lambda name: _below(name, folder)) or otherwise
-        raise UserError(f"{where + ': ' if where else ''}{what} raised {one_line(error)}") from error
+        said = explain(error) or f"{what} raised {one_line(error)}"
+        raise UserError(f"{where + ': ' if where else ''}{said}") from error
 
 
 def _below(filename: str, folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from elasticdl.worker.feeds import find_feed
 from elasticdl.worker.user_code import blame
 
 DEFAULT_MODEL = "custom_model"
+FEED = ", or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)"
 PARAMETERS = {
     "loss": ("labels", "predictions"),
     "dataset": ("mode", "path"),
@@ -82,7 +84,7 @@ def load_module(spec: JobSpec) -> ModelModule:
         loss=_require(module, place.path, spec.loss, PARAMETERS["loss"]),
         optimizer=_require(module, place.path, spec.optimizer, None),
         dataset=find_feed(module, spec, place.path)
-        or _require(module, place.path, spec.dataset, PARAMETERS["dataset"]),
+        or _require(module, place.path, spec.dataset, PARAMETERS["dataset"], otherwise=FEED),
         eval_metrics_fn=_optional(module, place.path, "eval_metrics_fn", spec.eval_metrics_fn),
         callbacks=_optional(module, place.path, "callbacks", spec.callbacks),
         path=place.path,
@@ -165,7 +167,8 @@ def _missing(folder: Path, model_def: str) -> UserError:
 def _import(folder: Path, place: _Place) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-        sys.path.append(str(folder.parent))  # modules of ElasticDL import their neighbours as model_zoo.NAME
+        # Modules of ElasticDL import their neighbours as model_zoo.NAME. Last, as a checkout of it also has an `elasticdl`.
+        sys.path.extend([str(folder.parent), os.getcwd()])
     with blame(f"importing {place.name}", folder):
         module = importlib.import_module(place.name)
     if Path(module.__file__ or "").resolve() != place.path.resolve():
@@ -181,15 +184,20 @@ def _optional(module: ModuleType, path: Path, role: str, name: str) -> Function 
 
 
 def _require(
-    module: ModuleType, path: Path, name: str, parameters: tuple[str, ...] | None, params: Mapping[str, object] = NONE
+    module: ModuleType,
+    path: Path,
+    name: str,
+    parameters: tuple[str, ...] | None,
+    params: Mapping[str, object] = NONE,
+    otherwise: str = "",
 ) -> Function:
-    """``parameters``: None if they can't be known yet. ``params``: given by name."""
+    """``parameters``: None if they can't be known yet. ``params``: given by name. ``otherwise``: what would do as well."""
     expected = f"{name}(parameters) with PyTorch, {name}() with Keras"
     if parameters is not None:
         expected = f"{name}({', '.join(parameters)})"
     found: Function | None = getattr(module, name, None)
     if found is None:
-        raise UserError(f"{shown(path)} has no {name}; expected {expected}")
+        raise UserError(f"{shown(path)} has no {name}; expected {expected}{otherwise}")
     if not callable(found):
         raise UserError(f"{shown(path)}: {name} is not a function; expected {expected}")
     if parameters is not None:

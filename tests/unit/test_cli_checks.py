@@ -128,3 +128,12 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
         assert closed, "the process still has its end of the pipe"
     finally:
         os.close(reader)
+
+
+def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_path, monkeypatch):
+    for folder in ("elasticdl", "zoo"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "elasticdl" / "__init__.py").touch()  # as in a checkout of the older ElasticDL
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"there is no zoo/nothing\.py"):
+        checks.check_job(JobSpec(model_zoo="zoo", model_def="nothing"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import run, train
+from elasticdl.cli import former, run, train
 from elasticdl.cli.main import main
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.common.errors import UserError
@@ -52,6 +53,15 @@ def other_value(name: str) -> str:
     if field.annotation is bool:
         return "false" if field.default else "true"
     return "text" if field.annotation is str else "7"
+
+
+def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours():
+    rows = Path("docs/migration.md").read_text().splitlines()
+    for names, instead in former.OPTIONS.items():
+        assert f"| {', '.join(f'`--{name}`' for name in names)} | {instead} |" in rows
+        assert not {f"--{name}" for name in names} & {*train.parser().flags(), *run.parser().flags()}
+    for name, instead in former.COMMANDS.items():
+        assert f"| `elasticdl {name}` | {instead} |" in rows
 
 
 def test_every_field_has_a_flag_and_the_program_none():
@@ -121,6 +131,14 @@ def test_workers_are_a_number_or_a_range():
         (["--num-worker=3"], "unknown option --num_worker: did you mean --num_workers?"),
         (["--zzzzzz"], "unknown option --zzzzzz: `elasticdl train --help` lists the options"),
         (["--num_epoch"], "unknown option --num_epoch: did you mean --num_epochs?"),
+        (
+            ["--num-ps-pods=2"],
+            "unknown option --num_ps_pods: that was ElasticDL's: leave it out: there are no parameter servers, only allreduce",
+        ),
+        (
+            ["--job_command", "x"],
+            "unknown option --job_command: that was ElasticDL's: `elasticdl run -- PROGRAM ARGUMENTS`",
+        ),
         (["digits"], "'digits' is one argument too many; see `elasticdl train --help`"),
         (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
         (["--num_workers", "4-2"], "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
@@ -175,6 +193,7 @@ def test_a_wrong_flag_is_one_line(argv, message):
     [
         ("num_worker: 3", "{file}: unknown option num_worker: did you mean num_workers?"),
         ("command: [sh]", "{file}: unknown option command: remove it"),
+        ("worker_image: x", "{file}: unknown option worker_image: that was ElasticDL's: `--image`, for all pods"),
         ("num_epochs: 0", "{file}: num_epochs: 0: must be at least 1"),
         ("num_workers: [2, 4]", "{file}: num_workers: [2, 4]: does not fit: number of workers, or MIN-MAX"),
         ("- num_epochs", "--config {file} must be a mapping of options, as in `num_workers: 2-4`"),
@@ -219,6 +238,11 @@ def test_literal_and_pattern_fields_have_a_test_value():
     ("argv", "line"),
     [
         (["trian"], "elasticdl: unknown command trian: did you mean train?"),
+        (
+            ["predict"],
+            "elasticdl: unknown command predict: that was ElasticDL's: load the model that `--output` has written, and call it in "
+            "a program of your own",
+        ),
         (["train", "--num_worker", "3"], "elasticdl train: unknown option --num_worker: did you mean --num_workers?"),
         (
             ["train"],

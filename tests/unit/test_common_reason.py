@@ -67,6 +67,7 @@ def test_what_helps_is_said_where_it_is_known(script):
 def test_errors_of_this_package_need_no_type(script):
     code = "from elasticdl.common.errors import UserError\nraise UserError('call init first')"
     assert reason(raised(code, script)) == "train.py:2: call init first"
+    assert reason(raised(code.replace("call init", "mine.py:7: call init"), script)) == "mine.py:7: call init first"
 
 
 def test_what_never_was_in_a_users_file_has_no_place():

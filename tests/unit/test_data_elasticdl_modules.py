@@ -1,5 +1,6 @@
 """Modules as they are written for ElasticDL load and get their data unchanged; what can't be used is one line."""
 
+import re
 import uuid
 
 import pytest
@@ -238,3 +239,30 @@ def test_params_that_are_not_understood(given, expected):
     with pytest.raises(UserError) as caught:
         parse_params("model_params", given)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        ("from elasticdl.python.elasticdl.layers.embedding import Embedding", "imports elasticdl.python.elasticdl.layers: the Embedding layer on ElasticDL's parameter servers, not supported here: use keras.layers.Embedding"),
+        ("from elasticdl.python.elasticdl.feature_column import feature_column", "feature columns on ElasticDL's parameter servers, not supported here: use Keras's own preprocessing layers"),
+        ("from elasticdl.python.data.reader.recordio_reader import RecordIODataReader", "ElasticDL's reader of RecordIO files, not supported here: use TFRecord files"),
+        ("from elasticdl_preprocessing.layers import Hashing", "ElasticDL's package of preprocessing layers, not supported here: use Keras's own"),
+        ("import recordio", "the RecordIO format, not supported here: use TFRecord files"),
+        ("from elasticai_api.pytorch.controller import PyTorchAllReduceController", "ElasticDL's API for scripts, not supported here: use elasticdl.elastic"),
+        ("from elasticdl.python.common.constants import ODPSConfig", "imports elasticdl.python.common.constants: a part of ElasticDL, not supported here: use what docs/data.md lists"),
+        ("import no_such_module", "raised ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_here_of_elasticdl_is_said_by_name(make, line, refusal):
+    with pytest.raises(UserError) as caught:
+        make(f"\n{line}\n")
+    assert refusal in str(caught.value)
+    assert re.match(r"zoo/edl_\w+\.py:\d+: ", str(caught.value))
+
+
+def test_without_data_both_ways_to_give_them_are_named(make):
+    with pytest.raises(
+        UserError, match=r"has no dataset; expected dataset\(mode, path\), or feed\(dataset, mode, metadata\) over"
+    ):
+        make()

@@ -71,7 +71,7 @@ def test_a_missing_function(spec, name):
     expected = {
         "loss": "loss(labels, predictions)",
         "optimizer": "optimizer(parameters) with PyTorch, optimizer() with Keras",
-        "dataset": "dataset(mode, path)",
+        "dataset": "dataset(mode, path), or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)",
         "custom_model": "custom_model()",
     }[name]
     line = refusal(spec(module=MODULE.replace(f"def {name}(", "def hidden(")))

@@ -23,6 +23,8 @@ from elasticdl.elastic.torch.state import TorchState
 class ElasticContext(JobContext[TorchCollective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
+    divides_batches = True  # as there is no `fit`
+
     def __init__(self, membership: Membership, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
         super().__init__(membership, collective, policy, seed)
         self.device = choose_device()

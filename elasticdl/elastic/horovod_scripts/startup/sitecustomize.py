@@ -1,4 +1,5 @@
-"""Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported.
+"""Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and sees to it
+that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one of the same name.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = "elasticdl"
+ROOT = os.path.abspath(os.path.join(FOLDER, *[os.pardir] * 4))  # the folder that this package is in
 # As in elasticdl.common.environment; importing that would cost every process.
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
@@ -30,6 +33,25 @@ PATCHED = frozenset(
         "horovod.tensorflow.elastic",
     }
 )
+
+
+class OwnFinder:
+    """Finds this package where the script would get another project's."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != PACKAGE:
+            return None
+        for entry in (*sys.path, ROOT):
+            spec = importlib.machinery.PathFinder.find_spec(PACKAGE, [entry or os.getcwd()])
+            if (
+                spec is not None
+                and spec.origin
+                and os.path.isdir(os.path.join(os.path.dirname(spec.origin), "elastic"))
+            ):
+                return spec
+        return None
 
 
 class PatchingFinder:
@@ -101,6 +123,8 @@ def main() -> None:
     # A child of a worker is no worker: it may use Horovod for purposes of its own.
     if os.environ.get(MASTER) != os.environ.get(CONNECTED):
         sys.meta_path.insert(0, PatchingFinder())
+    if MASTER in os.environ:
+        sys.meta_path.insert(1, OwnFinder())
     run_next(sys.path)
 
 
