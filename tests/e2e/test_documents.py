@@ -1,0 +1,160 @@
+"""Every command of README.md and docs/ is typed, as it stands there, in a folder that holds what a checkout holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticdl.common.journal import read_journal
+from elasticdl.master.tether import tethered
+from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+DEADLINE = 240.0
+READ = [read(path) for path in DOCUMENTS]
+TYPED = {How.RUN, How.MEANWHILE}
+NOT_IN_A_CLONE = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist")
+
+
+class Reader:
+    """Somebody in a fresh checkout in which everything is set up, who types what the documents say."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.checkout = folder / "checkout"
+        self.home = folder / "home"
+        shutil.copytree(ROOT, self.checkout, symlinks=True, ignore=NOT_IN_A_CLONE)
+        (self.checkout / ".venv").symlink_to(sys.prefix)
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "KUBECONFIG")}
+        self.environment = {
+            **kept,
+            "PATH": f"{self.checkout}/.venv/bin{os.pathsep}{os.environ['PATH']}",
+            "ELASTICDL_HOME": str(self.home),
+            "OMP_NUM_THREADS": "1",  # the tests run two at a time
+            **environment,
+        }
+
+    def type(self, text: str) -> str:
+        """What the command printed; it has to end well."""
+        process = self.start(text)
+        return self.end(process, text)
+
+    def start(self, text: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            tethered(["bash", "-c", text]),
+            cwd=self.checkout,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(self, process: subprocess.Popen[str], text: str, code: int = 0) -> str:
+        try:
+            printed, _ = process.communicate(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            printed, _ = process.communicate(timeout=DEADLINE)
+            raise AssertionError(f"`{text}` did not end in {DEADLINE:.0f} s:\n{printed[-4000:]}") from None
+        assert process.returncode == code, f"`{text}` ended with {process.returncode}:\n{printed[-4000:]}"
+        return printed
+
+    def wait_for_a_world(self, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not self._world_formed():
+            assert process.poll() is None, f"ended with {process.returncode}:\n{process.communicate()[0]}"
+            assert time.monotonic() < deadline, "no world"
+            time.sleep(0.1)
+
+    def _world_formed(self) -> bool:
+        journals = (self.home / "jobs").glob("*/journal.jsonl")
+        return any(entry["event"] == "world_formed" for path in journals for entry in read_journal(path))
+
+    def write(self, block: PythonBlock) -> None:
+        """A block that is a file: the one that the checkout has, but for its docstring, or a new one."""
+        path = self.checkout / block.file
+        if path.exists():
+            assert path.read_text().partition("\n\n")[2] == block.code, f"{block.place} differs from {block.file}"
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.code)
+
+
+def check(command: Command, printed: str) -> None:
+    if command.words[:2] in (["elasticdl", "train"], ["elasticdl", "run"]):
+        steps = re.search(r"^job \S+ succeeded: (\d+) steps", printed, re.MULTILINE)
+        assert steps, f"{command.place}:\n{printed}"
+        assert int(steps[1]) > 0, f"{command.place}:\n{printed}"
+
+
+def type_with_others(reader: Reader, command: Command, others: list[Command]) -> None:
+    """Type ``others`` in another terminal while the command runs."""
+    process = reader.start(command.text)
+    reader.wait_for_a_world(process)
+    followers = []
+    for other in others:
+        if "--follow" in other.words:
+            followers.append((reader.start(other.text), other.text))
+        else:
+            reader.type(other.text)
+    stopped = any(other.words[:2] == ["elasticdl", "stop"] for other in others)
+    reader.end(process, command.text, code=1 if stopped else 0)
+    for follower, text in followers:
+        reader.end(follower, text)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "document", [each for each in READ if any(command.how in TYPED for command in each.commands)], ids=lambda each: each.name
+)
+def test_the_commands_of(document, tmp_path):
+    reader = Reader(tmp_path)
+    steps = [each for each in document.steps if isinstance(each, PythonBlock) or each.how in TYPED]
+    while steps:
+        step = steps.pop(0)
+        if isinstance(step, PythonBlock):
+            reader.write(step) if step.file else None
+            continue
+        others = []
+        while steps and isinstance(steps[0], Command) and steps[0].how is How.MEANWHILE:
+            others.append(steps.pop(0))
+        if others:
+            type_with_others(reader, step, others)
+        else:
+            check(step, reader.type(step.text))
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_on_the_tests_own_cluster(own_cluster, namespace, tmp_path):
+    reader = Reader(tmp_path, KUBECONFIG=str(with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig")))
+    commands = [command for document in READ for command in document.commands]
+    for command in commands:
+        if command.how is How.ON_CLUSTER:
+            check(command, reader.type(command.text))
+        elif command.how is How.MARKED and "--image" in command.words and command.words[1] in ("train", "run"):
+            reader.type(f"{command.text} --dry_run")
+
+
+def with_namespace(kubeconfig: Path, namespace: str, path: Path) -> Path:
+    """As after `kubectl config set-context --current --namespace`."""
+    content = yaml.safe_load(kubeconfig.read_text())
+    for context in content["contexts"]:
+        context["context"]["namespace"] = namespace
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_command_that_does_not_exist_would_be_noticed(tmp_path):
+    with pytest.raises(AssertionError, match="ended with 2"):
+        Reader(tmp_path).type(shlex.join(["elasticdl", "zoo", "init", "nowhere"]))
