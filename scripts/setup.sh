@@ -2,7 +2,7 @@
 # Makes .venv at the root: pinned dependencies, the Horovod wheel built against them, elasticdl itself (editable).
 # A second run ends at once unless something that the environment is made from has changed.
 #
-#   PYTHON                  the interpreter to start from; 3.11 or newer. Without it: that of .venv, else python3
+#   PYTHON                  the interpreter to start from; 3.11.2 or newer. Without it: that of .venv, else python3
 #   HOROVOD_GPU_OPERATIONS  NCCL for a CUDA build of Horovod
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -42,11 +42,11 @@ missing_packages() {
 
 require_system() {
     command -v "$PYTHON" >/dev/null || {
-        say "$PYTHON is not found: install Python 3.11 or newer, or set PYTHON to it"
+        say "$PYTHON is not found: install Python 3.11.2 or newer, or set PYTHON to it"
         exit 1
     }
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-        say "$PYTHON is $("$PYTHON" --version); 3.11 or newer is needed: set PYTHON to one"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11, 2))' || {
+        say "$PYTHON is $("$PYTHON" --version); 3.11.2 or newer is needed: set PYTHON to one"
         exit 1
     }
     local missing
