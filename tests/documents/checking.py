@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
+import inspect
 import re
 import runpy
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from elasticdl.cli import run, train
@@ -100,8 +102,7 @@ def _parser_of(words: list[str]) -> Parser:
         try:
             dispatch([*words, *(["--", "true"] if words == ["run"] else [])])
         except _Parsed as parsed:
-            assert isinstance(parsed.parser, Parser)
-            return parsed.parser
+            return cast(Parser, parsed.parser)
     raise Wrong(f"`elasticdl {' '.join(words)}` reads no command line")
 
 
@@ -159,8 +160,6 @@ def _nothing_done(owner: type[argparse.ArgumentParser], method: str) -> Iterator
 
 
 def _check_extras(words: list[str]) -> None:
-    import tomllib
-
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in words:
         found = re.fullmatch(r"(?:\.|elasticdl)\[([\w,]+)\]", word)
@@ -179,7 +178,9 @@ def check_names(code: str, names: dict[str, str]) -> None:
     Raises:
         Wrong: there is no such name.
     """
-    for found in re.findall(r"(?<![\w.\"'/])((?:" + "|".join(map(re.escape, ("elasticdl", *names))) + r")(?:\.\w+)+)", code):
+    for found in re.findall(
+        r"(?<![\w.\"'/])((?:" + "|".join(map(re.escape, ("elasticdl", *names))) + r")(?:\.\w+)+)", code
+    ):
         head, *rest = found.split(".")
         target = [*names.get(head, head).split("."), *rest]
         if not target[-1].endswith(("py", "md")):
@@ -192,20 +193,35 @@ def resolve(path: Sequence[str]) -> Any:
         Wrong: there is no such module, or no such name in it.
     """
     found: Any = importlib.import_module(path[0])
-    for number, name in enumerate(path[1:], start=1):
-        if not hasattr(found, name):
-            try:
-                importlib.import_module(".".join(path[: number + 1]))
-            except ImportError:
-                raise Wrong(f"there is no {'.'.join(path[: number + 1])}") from None
-        found = getattr(found, name)
+    for number, name in enumerate(path[1:], start=2):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(".".join(path[:number]))
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise Wrong(f"there is no {'.'.join(path[:number])}") from None
+        except UserError:  # it has a value only within a job
+            return None
     return found
 
 
-def checkout_files() -> list[Path]:
-    """What a clone of this working tree would hold, relative to its root."""
-    import subprocess
+def check_call(code: str, names: dict[str, str]) -> None:
+    """Whether one call of something of elasticdl's has arguments that are taken; anything else is passed over.
 
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [Path(name) for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+    Raises:
+        Wrong: it has not.
+    """
+    try:
+        call = ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return
+    if not isinstance(call, ast.Call) or "..." in code:
+        return
+    head, *rest = ast.unparse(call.func).split(".")
+    if head not in ("elasticdl", *names):
+        return
+    called = resolve([*names.get(head, head).split("."), *rest])
+    try:
+        inspect.signature(called).bind(*call.args, **{each.arg: each.value for each in call.keywords if each.arg})
+    except TypeError as error:
+        raise Wrong(f"{code}: {error}") from None

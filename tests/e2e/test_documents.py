@@ -24,7 +24,9 @@ pytest_plugins = ["tests.cluster.fixtures"]
 DEADLINE = 240.0
 READ = [read(path) for path in DOCUMENTS]
 TYPED = {How.RUN, How.MEANWHILE}
-NOT_IN_A_CLONE = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist")
+NOT_IN_A_CLONE = shutil.ignore_patterns(
+    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist"
+)
 
 
 class Reader:
@@ -116,7 +118,9 @@ def type_with_others(reader: Reader, command: Command, others: list[Command]) ->
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "document", [each for each in READ if any(command.how in TYPED for command in each.commands)], ids=lambda each: each.name
+    "document",
+    [each for each in READ if any(command.how in TYPED for command in each.commands)],
+    ids=lambda each: each.name,
 )
 def test_the_commands_of(document, tmp_path):
     reader = Reader(tmp_path)
@@ -137,7 +141,9 @@ def test_the_commands_of(document, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_the_commands_on_the_tests_own_cluster(own_cluster, namespace, tmp_path):
-    reader = Reader(tmp_path, KUBECONFIG=str(with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig")))
+    reader = Reader(
+        tmp_path, KUBECONFIG=str(with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig"))
+    )
     commands = [command for document in READ for command in document.commands]
     for command in commands:
         if command.how is How.ON_CLUSTER:

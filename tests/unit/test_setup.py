@@ -30,7 +30,13 @@ esac
 def checkout(tmp_path):
     """As much of one as the script looks at."""
     made = tmp_path / "checkout"
-    for name in ("scripts/setup.sh", "scripts/build_horovod.py", "pyproject.toml", "requirements/lock.txt", "requirements/dev.txt"):
+    for name in (
+        "scripts/setup.sh",
+        "scripts/build_horovod.py",
+        "pyproject.toml",
+        "requirements/lock.txt",
+        "requirements/dev.txt",
+    ):
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, made / name)
     return made
