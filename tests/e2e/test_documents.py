@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes import client
 
 from elasticdl.common.journal import read_journal
 from elasticdl.master.tether import tethered
+from tests.cluster.cluster import Cluster
 from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -144,12 +146,19 @@ def test_the_commands_on_the_tests_own_cluster(own_cluster, namespace, tmp_path)
     reader = Reader(
         tmp_path, KUBECONFIG=str(with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig"))
     )
+    claim_volume(own_cluster, namespace, "data")  # "needs a volume claim `data`"
     commands = [command for document in READ for command in document.commands]
     for command in commands:
         if command.how is How.ON_CLUSTER:
             check(command, reader.type(command.text))
         elif command.how is How.MARKED and "--image" in command.words and command.words[1] in ("train", "run"):
             reader.type(f"{command.text} --dry_run")
+
+
+def claim_volume(cluster: Cluster, namespace: str, name: str) -> None:
+    room = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"metadata": {"name": name}, "spec": room}
+    client.CoreV1Api(cluster.client()).create_namespaced_persistent_volume_claim(namespace, claim)
 
 
 def with_namespace(kubeconfig: Path, namespace: str, path: Path) -> Path:
