@@ -50,7 +50,7 @@ require_system() {
         exit 1
     }
     local missing
-    missing=$(missing_packages | tr '\n' ' ')
+    missing=$(missing_packages | paste -sd ' ')
     [ -z "$missing" ] && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "installing $missing"

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import itertools
 import re
 import runpy
 import shlex
@@ -46,7 +47,7 @@ def check_command(text: str) -> None:
     Raises:
         Wrong: the command could not be run anywhere.
     """
-    program, *words = shlex.split(text)
+    program, *words = itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), shlex.split(text))
     if program == "elasticdl":
         _check_elasticdl(words)
     elif program in ("python", "python3"):

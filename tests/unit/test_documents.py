@@ -131,6 +131,7 @@ def test_code_in_tables_is_found(document):
         ("elasticdl trian --model_def a", "did you mean train?"),
         ("elasticdl train --model_deff a", "did you mean --model_def?"),
         ("elasticdl train --num_workers 4-2", "the minimum is above"),
+        ("SOME_NAME=1 elasticdl zoo inti", "did you mean init?"),
         ("elasticdl zoo init one two", "one argument too many"),
         ("elasticdl run --num_workers 2 python a.py", "one argument too many"),
         ("python -m benchmarks.nothing --scale 1", "No module named"),

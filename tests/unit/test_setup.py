@@ -88,7 +88,7 @@ def test_who_names_no_interpreter_keeps_the_environment(checkout):
 def test_what_is_missing_of_debians_packages_is_one_line(checkout):
     done = set_up(checkout, interpreter(checkout, "bare", without_venv=1, without_headers=1))
     assert done.returncode == 1
-    assert done.stderr.startswith("setup: these are missing: python3-venv python3-dev")
+    assert done.stderr.startswith("setup: these are missing: python3-venv python3-dev; install them")
     assert "sudo apt-get install python3-venv python3-dev" in done.stderr
     assert done.stderr.count("\n") == 1
 
