@@ -28,7 +28,7 @@ from tests.documents.reading import ROOT
 _JOBS = {"train": train, "run": run}
 _ZOO = ("init", "build", "push")
 # What is not this repository's, and is taken as it is.
-_FOREIGN = {"docker", "buildah", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
+_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
 
 
 class Wrong(Exception):
