@@ -6,10 +6,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,31 @@ NOT_IN_A_CLONE = shutil.ignore_patterns(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A command that runs in a terminal of its own, or has ended."""
+
+    text: str
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def printed(self) -> str:
+        return self.output.read_text()[-4000:]
+
+    def end(self, code: int = 0) -> str:
+        """What it printed; it has to end with ``code``."""
+        try:
+            ended = self.process.wait(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"`{self.text}` did not end in {DEADLINE:.0f} s:\n{self.printed()}") from None
+        assert ended == code, f"`{self.text}` ended with {ended}:\n{self.printed()}"
+        return self.printed()
+
+
 class Reader:
     """Somebody in a fresh checkout in which everything is set up, who types what the documents say."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.checkout = folder / "checkout"
         self.home = folder / "home"
         shutil.copytree(ROOT, self.checkout, symlinks=True, ignore=NOT_IN_A_CLONE)
@@ -45,40 +66,38 @@ class Reader:
             "PATH": f"{self.checkout}/.venv/bin{os.pathsep}{os.environ['PATH']}",
             "ELASTICDL_HOME": str(self.home),
             "OMP_NUM_THREADS": "1",  # the tests run two at a time
-            **environment,
         }
+        self._typed: list[Typed] = []
 
     def type(self, text: str) -> str:
         """What the command printed; it has to end well."""
-        process = self.start(text)
-        return self.end(process, text)
+        return self.start(text).end()
 
-    def start(self, text: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            tethered(["bash", "-c", text]),
-            cwd=self.checkout,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, text: str) -> Typed:
+        output = self.checkout.parent / f"{len(self._typed)}.out"
+        with output.open("wb") as sink:
+            process = subprocess.Popen(
+                tethered(["bash", "-c", text]),
+                cwd=self.checkout,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+        self._typed.append(Typed(text, process, output))
+        return self._typed[-1]
 
-    def end(self, process: subprocess.Popen[str], text: str, code: int = 0) -> str:
-        try:
-            printed, _ = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            printed, _ = process.communicate(timeout=DEADLINE)
-            raise AssertionError(f"`{text}` did not end in {DEADLINE:.0f} s:\n{printed[-4000:]}") from None
-        assert process.returncode == code, f"`{text}` ended with {process.returncode}:\n{printed[-4000:]}"
-        return printed
+    def leave(self) -> None:
+        """Whatever still runs is killed; a job of this machine ends with its command."""
+        for typed in self._typed:
+            typed.process.kill()
+            typed.process.wait(timeout=DEADLINE)
 
-    def wait_for_a_world(self, process: subprocess.Popen[str]) -> None:
+    def wait_for_a_world(self, job: Typed) -> None:
         deadline = time.monotonic() + DEADLINE
         while not self._world_formed():
-            assert process.poll() is None, f"ended with {process.returncode}:\n{process.communicate()[0]}"
-            assert time.monotonic() < deadline, "no world"
+            assert job.process.poll() is None, f"`{job.text}` has ended:\n{job.printed()}"
+            assert time.monotonic() < deadline, f"no world in {DEADLINE:.0f} s:\n{job.printed()}"
             time.sleep(0.1)
 
     def _world_formed(self) -> bool:
@@ -95,6 +114,13 @@ class Reader:
         path.write_text(block.code)
 
 
+@pytest.fixture
+def reader(tmp_path):
+    made = Reader(tmp_path)
+    yield made
+    made.leave()
+
+
 def check(command: Command, printed: str) -> None:
     if command.words[:2] in (["elasticdl", "train"], ["elasticdl", "run"]):
         steps = re.search(r"^job \S+ succeeded: (\d+) steps", printed, re.MULTILINE)
@@ -104,18 +130,19 @@ def check(command: Command, printed: str) -> None:
 
 def type_with_others(reader: Reader, command: Command, others: list[Command]) -> None:
     """Type ``others`` in another terminal while the command runs."""
-    process = reader.start(command.text)
-    reader.wait_for_a_world(process)
+    job = reader.start(command.text)
+    reader.wait_for_a_world(job)
     followers = []
     for other in others:
+        typed = reader.start(other.text)
         if "--follow" in other.words:
-            followers.append((reader.start(other.text), other.text))
+            followers.append(typed)
         else:
-            reader.type(other.text)
+            typed.end()
     stopped = any(other.words[:2] == ["elasticdl", "stop"] for other in others)
-    reader.end(process, command.text, code=1 if stopped else 0)
-    for follower, text in followers:
-        reader.end(follower, text)
+    job.end(code=1 if stopped else 0)
+    for follower in followers:
+        follower.end()
 
 
 @pytest.mark.timeout(900)
@@ -124,8 +151,7 @@ def type_with_others(reader: Reader, command: Command, others: list[Command]) ->
     [each for each in READ if any(command.how in TYPED for command in each.commands)],
     ids=lambda each: each.name,
 )
-def test_the_commands_of(document, tmp_path):
-    reader = Reader(tmp_path)
+def test_the_commands_of(document, reader):
     steps = [each for each in document.steps if isinstance(each, PythonBlock) or each.how in TYPED]
     while steps:
         step = steps.pop(0)
@@ -142,10 +168,9 @@ def test_the_commands_of(document, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_the_commands_on_the_tests_own_cluster(own_cluster, namespace, tmp_path):
-    reader = Reader(
-        tmp_path, KUBECONFIG=str(with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig"))
-    )
+def test_the_commands_on_the_tests_own_cluster(own_cluster, namespace, reader, tmp_path):
+    kubeconfig = with_namespace(own_cluster.kubeconfig, namespace, tmp_path / "kubeconfig")
+    reader.environment["KUBECONFIG"] = str(kubeconfig)
     claim_volume(own_cluster, namespace, "data")  # "needs a volume claim `data`"
     commands = [command for document in READ for command in document.commands]
     for command in commands:
@@ -170,6 +195,6 @@ def with_namespace(kubeconfig: Path, namespace: str, path: Path) -> Path:
     return path
 
 
-def test_a_command_that_does_not_exist_would_be_noticed(tmp_path):
+def test_a_command_that_does_not_exist_would_be_noticed(reader):
     with pytest.raises(AssertionError, match="ended with 2"):
-        Reader(tmp_path).type(shlex.join(["elasticdl", "zoo", "init", "nowhere"]))
+        reader.type(shlex.join(["elasticdl", "zoo", "init", "nowhere"]))
