@@ -2,7 +2,7 @@
 # Makes .venv at the root: pinned dependencies, the Horovod wheel built against them, elasticdl itself (editable).
 # A second run ends at once unless something that the environment is made from has changed.
 #
-#   PYTHON                  the interpreter to start from (default: python3); 3.11 or newer
+#   PYTHON                  the interpreter to start from; 3.11.2 or newer. Without it: that of .venv, else python3
 #   HOROVOD_GPU_OPERATIONS  NCCL for a CUDA build of Horovod
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,17 +11,24 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-PYTHON=${PYTHON:-python3}
 VENV=.venv
 STAMP=$VENV/.stamp
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
+# The interpreter itself and its version, whether asked directly or through an environment made from it; nothing if there is none.
+identity() {
+    "$1" -c 'import os, sys; print(os.path.realpath(sys._base_executable), sys.version.split()[0])' 2>/dev/null || true
+}
+
+# Who names no interpreter keeps the one that there is an environment of.
+[ -n "${PYTHON:-}" ] || { [ -n "$(identity $VENV/bin/python)" ] && PYTHON=$VENV/bin/python; } || PYTHON=python3
+
 # Everything that the environment is made from, in one word.
 inputs_hash() {
     {
         cat requirements/*.txt pyproject.toml scripts/setup.sh scripts/build_horovod.py
-        echo "${HOROVOD_GPU_OPERATIONS:-}" "$PWD"
+        echo "${HOROVOD_GPU_OPERATIONS:-}" "$PWD" "$(identity "$PYTHON")"
     } | sha256sum | cut -d' ' -f1
 }
 
@@ -35,15 +42,15 @@ missing_packages() {
 
 require_system() {
     command -v "$PYTHON" >/dev/null || {
-        say "$PYTHON is not found: install Python 3.11 or newer, or set PYTHON to it"
+        say "$PYTHON is not found: install Python 3.11.2 or newer, or set PYTHON to it"
         exit 1
     }
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-        say "$PYTHON is $("$PYTHON" --version); 3.11 or newer is needed: set PYTHON to one"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11, 2))' || {
+        say "$PYTHON is $("$PYTHON" --version); 3.11.2 or newer is needed: set PYTHON to one"
         exit 1
     }
     local missing
-    missing=$(missing_packages | tr '\n' ' ')
+    missing=$(missing_packages | paste -sd ' ')
     [ -z "$missing" ] && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "installing $missing"
@@ -59,10 +66,12 @@ main() {
         return
     fi
     require_system
-    "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || {
-        say "making $VENV"
-        "$PYTHON" -m venv --clear "$VENV"
-    }
+    local interpreter
+    interpreter=$(identity "$PYTHON")
+    if [ "$(identity $VENV/bin/python)" != "$interpreter" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+        say "making $VENV with $interpreter"
+        "${interpreter% *}" -m venv --clear "$VENV"
+    fi
     rm -f "$STAMP"
 
     local pip=("$VENV/bin/python" -m pip install -c requirements/lock.txt)

@@ -72,7 +72,10 @@ def init(argv: Sequence[str]) -> None:
         UserError: a path that is not there, or another file in the place of one that would be written.
     """
     given = _init_parser().parse(argv)
-    zoo = _folder("--model_zoo", given.model_zoo)
+    if given.path and given.model_zoo:
+        raise UserError(f"the model zoo is given twice: {given.path} and --model_zoo {given.model_zoo}; leave one out")
+    path = given.path or given.model_zoo or "."
+    zoo = _folder("--model_zoo" if given.model_zoo else "PATH", path)
     wheels, copies = _wheels(zoo, given.local_pkg_dir)
     cluster_spec, more = _cluster_spec(zoo, given.cluster_spec)
     recipe = Recipe(
@@ -93,7 +96,7 @@ def init(argv: Sequence[str]) -> None:
         dockerfile.write_text(text)
     except OSError as error:
         raise UserError(f"{error.filename} can't be written: {error.strerror}") from None
-    print(f"{dockerfile} is written; next: elasticdl zoo build {given.model_zoo} --image IMAGE")
+    print(f"{dockerfile} is written; next: elasticdl zoo build {path} --image IMAGE")
 
 
 def build(argv: Sequence[str]) -> None:
@@ -110,7 +113,7 @@ def build(argv: Sequence[str]) -> None:
     zoo = _folder("PATH", given.path)
     dockerfile = zoo / "Dockerfile"
     if not dockerfile.is_file():
-        raise UserError(f"{dockerfile} is not there: `elasticdl zoo init --model_zoo {given.path}` writes it")
+        raise UserError(f"{dockerfile} is not there: `elasticdl zoo init {given.path}` writes it")
     find_builder().build(zoo, dockerfile, image)
 
 
@@ -124,12 +127,13 @@ def push(argv: Sequence[str]) -> None:
 
 def _init_parser() -> Parser:
     parser = Parser("zoo init", "Write a Dockerfile for a model zoo into its folder.")
+    parser.add_argument("path", nargs="?", default="", help="folder of the model zoo (the current one)")
     parser.add_argument(
         "--base_image",
         default=BASE_IMAGE,
         help=f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
     )
-    parser.add_argument("--model_zoo", default=".", help="folder of the model zoo (the current one)")
+    parser.add_argument("--model_zoo", default="", help="the same as PATH")
     parser.add_argument("--local_pkg_dir", default="", help="folder of wheels that are installed in the image")
     parser.add_argument("--cluster_spec", default="", help="Python file that the image has in /cluster_spec")
     parser.add_argument("--extra_pypi_index", default="", help="URL of a further index that packages may come from")

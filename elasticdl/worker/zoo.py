@@ -159,7 +159,8 @@ def _missing(folder: Path, model_def: str) -> UserError:
         if path.name != "__init__.py"
     ]
     near = difflib.get_close_matches(model_def, there, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there[:8]) or 'no modules'}"
+    none = f"no modules in {folder.absolute()}: --model_zoo names the folder that holds them"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there[:8]) or none}"
     looked = shown(folder.joinpath(*model_def.split(".")).with_suffix(".py"))
     return UserError(f"--model_def {model_def}: there is no {looked}; {hint}")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from running_job import REPOSITORY, ZOO, RunningJob, run_cli, start
+from running_job import ZOO, RunningJob, run_cli, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elasticdl.elastic.record import consumed
@@ -180,14 +180,3 @@ def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path):
         assert two.finish() == 0, two.describe()
         for job in (one, two):
             assert all("collective" not in str(entry) for entry in job.entries("world_broken"))
-
-
-def test_the_loop_of_the_readme_runs_elastically(tmp_path):
-    script = str(REPOSITORY / "examples" / "train_digits.py")
-    with start(tmp_path, "run", "--num_workers", "2", "--", "python", script) as job:
-        assert job.finish() == 0, job.describe()
-        status = json.loads(job.job.status.read_text())
-        worlds = job.entries("world_formed")
-    assert status["phase"] == "succeeded"
-    assert int(status["step"]) == 160
-    assert [len(world["members"]) for world in worlds] == [2]

@@ -108,6 +108,18 @@ def test_what_lies_in_the_zoo_stays_where_it_is(folder):
     assert contents(folder).keys() - before == {"Dockerfile", ".dockerignore"}
 
 
+def test_the_folder_may_be_an_argument(folder, capsys):
+    assert main(["zoo", "init", str(folder)]) == 0
+    assert f"next: elasticdl zoo build {folder} --image IMAGE" in capsys.readouterr().out
+    assert (folder / "Dockerfile").is_file()
+
+
+def test_the_folder_is_given_once(folder):
+    with pytest.raises(UserError, match=r"given twice: .*zoo and --model_zoo \.;"):
+        zoo.command(["init", str(folder), "--model_zoo", "."])
+    assert not (folder / "Dockerfile").exists()
+
+
 def test_it_may_be_written_twice_and_the_users_own_is_kept(folder):
     (folder / ".dockerignore").write_text("mine\n")
     assert init(folder) == init(folder)
@@ -228,7 +240,7 @@ def test_mistakes_do_not_reach_the_program(programs, argv, line):
 
 def test_a_folder_without_dockerfile_is_told_how_to_get_one(folder, programs):
     fake(programs, "docker")
-    with pytest.raises(UserError, match="elasticdl zoo init --model_zoo"):
+    with pytest.raises(UserError, match=f"elasticdl zoo init {folder}"):
         zoo.command(["build", str(folder), "--image", IMAGE])
 
 

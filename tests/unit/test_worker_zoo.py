@@ -103,6 +103,13 @@ def test_a_missing_folder_or_module(tmp_path, spec):
     assert "is not MODULE[.FUNCTION]" in refusal(there.model_copy(update={"model_def": "digits/cnn.py"}))
 
 
+def test_a_folder_without_modules_is_told_by_its_whole_path(tmp_path, monkeypatch):
+    """In a pod nobody sees which folder `.` is."""
+    monkeypatch.chdir(tmp_path)
+    line = refusal(JobSpec(model_def="digits.cnn_torch"))
+    assert line.endswith(f"there are no modules in {tmp_path}: --model_zoo names the folder that holds them")
+
+
 @pytest.mark.parametrize(
     ("module", "expected"),
     [

@@ -1,0 +1,228 @@
+"""Whether the words of a command exist, without running it: commands, options, programs, files, modules."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import inspect
+import itertools
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+from unittest import mock
+
+from elasticdl.cli import run, train
+from elasticdl.cli.main import COMMANDS, dispatch
+from elasticdl.cli.nearest import did_you_mean
+from elasticdl.cli.options import make_spec, read_options
+from elasticdl.cli.parser import Parser, underscored
+from elasticdl.common.errors import UserError
+from tests.documents.reading import ROOT
+
+_JOBS = {"train": train, "run": run}
+_ZOO = ("init", "build", "push")
+# What is not this repository's, and is taken as it is.
+_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
+
+
+class Wrong(Exception):
+    """A word that does not exist."""
+
+
+class _Parsed(BaseException):
+    """Takes the place of all that a program does once it has read its command line."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def check_command(text: str) -> None:
+    """
+    Raises:
+        Wrong: the command could not be run anywhere.
+    """
+    program, *words = itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), shlex.split(text))
+    if program == "elasticdl":
+        _check_elasticdl(words)
+    elif program in ("python", "python3"):
+        _check_python(words)
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        _require("target of the Makefile", words[0], targets)
+    elif program == "pip":
+        _check_extras(words)
+    elif "/" in program:
+        if not (ROOT / program).is_file():
+            raise Wrong(f"there is no {program}")
+    else:
+        _require("program", program, sorted(_FOREIGN))
+    for path in re.findall(r"(?<!\S)(?:docker|benchmarks|scripts|docs)/\S+", text):
+        if not (ROOT / path).exists():
+            raise Wrong(f"there is no {path}")
+
+
+def check_mention(text: str) -> None:
+    """A command within a sentence, in which values may be left out or stand for others.
+
+    Raises:
+        Wrong: a command, a target or an option that does not exist.
+    """
+    program, *words = text.split()
+    if program != "elasticdl":
+        check_command(text)
+        return
+    words = words[: words.index("--")] if "--" in words else words
+    name = next((word for word in words if word.islower() and not word.startswith("-")), "")
+    if not name or name.startswith("elasticdl"):
+        return
+    _require("command", name, COMMANDS)
+    known = options_of(name)
+    for word in words:
+        flag = underscored(word.partition("=")[0])
+        if flag.startswith("--") and flag not in known:
+            raise Wrong(f"`elasticdl {name}` has no option {flag}: {did_you_mean(flag, known)}")
+
+
+def options_of(name: str) -> set[str]:
+    """All options of a command of `elasticdl`."""
+    attempts = [["zoo", each] for each in _ZOO] if name == "zoo" else [[name]]
+    return {flag for words in attempts for flag in _parser_of(words).flags()}
+
+
+def _parser_of(words: list[str]) -> Parser:
+    def stop(parser: Parser, _: Sequence[str]) -> None:
+        raise _Parsed(parser)
+
+    with mock.patch.object(Parser, "parse", stop):
+        try:
+            dispatch([*words, *(["--", "true"] if words == ["run"] else [])])
+        except _Parsed as parsed:
+            return cast(Parser, parsed.parser)
+    raise Wrong(f"`elasticdl {' '.join(words)}` reads no command line")
+
+
+def _check_elasticdl(words: list[str]) -> None:
+    _require("command", words[0], COMMANDS)
+    try:
+        if words[0] in _JOBS:
+            _check_job(words[0], words[1:])
+        else:
+            with _nothing_done(Parser, "parse"):
+                dispatch(words)
+    except UserError as error:
+        raise Wrong(str(error)) from None
+
+
+def _check_job(name: str, words: list[str]) -> None:
+    module: Any = _JOBS[name]
+    split = words.index("--") if "--" in words else len(words)
+    groups = module.GROUPS if name == "run" else module.OPTION_GROUPS
+    make_spec(read_options(vars(module.parser().parse(words[:split])), groups), tuple(words[split + 1 :]))
+
+
+def _check_python(words: list[str]) -> None:
+    start: Callable[[], object]
+    if words[0] == "-m":
+        name, arguments = words[1], words[2:]
+        start = lambda: runpy.run_module(name, run_name="__main__")  # noqa: E731
+    else:
+        name, arguments = words[0], words[1:]
+        if not (ROOT / name).is_file():
+            raise Wrong(f"there is no {name}")
+        if not arguments:
+            return
+        start = lambda: runpy.run_path(str(ROOT / name), run_name="__main__")  # noqa: E731
+    with mock.patch.object(sys, "argv", [name, *arguments]), _nothing_done(argparse.ArgumentParser, "parse_args"):
+        try:
+            start()
+        except SystemExit as ended:
+            raise Wrong(f"{name} does not take {' '.join(arguments)} ({ended})") from None
+        except ImportError as error:
+            raise Wrong(f"{name}: {error}") from None
+
+
+@contextlib.contextmanager
+def _nothing_done(owner: type[argparse.ArgumentParser], method: str) -> Iterator[None]:
+    """Programs end where they have read their command line."""
+    real = getattr(owner, method)
+
+    def read_and_stop(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> None:
+        real(parser, *arguments, **named)
+        raise _Parsed(parser)
+
+    with mock.patch.object(owner, method, read_and_stop), contextlib.suppress(_Parsed):
+        yield
+
+
+def _check_extras(words: list[str]) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in words:
+        found = re.fullmatch(r"(?:\.|elasticdl)\[([\w,]+)\]", word)
+        for extra in found[1].split(",") if found else ():
+            _require("extra of pyproject.toml", extra, known)
+
+
+def _require(kind: str, word: str, known: Any) -> None:
+    if word not in known:
+        raise Wrong(f"{word} is no {kind}: {did_you_mean(word, known)}")
+
+
+def check_names(code: str, names: dict[str, str]) -> None:
+    """Import what ``code`` names of elasticdl; ``names`` says of which module or class a shorter name is.
+
+    Raises:
+        Wrong: there is no such name.
+    """
+    for found in re.findall(
+        r"(?<![\w.\"'/])((?:" + "|".join(map(re.escape, ("elasticdl", *names))) + r")(?:\.\w+)+)", code
+    ):
+        head, *rest = found.split(".")
+        target = [*names.get(head, head).split("."), *rest]
+        if not target[-1].endswith(("py", "md")):
+            resolve(target)
+
+
+def resolve(path: Sequence[str]) -> Any:
+    """
+    Raises:
+        Wrong: there is no such module, or no such name in it.
+    """
+    found: Any = importlib.import_module(path[0])
+    for number, name in enumerate(path[1:], start=2):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(".".join(path[:number]))
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise Wrong(f"there is no {'.'.join(path[:number])}") from None
+        except UserError:  # it has a value only within a job
+            return None
+    return found
+
+
+def check_call(code: str, names: dict[str, str]) -> None:
+    """Whether one call of something of elasticdl's has arguments that are taken; anything else is passed over.
+
+    Raises:
+        Wrong: it has not.
+    """
+    try:
+        call = ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return
+    if not isinstance(call, ast.Call) or "..." in code:
+        return
+    head, *rest = ast.unparse(call.func).split(".")
+    if head not in ("elasticdl", *names):
+        return
+    called = resolve([*names.get(head, head).split("."), *rest])
+    try:
+        inspect.signature(called).bind(*call.args, **{each.arg: each.value for each in call.keywords if each.arg})
+    except TypeError as error:
+        raise Wrong(f"{code}: {error}") from None

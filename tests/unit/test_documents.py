@@ -1,0 +1,168 @@
+"""README.md and docs/: the words of commands that are marked or stand within sentences, and the names in Python blocks."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import yaml
+
+from elasticdl.cli.options import Given, make_spec
+from tests.documents.checking import Wrong, check_call, check_command, check_mention, check_names, options_of
+from tests.documents.reading import DOCUMENTS, ROOT, How, PythonBlock, Span, read
+
+READ = [read(path) for path in DOCUMENTS]
+MARKED = [command for document in READ for command in document.commands if command.how is How.MARKED]
+SPANS = [span for document in READ for span in document.spans]
+PYTHON = [block for document in READ for block in document.python]
+PROGRAMS = (
+    "elasticdl ",
+    "make ",
+    "pip install ",
+    "python -m benchmarks",
+    "python scripts/",
+    "python model_zoo/",
+    "python examples/",
+)
+# Where every option that is mentioned is one of `elasticdl`'s.
+OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/data.md", "docs/library.md", "docs/runai.md")
+MIGRATION = {"elastic": "elasticdl.elastic.torch"}
+
+
+def place(each: object) -> str:
+    return f"{each.place} {each.text}" if hasattr(each, "text") else each.place
+
+
+@pytest.mark.parametrize("document", READ, ids=lambda each: each.name)
+def test_every_block_says_what_it_is(document):
+    assert document.complaints == []
+
+
+@pytest.mark.parametrize("command", MARKED, ids=place)
+def test_a_marked_command_has_only_words_that_exist(command):
+    check_command(command.text)
+
+
+@pytest.mark.parametrize("span", [span for span in SPANS if span.text.startswith(PROGRAMS)], ids=place)
+def test_a_command_in_a_sentence_has_only_words_that_exist(span):
+    check_mention(span.text)
+
+
+def test_options_in_sentences_exist():
+    known = {flag for name in ("train", "run", "logs", "events", "stop", "zoo", "scale") for flag in options_of(name)}
+    for span in SPANS:
+        flag = re.match(r"--[a-z_]+", span.text)
+        if flag and span.document in OURS and not span.text.startswith("--num-workers"):
+            assert flag[0] in known | {"--full", "--isolation"}, place(span)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=place)
+def test_a_python_block_can_be_compiled_and_names_what_is_there(block):
+    tree = ast.parse(block.code)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = [node for node in imports if "elasticdl" in ast.unparse(node)]
+    exec(compile(ast.Module(ours, []), block.place, "exec"), {})
+    check_names(block.code, {})
+
+
+def test_names_in_sentences_and_tables_exist():
+    for span in SPANS:
+        if not span.text.startswith(PROGRAMS):
+            try:
+                names = MIGRATION if span.document == "docs/migration.md" else {}
+                check_names(span.text, names)
+                check_call(span.text, names)
+            except Wrong as wrong:
+                raise AssertionError(f"{place(span)}: {wrong}") from None
+
+
+def test_the_config_file_of_the_documents_is_one():
+    block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
+    assert make_spec(Given({}, yaml.safe_load(block[1]))).model_def == "digits.cnn_torch"
+
+
+# ---- the reading and the checking themselves ----
+
+
+@pytest.fixture
+def document(tmp_path, monkeypatch):
+    """A function that reads a document with this text."""
+    monkeypatch.setattr("tests.documents.reading.ROOT", tmp_path)
+
+    def made(text):
+        (tmp_path / "a.md").write_text(text)
+        return read(tmp_path / "a.md")
+
+    return made
+
+
+def test_what_is_done_with_a_command(document):
+    text = (
+        "Text.\n\n    elasticdl train --model_def a \\\n        --num_workers 2   # on two\n    elasticdl zoo push a   # needs a registry\n"
+        "\n    # takes 5 minutes\n    make test\n\nIn another terminal, while it runs:\n\n    elasticdl status\n"
+        "\nElsewhere:\n\n    elasticdl train --image local/host --model_def a\n    elasticdl status a\n"
+    )
+    found = [(command.line, command.text.split()[1], command.how, command.mark) for command in document(text).commands]
+    assert found == [
+        (3, "train", How.RUN, ""),
+        (5, "zoo", How.MARKED, "needs a registry"),
+        (8, "test", How.MARKED, "takes 5 minutes"),
+        (12, "status", How.MEANWHILE, ""),
+        (16, "train", How.ON_CLUSTER, ""),
+        (17, "status", How.ON_CLUSTER, ""),
+    ]
+    assert document(text).commands[0].text == "elasticdl train --model_def a --num_workers 2"
+
+
+def test_python_blocks_and_their_files(document):
+    found = document("`a/b.py`:\n\n```python\nx = 1\n```\n\nThen:\n\n```python\ny = 2\n```\n\n```\nwhat?\n```\n")
+    assert found.python == [PythonBlock("a.md", 3, "x = 1\n", "a/b.py"), PythonBlock("a.md", 9, "y = 2\n", "")]
+    assert found.complaints == ["a.md:13: a fenced block says one of python, text, yaml; commands are indented"]
+
+
+def test_code_in_tables_is_found(document):
+    assert document("| a |\n|---|\n| `elasticdl status` |\n").spans == [Span("a.md", 3, "elasticdl status")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("elasticdl trian --model_def a", "did you mean train?"),
+        ("elasticdl train --model_deff a", "did you mean --model_def?"),
+        ("elasticdl train --num_workers 4-2", "the minimum is above"),
+        ("SOME_NAME=1 elasticdl zoo inti", "did you mean init?"),
+        ("elasticdl zoo init one two", "one argument too many"),
+        ("elasticdl run --num_workers 2 python a.py", "one argument too many"),
+        ("python -m benchmarks.nothing --scale 1", "No module named"),
+        ("python -m benchmarks.master_scale --bogus 1", "does not take --bogus 1"),
+        ("python examples/nothing.py", "there is no examples/nothing.py"),
+        ("make nothing", "nothing is no target"),
+        ('pip install ".[nothing]"', "nothing is no extra"),
+        ("docker build -f docker/Dockerfile.nothing .", "there is no docker/Dockerfile.nothing"),
+        ("benchmarks/nothing.sh", "there is no benchmarks/nothing.sh"),
+        ("nothing at all", "nothing is no program"),
+    ],
+)
+def test_a_word_that_does_not_exist_is_noticed(text, said):
+    with pytest.raises(Wrong) as raised:
+        check_command(text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["elasticdl trian", "elasticdl train --imaeg", "elasticdl logs JOB --folow"])
+def test_a_mention_of_what_does_not_exist_is_noticed(text):
+    with pytest.raises(Wrong):
+        check_mention(text)
+
+
+def test_a_name_that_does_not_exist_is_noticed():
+    check_names("elasticdl.elastic.steps, elastic.rank()", MIGRATION)
+    with pytest.raises(Wrong, match=r"elasticdl\.elastic\.torch\.nothing"):
+        check_names("elastic.nothing()", MIGRATION)
+
+
+def test_an_argument_that_does_not_exist_is_noticed():
+    check_call("elastic.init(global_batch_size=256, max_gpu_batch_size=64)", MIGRATION)
+    with pytest.raises(Wrong, match="global_batch"):
+        check_call("elastic.init(global_batch=256, max_gpu_batch_size=64)", MIGRATION)

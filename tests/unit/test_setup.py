@@ -1,0 +1,112 @@
+"""`scripts/setup.sh` with pretended interpreters: which it takes, when it makes the environment anew, what it asks for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Keeps a record of what it was asked to do, and pretends to have done it.
+INTERPRETER = """#!/bin/bash
+case "$*" in
+    *_base_executable*) echo "{path} 3.11.2" ;;
+    *version_info*) exit {too_old} ;;
+    *"import ensurepip"*) exit {without_venv} ;;
+    *Python.h*) exit {without_headers} ;;
+    "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python; echo "{name}: venv" >>record ;;
+    *"pip install"*) echo "{name}: pip" >>record ;;
+    *build_horovod*) echo wheel ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """As much of one as the script looks at."""
+    made = tmp_path / "checkout"
+    for name in (
+        "scripts/setup.sh",
+        "scripts/build_horovod.py",
+        "pyproject.toml",
+        "requirements/lock.txt",
+        "requirements/dev.txt",
+    ):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, made / name)
+    return made
+
+
+def interpreter(checkout: Path, name: str, too_old: int = 0, without_venv: int = 0, without_headers: int = 0) -> Path:
+    path = checkout.parent / name
+    lacks = {"too_old": too_old, "without_venv": without_venv, "without_headers": without_headers}
+    path.write_text(INTERPRETER.format(name=name, path=path, **lacks))
+    path.chmod(0o755)
+    return path
+
+
+def set_up(checkout: Path, python: Path | None, user: int = 1000) -> subprocess.CompletedProcess[str]:
+    """As a pretended user, with a pretended apt-get."""
+    programs = checkout.parent / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, does in (("apt-get", 'echo "apt-get $*" >>record'), ("id", f"echo {user}")):
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **({"PYTHON": str(python)} if python else {})}
+    (checkout / "record").write_text("")
+    return subprocess.run(["scripts/setup.sh"], cwd=checkout, env=env, capture_output=True, text=True, check=False)
+
+
+def record(checkout: Path) -> list[str]:
+    return sorted(set((checkout / "record").read_text().splitlines()))
+
+
+def test_an_environment_of_another_interpreter_is_made_anew(checkout):
+    one, other = interpreter(checkout, "one"), interpreter(checkout, "other")
+    done = set_up(checkout, one)
+    assert done.returncode == 0, done.stderr
+    assert record(checkout) == ["one: pip", "one: venv"]
+    assert set_up(checkout, one).stderr == "", "nothing is left to do"
+    assert set_up(checkout, other).returncode == 0
+    assert record(checkout) == ["other: pip", "other: venv"]
+
+
+def test_who_names_no_interpreter_keeps_the_environment(checkout):
+    set_up(checkout, interpreter(checkout, "one"))
+    assert set_up(checkout, None).stderr == ""
+    assert record(checkout) == []
+    (checkout / "requirements" / "dev.txt").write_text("something else\n")
+    assert set_up(checkout, None).returncode == 0
+    assert record(checkout) == ["one: pip"], "in the same environment"
+
+
+def test_what_is_missing_of_debians_packages_is_one_line(checkout):
+    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1, without_headers=1))
+    assert done.returncode == 1
+    assert done.stderr.startswith("setup: these are missing: python3-venv python3-dev; install them")
+    assert "sudo apt-get install python3-venv python3-dev" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_root_gets_what_is_missing_installed(checkout):
+    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1), user=0)
+    assert done.returncode == 0, done.stderr
+    assert "setup: installing python3-venv" in done.stderr
+    assert "apt-get install -y -q --no-install-recommends python3-venv" in record(checkout)
+
+
+def test_an_interpreter_that_is_too_old_is_refused(checkout):
+    done = set_up(checkout, interpreter(checkout, "old", too_old=1))
+    assert done.returncode == 1
+    assert "3.11.2 or newer is needed: set PYTHON to one" in done.stderr
+    assert record(checkout) == []
+
+
+def test_the_oldest_python_is_the_same_everywhere():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11.2"
+    assert "sys.version_info < (3, 11, 2)" in (ROOT / "scripts" / "setup.sh").read_text()
