@@ -17,6 +17,8 @@ from elasticdl.common.errors import ElasticDLError, UserError
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*", re.ASCII)
 # What Kubernetes takes for a user who is not root: a number, not a name.
 _NOT_ROOT = re.compile(r"0*[1-9]\d*(:.*)?", re.ASCII)
+# Those of docker/Dockerfile.*: no registry has them.
+_OWN_BASE = re.compile(r"^FROM (elasticdl:\S+-([cg]pu))$", re.MULTILINE)
 _ANSWER_S = 20.0
 
 
@@ -52,10 +54,16 @@ class Builder:
 
         Raises:
             ElasticDLError: the program can't be run, or failed.
-            UserError: the image would run as root, which pods of jobs may not.
+            UserError: the base image has to be made first, or the image would run as root, which pods of jobs may not.
         """
+        base = _OWN_BASE.search(dockerfile.read_text())
+        if base and self._user(base[1]) is None:
+            raise UserError(
+                f"{dockerfile}: {base[1]} is not here; once, in a checkout of elasticdl: "
+                f"{self.program.name} {self.program.build} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
+            )
         self._run(self.program.build, "--tag", image, "--file", str(dockerfile), str(folder))
-        user = _ask([self.path, *self.program.user, image])
+        user = self._user(image)
         if user is None:
             raise ElasticDLError(f"`{self.program.name} {self.program.build}` ended well, but {image} is not there")
         if not _NOT_ROOT.fullmatch(user):
@@ -67,6 +75,10 @@ class Builder:
     def push(self, image: str) -> None:
         """Raises as `build`."""
         self._run("push", image)
+
+    def _user(self, image: str) -> str | None:
+        """Whom ``image`` runs as; None if it is not here."""
+        return _ask([self.path, *self.program.user, image])
 
     def _run(self, *arguments: str) -> None:
         name = f"{self.program.name} {arguments[0]}"

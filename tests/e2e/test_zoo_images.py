@@ -90,6 +90,15 @@ def test_an_image_that_would_run_as_root_is_refused(zoo, tmp_path, user, named):
     assert f"elasticdl zoo: {IMAGE} is built, but its user is {named}, and pods" in done.stderr.splitlines()[-1]
 
 
+def test_a_base_image_that_nobody_made_is_told(zoo, tmp_path):
+    folder = folder_with(tmp_path / "mine")
+    assert zoo("init", "--model_zoo", folder).returncode == 0
+    done = zoo("build", folder, "--image", IMAGE)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert " is not here; once, in a checkout of elasticdl: buildah bud -f docker/Dockerfile.cpu " in done.stderr
+
+
 def test_a_docker_that_does_not_answer_is_passed_over(programs, zoo, tmp_path):
     (programs / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
     (programs / "docker").chmod(0o755)

@@ -36,10 +36,12 @@ def programs(tmp_path, monkeypatch):
     return made
 
 
-def fake(programs: Path, name: str, code: int = 0, user: str = "1000:1000", answers: bool = True) -> Path:
+def fake(
+    programs: Path, name: str, code: int = 0, user: str = "1000:1000", answers: bool = True, lacks: str = ""
+) -> Path:
     """A program that builds and pushes nothing, but keeps the arguments in the file that is returned, and ends with ``code``.
 
-    Its images run as ``user``; with ``answers`` False it is like docker without its daemon.
+    Its images run as ``user``, and it has all but ``lacks``; with ``answers`` False it is like docker without its daemon.
     """
     record = programs.parent / f"{name}.json"
     program = programs / name
@@ -49,6 +51,8 @@ import json, sys
 if sys.argv[1] == "version":
     sys.exit({not answers:d})
 if "inspect" in sys.argv:
+    if sys.argv[-1] == {lacks!r}:
+        sys.exit(1)
     print({user!r})
     sys.exit(0)
 json.dump(sys.argv[1:], open({str(record)!r}, "w"))
@@ -222,6 +226,23 @@ def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
     init(folder)
     with pytest.raises(UserError, match=rf"its user is {user or 'root'}, and .*: end .*Dockerfile with USER 1000:1000"):
         zoo.command(["build", str(folder), "--image", IMAGE])
+
+
+@pytest.mark.parametrize(("base", "kind"), [(zoo.BASE_IMAGE, "cpu"), (zoo.BASE_IMAGE.replace("cpu", "gpu"), "gpu")])
+def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, programs, base, kind):
+    record = fake(programs, "buildah", lacks=base)
+    init(folder, f"--base_image={base}")
+    with pytest.raises(UserError) as raised:
+        zoo.command(["build", str(folder), "--image", IMAGE])
+    command = f"buildah bud -f docker/Dockerfile.{kind} -t {base} ."
+    assert str(raised.value) == f"{folder}/Dockerfile: {base} is not here; once, in a checkout of elasticdl: {command}"
+    assert not record.exists()
+
+
+def test_a_base_image_of_a_registry_is_left_to_the_builder(folder, programs):
+    fake(programs, "docker", lacks="registry.example.com/elasticdl:1-cpu")
+    init(folder, "--base_image=registry.example.com/elasticdl:1-cpu")
+    assert zoo.command(["build", str(folder), "--image", IMAGE]) == 0
 
 
 @pytest.mark.parametrize("user", ["1000", "1000:0", "10:elasticdl"])
