@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Build the Horovod wheel against the installed torch and TensorFlow, once per user.
+"""Build the Horovod wheel against the installed frameworks, torch and TensorFlow, once per user.
 
 Horovod 0.28.1 ships only as source and predates today's frameworks; a few edits are
 enough (``EDITS`` says why each is needed). The wheel is kept in the user's cache
 directory under a name that holds every version it depends on, so a second call only prints
-its path. Set ``HOROVOD_GPU_OPERATIONS=NCCL`` for a CUDA build.
+its path. Variables of Horovod's own change what is built: ``HOROVOD_GPU_OPERATIONS=NCCL`` for CUDA,
+``HOROVOD_WITHOUT_TENSORFLOW=1`` or ``HOROVOD_WITHOUT_PYTORCH=1`` for one framework alone.
 
     python scripts/build_horovod.py          # prints the path of the wheel on stdout
 """
@@ -20,6 +21,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 HOROVOD_VERSION = "0.28.1"
@@ -103,22 +106,48 @@ class BuildError(Exception):
     """The wheel could not be built; the message says what to look at."""
 
 
-def tensorflow_version() -> str:
-    for name in ("tensorflow-cpu", "tensorflow"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise BuildError("tensorflow is not installed: run `make setup`, which installs the pinned versions first")
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What Horovod is built for, by the name that its variables have for it."""
+
+    variable: str
+    label: str
+    # Of one module, the first that is installed counts.
+    packages: tuple[str, ...]
+
+    def version(self) -> str:
+        for name in self.packages:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        raise BuildError(
+            f"{self.packages[-1]} is not installed: `make setup` installs the pinned version; "
+            f"HOROVOD_WITHOUT_{self.variable}=1 builds Horovod without it"
+        )
 
 
-def cache_key(gpu_operations: str) -> str:
+FRAMEWORKS = (
+    Framework("PYTORCH", "torch", ("torch",)),
+    Framework("TENSORFLOW", "tf", ("tensorflow-cpu", "tensorflow")),
+)
+
+
+def wanted(variables: Mapping[str, str]) -> list[Framework]:
+    """The frameworks that no variable leaves out; as in Horovod's own build only "1" does."""
+    chosen = [framework for framework in FRAMEWORKS if variables.get(f"HOROVOD_WITHOUT_{framework.variable}") != "1"]
+    if not chosen:
+        raise BuildError("HOROVOD_WITHOUT_PYTORCH=1 and HOROVOD_WITHOUT_TENSORFLOW=1 leave nothing to build for")
+    return chosen
+
+
+def cache_key(frameworks: list[Framework], gpu_operations: str) -> str:
     """Every version that the binary depends on, and the edits, in one directory name."""
     edits = hashlib.sha256(repr(EDITS).encode()).hexdigest()[:8]
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    torch = importlib.metadata.version("torch")
+    versions = "-".join(f"{framework.label}{framework.version()}" for framework in frameworks)
     ops = f"-{gpu_operations.lower()}" if gpu_operations else ""
-    return f"horovod-{HOROVOD_VERSION}-{python}-torch{torch}-tf{tensorflow_version()}{ops}-{edits}"
+    return f"horovod-{HOROVOD_VERSION}-{python}-{versions}{ops}-{edits}"
 
 
 def fetch_source(into: Path) -> Path:
@@ -142,13 +171,13 @@ def apply_edits(source: Path) -> None:
         path.write_text(text.replace(old, new, 1))
 
 
-def build_environment(gpu_operations: str) -> dict[str, str]:
+def build_environment(frameworks: list[Framework], gpu_operations: str) -> dict[str, str]:
     flags = {
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_MPI": "1",
-        "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
+        # A framework that is asked for and not found stops the build, instead of being left out silently.
+        **{f"HOROVOD_WITH_{framework.variable}": "1" for framework in frameworks},
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         # The cmake of this environment, not a newer one that dropped the policies Horovod asks for.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -192,7 +221,8 @@ def compile_wheel(source: Path, out: Path, log: Path, env: dict[str, str]) -> Pa
 def main() -> int:
     gpu_operations = os.environ.get("HOROVOD_GPU_OPERATIONS", "")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "elasticdl"
-    target = cache / cache_key(gpu_operations)
+    frameworks = wanted(os.environ)
+    target = cache / cache_key(frameworks, gpu_operations)
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups at once build one wheel
@@ -201,7 +231,7 @@ def main() -> int:
                 source = fetch_source(Path(scratch))
                 apply_edits(source)
                 out = Path(scratch) / "wheel"
-                compile_wheel(source, out, cache / "horovod-build.log", build_environment(gpu_operations))
+                compile_wheel(source, out, cache / "horovod-build.log", build_environment(frameworks, gpu_operations))
                 shutil.move(str(out), str(target))
     print(next(target.glob("horovod-*.whl")))
     return 0
@@ -210,5 +240,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (BuildError, subprocess.CalledProcessError, importlib.metadata.PackageNotFoundError) as error:
+    except (BuildError, subprocess.CalledProcessError) as error:
         sys.exit(f"build_horovod: {error}")

@@ -1,61 +1,112 @@
-"""Building and pushing images with the program that is there for it: docker or buildah."""
+"""Building and pushing images with a program that does it here: docker, buildah or podman."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.common.errors import ElasticDLError, UserError
 
-# In the order of preference: the verb with which each builds. buildah's older releases know no other.
-_VERBS = {"docker": "build", "buildah": "bud"}
 # What could be taken for an option or for two words; the rest is for the program to judge, which knows its registries.
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*", re.ASCII)
+# What Kubernetes takes for a user who is not root: a number, not a name.
+_NOT_ROOT = re.compile(r"0*[1-9]\d*(:.*)?", re.ASCII)
+# Those of docker/Dockerfile.*: no registry has them.
+_OWN_BASE = re.compile(r"^FROM (elasticdl:\S+-([cg]pu))$", re.MULTILINE)
+_ANSWER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How a program is told what every one of them can do."""
+
+    name: str
+    build: str
+    user: Sequence[str]
+    # Fails if the program can't work here, as docker's client can't without its daemon; empty: it needs nobody.
+    probe: Sequence[str] = ()
+
+
+# In the order of preference.
+_PROGRAMS = (
+    Program("docker", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
+    # Older releases know no other word for it.
+    Program("buildah", "bud", ("inspect", "--type", "image", "--format", "{{.OCIv1.Config.User}}")),
+    Program("podman", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
     """A program that builds images and pushes them; what it prints is the user's to see."""
 
-    program: str
-    verb: str
+    path: str
+    program: Program
 
     def build(self, folder: Path, dockerfile: Path, image: str) -> None:
         """Build ``folder``, which the Dockerfile copies from, as ``image``.
 
         Raises:
             ElasticDLError: the program can't be run, or failed.
+            UserError: the base image has to be made first, or the image would run as root, which pods of jobs may not.
         """
-        self._run(self.verb, "--tag", image, "--file", str(dockerfile), str(folder))
+        base = _OWN_BASE.search(dockerfile.read_text())
+        if base and self._user(base[1]) is None:
+            raise UserError(
+                f"{dockerfile}: {base[1]} is not here; once, in a checkout of elasticdl: "
+                f"{self.program.name} {self.program.build} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
+            )
+        self._run(self.program.build, "--tag", image, "--file", str(dockerfile), str(folder))
+        user = self._user(image)
+        if user is None:
+            raise ElasticDLError(f"`{self.program.name} {self.program.build}` ended well, but {image} is not there")
+        if not _NOT_ROOT.fullmatch(user):
+            raise UserError(
+                f"{image} is built, but its user is {user or 'root'}, and pods of jobs run only as a user that is a "
+                f"number other than 0: end {dockerfile} with USER 1000:1000"
+            )
 
     def push(self, image: str) -> None:
         """Raises as `build`."""
         self._run("push", image)
 
+    def _user(self, image: str) -> str | None:
+        """Whom ``image`` runs as; None if it is not here."""
+        return _ask([self.path, *self.program.user, image])
+
     def _run(self, *arguments: str) -> None:
-        name = f"{Path(self.program).name} {arguments[0]}"
+        name = f"{self.program.name} {arguments[0]}"
+        print(shlex.join([self.path, *arguments]), file=sys.stderr, flush=True)
         try:
             # No deadline: somebody waits before it who can end it, and how long an image takes only they know.
-            done = subprocess.run([self.program, *arguments], stdin=subprocess.DEVNULL, check=False)
+            done = subprocess.run([self.path, *arguments], stdin=subprocess.DEVNULL, check=False)
         except OSError as error:
-            raise ElasticDLError(f"{self.program} can't be run: {error.strerror}") from None
+            raise ElasticDLError(f"{self.path} can't be run: {error.strerror}") from None
         if done.returncode != 0:
             raise ElasticDLError(f"`{name}` ended with {done.returncode}; what it printed above says why")
 
 
 def find_builder() -> Builder:
-    """
+    """The first program that is there and works.
+
     Raises:
-        UserError: neither program is there.
+        UserError: there is none.
     """
-    for name, verb in _VERBS.items():
-        program = shutil.which(name)
-        if program:
-            return Builder(program, verb)
-    raise UserError(f"neither {' nor '.join(_VERBS)} is on PATH: install one of them, or use a machine that has it")
+    mute = []
+    for program in _PROGRAMS:
+        path = shutil.which(program.name)
+        if path and (not program.probe or _ask([path, *program.probe]) is not None):
+            return Builder(path, program)
+        mute += [program.name] if path else []
+    names = ", ".join(program.name for program in _PROGRAMS[:-1]) + f" nor {_PROGRAMS[-1].name}"
+    found = f"; {' and '.join(mute)} is there, but `{mute[0]} version` fails: does its daemon run?" if mute else ""
+    raise UserError(f"neither {names} works here: install one of them, or use a machine that has it{found}")
 
 
 def check_image(option: str, image: str) -> str:
@@ -66,3 +117,14 @@ def check_image(option: str, image: str) -> str:
     if not _IMAGE.fullmatch(image):
         raise UserError(f"{option} {image!r} is no name of an image; expected one like registry.example.com/team/zoo:1")
     return image
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    """What a command answers; None if it fails, or says nothing in time."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -26,7 +26,7 @@ _PLAIN = re.compile(r"[\w./+-]+")
 USAGE = """usage: elasticdl zoo init|build|push [OPTIONS]
 
   init   write a Dockerfile into a model zoo
-  build  build the image of a model zoo, with docker or buildah
+  build  build the image of a model zoo, with docker, buildah or podman
   push   push that image to its registry
 
 `elasticdl zoo init --help` shows the options of init."""
@@ -102,10 +102,12 @@ def init(argv: Sequence[str]) -> None:
 def build(argv: Sequence[str]) -> None:
     """
     Raises:
-        UserError: no Dockerfile, or no program to build it with.
+        UserError: no Dockerfile, no program to build it with, or the image would run as root.
         ElasticDLError: that program failed.
     """
-    parser = Parser("zoo build", "Build the image of a model zoo, with docker or buildah, whichever is there.")
+    parser = Parser(
+        "zoo build", "Build the image of a model zoo, with docker, buildah or podman, whichever works here."
+    )
     parser.add_argument("path", help="folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile")
     parser.add_argument("--image", required=True, help="name of the image, as in registry.example.com/team/zoo:1")
     given = parser.parse(argv)
@@ -119,7 +121,7 @@ def build(argv: Sequence[str]) -> None:
 
 def push(argv: Sequence[str]) -> None:
     """Raises as `build`."""
-    parser = Parser("zoo push", "Push an image to its registry, with docker or buildah, whichever is there.")
+    parser = Parser("zoo push", "Push an image to its registry, with docker, buildah or podman, whichever works here.")
     parser.add_argument("image", help="name of the image, as it was given to `elasticdl zoo build`")
     given = parser.parse(argv)
     find_builder().push(check_image("IMAGE", given.image))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,14 @@ def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """All 1,797 images (N x 64, from 0 to 16) and labels, as ``sklearn.datasets.load_digits`` gives them.
 
     From scikit-learn's file, but without scikit-learn: importing it takes as long as importing PyTorch.
+
+    Raises:
+        ValueError: scikit-learn is not installed.
     """
-    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    try:
+        file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    except PackageNotFoundError:
+        raise ValueError("the digits come with scikit-learn, which is missing: pip install scikit-learn") from None
     rows = np.loadtxt(str(file), delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(np.int64)
 

@@ -26,6 +26,18 @@ class Line:
 
 
 def read(text: str) -> list[Line]:
+    """The instructions; images by the names that they have unless somebody gives the argument that FROM names."""
+    lines = _split(text)
+    defaults = dict(line.rest.split("=", 1) for line in lines if line.word == "ARG" and "=" in line.rest)
+    return [
+        Line(line.word, re.sub(r"\$(\w+)", lambda name: defaults.get(name[1], ""), line.rest))
+        if line.word == "FROM"
+        else line
+        for line in lines
+    ]
+
+
+def _split(text: str) -> list[Line]:
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n", " ", kept)
     split = [line.strip().split(None, 1) for line in joined.splitlines() if line.strip()]

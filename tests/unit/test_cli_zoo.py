@@ -1,8 +1,9 @@
-"""``elasticdl zoo``: the Dockerfile that is written, and what docker or buildah is asked to do."""
+"""``elasticdl zoo``: the Dockerfile that is written, and what docker, buildah or podman is asked to do."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -35,13 +36,28 @@ def programs(tmp_path, monkeypatch):
     return made
 
 
-def fake(programs: Path, name: str, code: int = 0) -> Path:
-    """A program that keeps its arguments in the file that is returned, and ends with ``code``."""
+def fake(
+    programs: Path, name: str, code: int = 0, user: str = "1000:1000", answers: bool = True, lacks: str = ""
+) -> Path:
+    """A program that builds and pushes nothing, but keeps the arguments in the file that is returned, and ends with ``code``.
+
+    Its images run as ``user``, and it has all but ``lacks``; with ``answers`` False it is like docker without its daemon.
+    """
     record = programs.parent / f"{name}.json"
     program = programs / name
     program.write_text(
-        f"#!{sys.executable} -IS\nimport json, sys\n"
-        f"json.dump(sys.argv[1:], open({str(record)!r}, 'w'))\nsys.exit({code})\n"
+        f"""#!{sys.executable} -IS
+import json, sys
+if sys.argv[1] == "version":
+    sys.exit({not answers:d})
+if "inspect" in sys.argv:
+    if sys.argv[-1] == {lacks!r}:
+        sys.exit(1)
+    print({user!r})
+    sys.exit(0)
+json.dump(sys.argv[1:], open({str(record)!r}, "w"))
+sys.exit({code})
+"""
     )
     program.chmod(0o755)
     return record
@@ -178,43 +194,87 @@ def test_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
         init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
 
 
-@pytest.mark.parametrize(("name", "verb"), [("docker", "build"), ("buildah", "bud")])
-def test_build_and_push(folder, programs, name, verb):
+@pytest.mark.parametrize(("name", "verb"), [("docker", "build"), ("buildah", "bud"), ("podman", "build")])
+def test_build_and_push(folder, programs, name, verb, capfd):
     record = fake(programs, name)
     init(folder)
     assert main(["zoo", "build", str(folder), "--image", IMAGE]) == 0
-    assert json.loads(record.read_text()) == [
-        *(verb, "--tag", IMAGE),
-        *("--file", str(folder / "Dockerfile"), str(folder)),
-    ]
+    arguments = [verb, "--tag", IMAGE, "--file", str(folder / "Dockerfile"), str(folder)]
+    assert json.loads(record.read_text()) == arguments
+    assert capfd.readouterr().err == f"{shlex.join([str(programs / name), *arguments])}\n"
     assert main(["zoo", "push", IMAGE]) == 0
     assert json.loads(record.read_text()) == ["push", IMAGE]
 
 
-def test_docker_comes_before_buildah(programs):
-    fake(programs, "buildah")
-    fake(programs, "docker")
-    assert find_builder().program == str(programs / "docker")
+@pytest.mark.parametrize(
+    ("mute", "found"),
+    [((), "docker"), (("docker",), "buildah"), (("podman",), "docker")],
+)
+def test_the_first_that_works_is_taken(programs, mute, found):
+    for name in ("podman", "buildah", "docker"):
+        fake(programs, name, answers=name not in mute)
+    assert find_builder().path == str(programs / found)
 
 
-def test_neither_is_there(folder, programs, capsys):
+def test_none_is_there(folder, programs, capsys):
     init(folder)
     for command in (["build", str(folder), "--image", IMAGE], ["push", IMAGE]):
         assert main(["zoo", *command]) == 2
         assert capsys.readouterr().err == (
-            "elasticdl zoo: neither docker nor buildah is on PATH: install one of them, or use a machine that has it\n"
+            "elasticdl zoo: neither docker, buildah nor podman works here: install one of them, or use a machine "
+            "that has it\n"
         )
+
+
+def test_docker_without_its_daemon_is_told(programs):
+    fake(programs, "docker", answers=False)
+    with pytest.raises(UserError, match=r"docker is there, but `docker version` fails: does its daemon run\?"):
+        find_builder()
+
+
+@pytest.mark.parametrize("user", ["", "root", "0", "0:1000", "00", "elasticdl", "elasticdl:1000"])
+def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
+    fake(programs, "docker", user=user)
+    init(folder)
+    with pytest.raises(UserError, match=rf"its user is {user or 'root'}, and .*: end .*Dockerfile with USER 1000:1000"):
+        zoo.command(["build", str(folder), "--image", IMAGE])
+
+
+@pytest.mark.parametrize(("base", "kind"), [(zoo.BASE_IMAGE, "cpu"), (zoo.BASE_IMAGE.replace("cpu", "gpu"), "gpu")])
+def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, programs, base, kind):
+    record = fake(programs, "buildah", lacks=base)
+    init(folder, f"--base_image={base}")
+    with pytest.raises(UserError) as raised:
+        zoo.command(["build", str(folder), "--image", IMAGE])
+    command = f"buildah bud -f docker/Dockerfile.{kind} -t {base} ."
+    assert str(raised.value) == f"{folder}/Dockerfile: {base} is not here; once, in a checkout of elasticdl: {command}"
+    assert not record.exists()
+
+
+def test_a_base_image_of_a_registry_is_left_to_the_builder(folder, programs):
+    fake(programs, "docker", lacks="registry.example.com/elasticdl:1-cpu")
+    init(folder, "--base_image=registry.example.com/elasticdl:1-cpu")
+    assert zoo.command(["build", str(folder), "--image", IMAGE]) == 0
+
+
+@pytest.mark.parametrize("user", ["1000", "1000:0", "10:elasticdl"])
+def test_a_user_with_a_number_is_let_in(folder, programs, user):
+    fake(programs, "docker", user=user)
+    init(folder)
+    assert zoo.command(["build", str(folder), "--image", IMAGE]) == 0
 
 
 def test_a_failure_of_the_program_is_told(programs, capsys):
     fake(programs, "docker", code=3)
     assert main(["zoo", "push", IMAGE]) == 1
-    assert capsys.readouterr().err == "elasticdl zoo: `docker push` ended with 3; what it printed above says why\n"
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "elasticdl zoo: `docker push` ended with 3; what it printed above says why"
+    ]
 
 
 def test_a_program_that_does_not_start_is_told(programs):
-    fake(programs, "docker").touch()
-    (programs / "docker").write_text("#!/nowhere/at/all\n")
+    fake(programs, "buildah")
+    (programs / "buildah").write_text("#!/nowhere/at/all\n")
     with pytest.raises(ElasticDLError, match="can't be run: No such file"):
         zoo.command(["push", IMAGE])
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from elasticdl.cli.zoo import BASE_IMAGE
 from elasticdl.cli.zoo_dockerfile import ZOO_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
+CPU, GPU = ROOT / "docker" / "Dockerfile.cpu", ROOT / "docker" / "Dockerfile.gpu"
 DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
 GOOD = 'FROM python:3.11 AS build\nFROM python:3.11-slim\nCOPY --from=build /a /a\nWORKDIR /a\nUSER 1000\nCMD ["a"]\n'
 
@@ -25,6 +29,7 @@ def test_there_is_one_for_each_kind_of_machine():
 
 def test_a_good_dockerfile_is_not_complained_about():
     assert complaints(GOOD) == set()
+    assert complaints(f"ARG BASE=python:3.11-slim\n{GOOD.replace('python:3.11-slim', '$BASE')}") == set()
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,7 @@ def test_a_good_dockerfile_is_not_complained_about():
     [
         ("DL3006", "python:3.11-slim", "python"),
         ("DL3006", "python:3.11-slim", "localhost:5000/python"),
+        ("DL3006", GOOD, f"ARG BASE=python\n{GOOD.replace('python:3.11-slim', '$BASE')}"),
         ("DL3007", "python:3.11-slim", "python:latest"),
         ("DL3002", "USER 1000\n", ""),
         ("DL3002", "USER 1000", "USER root"),
@@ -105,12 +111,67 @@ def test_the_extras_that_are_installed_exist(path):
     extras = re.search(r"'\.\[([\w,]+)\]'", path.read_text())
     assert extras
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"kubernetes"} <= set(extras[1].split(",")) <= set(known)
+    assert {"kubernetes", "zoo"} <= set(extras[1].split(",")) <= set(known)
+
+
+def test_the_extra_for_the_zoo_is_all_that_its_modules_need_beside_a_framework():
+    modules = [path.read_text() for path in (ROOT / "model_zoo").rglob("*.py")]
+    imported = {name for text in modules for name in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)}
+    assert imported - sys.stdlib_module_names <= {"elasticdl", "keras", "numpy", "tensorflow", "torch"}
+    needed = {name for text in modules for name in re.findall(r"distribution\(\"([\w-]+)\"\)", text)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert needed == {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["zoo"]}
 
 
 @each_dockerfile
 def test_a_zoo_is_put_where_the_image_looks_for_it(path):
     assert [line.rest for line in read(path.read_text()) if line.word == "WORKDIR"][-1] == ZOO_FOLDER
+
+
+@each_dockerfile
+def test_no_package_is_looked_for_in_every_index(path):
+    assert "extra-index" not in path.read_text()
+
+
+def test_torch_for_cpus_comes_from_its_own_index_before_anything_that_needs_it():
+    installs = [command for line in read(CPU.read_text()) for command in pip_installs(line)]
+    torch = next(command for command in installs if command.endswith(" torch"))
+    assert '--no-deps --index-url "$TORCH_INDEX_URL"' in torch
+    assert installs.index(torch) < next(at for at, command in enumerate(installs) if "dev.txt" in command)
+
+
+@pytest.mark.parametrize(
+    ("requires", "allow", "code"),
+    [
+        ("filelock, fsspec, jinja2, networkx, sympy, typing-extensions", "0", 0),
+        ("cuda-bindings, filelock, sympy", "0", 1),
+        ("filelock, nvidia-nccl-cu13, sympy", "0", 1),
+        ("filelock, nvidia-nccl-cu13, sympy", "1", 0),
+    ],
+)
+def test_torch_for_cuda_is_refused_in_the_image_for_cpus(tmp_path, requires, allow, code):
+    (tmp_path / "pip").write_text(f"#!/bin/sh\necho Name: torch\necho 'Requires: {requires}'\n")
+    (tmp_path / "pip").chmod(0o755)
+    [check] = [line.rest for line in read(CPU.read_text()) if line.word == "RUN" and "pip show torch" in line.rest]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCH_INDEX_URL": "https://a/b", "ALLOW_CUDA": allow}
+    done = subprocess.run(["sh", "-c", check], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert done.stderr.startswith("torch from https://a/b is made for CUDA (7 GB): " if code else "")
+    assert done.stderr.count("\n") == code
+
+
+@each_dockerfile
+def test_horovod_is_tried_with_what_it_is_built_for(path):
+    tried = set(re.findall(r"import horovod\.(\w+) as hvd; assert hvd\.gloo_built", path.read_text()))
+    without = "HOROVOD_WITHOUT_TENSORFLOW=1" in path.read_text()
+    assert tried == ({"torch"} if without else {"torch", "tensorflow"})
+
+
+def test_operations_for_gpus_are_not_built_against_tensorflow_for_cpus():
+    """With it `import horovod.tensorflow` ends with an undefined symbol."""
+    assert "HOROVOD_WITHOUT_TENSORFLOW=1" in GPU.read_text()
+    assert not [name for name in ("dev.txt", "tensorflow-cpu") if name in GPU.read_text()]
+    assert "tensorflow" not in (ROOT / "requirements" / "horovod.txt").read_text().lower()
 
 
 def test_only_the_image_for_gpus_has_nccl():

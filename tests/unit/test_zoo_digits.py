@@ -1,6 +1,7 @@
 """The digits of the model zoo: the split, and that its networks learn."""
 
 import importlib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 
@@ -55,6 +56,17 @@ def test_the_split_is_the_same_each_time_and_stratified(cnn, mlp):
     first, second = cnn.dataset("evaluation", ""), mlp.dataset("evaluation", "")
     assert torch.equal(first.tensors[0], second.tensors[0])
     assert all(35 <= count <= 37 for count in np.bincount(first.tensors[1].numpy()))
+
+
+def test_without_scikit_learn_it_is_named(zoo, monkeypatch):
+    data = zoo("digits.data")
+
+    def nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(data, "distribution", nothing)
+    with pytest.raises(ValueError, match=r"^the digits come with scikit-learn, which is missing: pip install"):
+        data.read_digits()
 
 
 def test_images_keep_their_labels(cnn):

@@ -19,26 +19,27 @@ _ANYTHING = {"default": [{"type": "insecureAcceptAnything"}]}
 
 @dataclass(frozen=True, slots=True)
 class ImageBuilder:
-    """Images by name, in ``folder``; needs root, and `tests.cluster.build.IMAGE_BUILDER`."""
+    """Images by name, in ``folder``, by the buildah below ``root``; needs to be run by root."""
 
     folder: Path
+    root: Path
 
     @classmethod
-    def make(cls, folder: Path) -> ImageBuilder:
+    def make(cls, folder: Path, root: Path | None = None) -> ImageBuilder:
+        """Without ``root`` the buildah is that of `tests.cluster.build.IMAGE_BUILDER`."""
         (folder / ".config/containers").mkdir(parents=True)
         (folder / ".config/containers/policy.json").write_text(json.dumps(_ANYTHING))
         (folder / "registries.conf").write_text("unqualified-search-registries = []\n")
         places = f'runroot = "{folder}/run"\ngraphroot = "{folder}/images"\n'
         (folder / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\n{places}')
-        return cls(folder)
+        return cls(folder, root or IMAGE_BUILDER.folder() / "root")
 
     @property
     def environment(self) -> dict[str, str]:
         """For a process that is to build here: to be added to its own."""
-        root = IMAGE_BUILDER.folder() / "root"
         return {
-            "PATH": str(root / "usr/bin"),
-            "LD_LIBRARY_PATH": str(root / "usr/lib/x86_64-linux-gnu"),
+            "PATH": str(self.root / "usr/bin"),
+            "LD_LIBRARY_PATH": str(self.root / "usr/lib/x86_64-linux-gnu"),
             "HOME": str(self.folder),
             "TMPDIR": str(self.folder),
             "XDG_RUNTIME_DIR": str(self.folder),
@@ -57,6 +58,6 @@ class ImageBuilder:
         self._run("push", image, f"docker-archive:{archive}:{image}")
 
     def _run(self, *arguments: str) -> None:
-        program = IMAGE_BUILDER.folder() / "root/usr/bin/buildah"
+        program = self.root / "usr/bin/buildah"
         env = {**os.environ, **self.environment}
         subprocess.run([str(program), *arguments], env=env, capture_output=True, timeout=_WITHIN_S, check=True)
