@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from elasticdl.common.manifests.image_trouble import image_trouble
 from elasticdl.common.manifests.names import CONTAINER
 from elasticdl.master.events import ExitCause
 from elasticdl.master.launchers.local import judge_exit
@@ -53,14 +54,6 @@ _REASONS = {
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
 _EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
-_IMAGE = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "ImageInspectError",
-    "RegistryUnavailable",
-)
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
@@ -68,15 +61,18 @@ class Wait(StrEnum):
     """What a pod that does not run yet waits for."""
 
     PLACE = "place"
-    IMAGE = "image"  # that can't be pulled, for now
+    IMAGE = "image"  # that can't be pulled, or started
     MENDING = "mending"  # something else is wrong
     NOTHING = "nothing"  # it is on its way
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
+    """``lasting``: it takes a change by a person."""
+
     wait: Wait
     reason: str
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +166,8 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         return Waiting(Wait.NOTHING, "the scheduler has not looked at it yet")
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
-        if reason in _IMAGE:
-            return Waiting(Wait.IMAGE, f"its image can't be pulled: {message or reason}")
+        if trouble := image_trouble(waiting):
+            return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
         if reason and reason not in _QUIET:
             return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
     warnings = [

@@ -55,6 +55,8 @@ def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | Non
         case "world_formed", {"world": world, "members": [*members], "reason": why}:
             size = f"{len(members)} worker{'s' if len(members) != 1 else ''}"
             return notice("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
+        case "worker_pending", {"worker": worker, "reason": why}:
+            return notice("WorkerPending", f"worker {worker}: {why}")
         case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
             return notice(_LEFT[cause], f"worker {worker}: {why}", warning=True)
         case "phase", {"phase": "waiting", "reason": why}:
