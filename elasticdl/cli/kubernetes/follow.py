@@ -23,7 +23,7 @@ from elasticdl.cli.panel import Screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught
 from elasticdl.cli.text import news, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.manifests.names import master_name
+from elasticdl.common.manifests.names import master_name, without_name
 from elasticdl.common.spec import JobSpec
 
 POLL = 0.1
@@ -133,7 +133,9 @@ def _refusal(job: ClusterJob) -> str:
     selection = f"involvedObject.kind=Job,involvedObject.name={master_name(job.name)},reason=FailedCreate"
     events = job.cluster.list("Event", field_selector=selection)
     newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
-    return str(newest["message"]) if newest else plight_of(None).reason
+    if newest is None:
+        return plight_of(None).reason
+    return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"
 
 
 def _see_off(job: ClusterJob, signals: SignalLog) -> None:
