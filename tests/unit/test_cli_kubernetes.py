@@ -15,6 +15,7 @@ import yaml
 from kubernetes import client
 
 from elasticdl.cli import follow
+from elasticdl.cli.kubernetes import follow as follow_cluster
 from elasticdl.cli.kubernetes import logs, objects
 from elasticdl.cli.kubernetes.api import Cluster, NotDoneError
 from elasticdl.cli.kubernetes.job import ClusterJob
@@ -417,6 +418,39 @@ def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
         while stream.may_grow() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert stream.lines() == ["one", "two", "three", "four"]
+
+
+class Lines:
+    def __init__(self):
+        self.seen = []
+
+    def line(self, text):
+        self.seen.append(text)
+
+
+def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
+    """A quota refuses a pod of another name each time; and an image is tried for again and again."""
+
+    class Refusing(OneJob):
+        tries = 0
+
+        def list(self, kind, **selection):
+            self.tries += 1
+            why = f'Error creating: pods "digits-master-{self.tries}" is forbidden: exceeded quota: small'
+            return [{"message": why, "lastTimestamp": str(self.tries)}]
+
+    screen, job = Lines(), ClusterJob(Refusing(), "digits")
+    view = follow_cluster._View(screen, None)
+    for _ in range(3):
+        view.show_plight(Plight(follow_cluster._refusal(job)))
+    for why in ("not found", "Back-off", "not found", "Back-off"):
+        view.show_plight(missing(why))
+    view.show_plight(Plight("its master is starting"))
+    assert screen.seen == [
+        "the cluster does not take its master's pod: exceeded quota: small",
+        "the image can't be pulled: not found",
+        "its master is starting",
+    ]
 
 
 class Masters:

@@ -233,6 +233,7 @@ def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
         ("world_formed", {"world": 1, "members": 7, "reason": "x"}),
         ("phase", {"phase": "running", "reason": ""}),
         ("checkpoint", {"step": 1}),
+        ("worker_pending", {"worker": 1, "reason": "it is being started on node n0"}),
     ],
 )
 def test_the_rest_is_none(event, fields):

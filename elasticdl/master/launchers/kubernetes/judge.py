@@ -54,6 +54,8 @@ _REASONS = {
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
 _EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
+# So begin the reasons of a pod that waits for nothing in particular.
+ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
@@ -163,7 +165,7 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             return Waiting(Wait.PLACE, "it waits in its queue")
         if message := scheduled.get("message"):
             return Waiting(Wait.PLACE, _line(message))
-        return Waiting(Wait.NOTHING, "the scheduler has not looked at it yet")
+        return Waiting(Wait.NOTHING, ON_ITS_WAY[0])
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
@@ -178,7 +180,7 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         return Waiting(
             Wait.MENDING, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
         )
-    return Waiting(Wait.NOTHING, f"it is being started on {_node(pod)}")
+    return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
 
 
 def _waiting_states(pod: Object) -> Iterable[Object]:
