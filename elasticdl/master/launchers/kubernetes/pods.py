@@ -90,8 +90,9 @@ class WorkerPods:
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
         number = labels.get(WORKER_LABEL, "")
+        owners = {self.owner.uid, self.owner.state_uid}  # of two, one that is gone is taken from the pod
         return (
-            any(owner["uid"] == self.owner.uid for owner in metadata.get("ownerReferences") or ())
+            any(owner["uid"] in owners for owner in metadata.get("ownerReferences") or ())
             and number.isdecimal()
             and metadata["name"] == worker_name(self.job, int(number))
             and labels.get(PLACE_LABEL, "0").isdecimal()
