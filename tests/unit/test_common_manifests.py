@@ -372,7 +372,7 @@ def test_the_interface_of_an_address():
 
 
 ROOT = "container has runAsNonRoot and image will run as root"
-REMEDY = "end its Dockerfile with `USER 1000`, or give spec.securityContext.runAsUser in --pod_template"
+REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,12 @@ REMEDY = "end its Dockerfile with `USER 1000`, or give spec.securityContext.runA
         (
             "CreateContainerConfigError",
             f'{ROOT} (pod: "digits-master-x_lab(1)", container: elasticdl)',
-            ImageTrouble(f"the image must not run as root: {ROOT}; {REMEDY}", lasting=True),
+            ImageTrouble(f"nothing may run as root here: {ROOT}; {REMEDY}", lasting=True),
+        ),
+        (
+            "CreateContainerConfigError",
+            'container\'s runAsUser breaks non-root policy (pod: "digits-master-x_lab(1)", container: elasticdl)',
+            ImageTrouble(f"nothing may run as root here: container's runAsUser breaks non-root policy; {REMEDY}", True),
         ),
         ("CreateContainerConfigError", 'secret "a" not found', None),
         ("ContainerCreating", None, None),

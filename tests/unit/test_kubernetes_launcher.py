@@ -278,10 +278,8 @@ def test_an_image_that_runs_as_root_ends_a_job_at_once_with_the_remedy(play):
             await asyncio.sleep(0)
         said = "container has runAsNonRoot and image will run as root"
         scene.show(0, "Pending", waiting("CreateContainerConfigError", said))
-        assert "end its Dockerfile with `USER 1000`" in (await scene.next(WorkerPending)).reason
-        assert (await scene.next(LauncherFailed)).reason.startswith(
-            "no worker can be started: the image must not run as"
-        )
+        assert "Dockerfile with `USER 1000`" in (await scene.next(WorkerPending)).reason
+        assert (await scene.next(LauncherFailed)).reason.startswith("no worker can be started: nothing may run as root")
 
     play(story, Patience(image=DEADLINE))
 
