@@ -29,6 +29,10 @@ class JobHandle(Protocol):
     def name(self) -> str: ...
 
     @property
+    def namespace(self) -> str:
+        """Of a cluster; empty for a job of this machine."""
+
+    @property
     def whereabouts(self) -> str:
         """Where its traces are, for a person."""
 

@@ -31,6 +31,10 @@ class LocalJob:
         return self.folder.name
 
     @property
+    def namespace(self) -> str:
+        return ""
+
+    @property
     def whereabouts(self) -> str:
         return f"files: {self.folder.path}"
 

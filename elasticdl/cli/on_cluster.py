@@ -49,6 +49,21 @@ def find_if_configured(name: str) -> JobHandle | None:
     return job
 
 
+def list_if_configured() -> Sequence[JobHandle]:
+    """The jobs of the kubeconfig's current context, if there is a kubeconfig.
+
+    Raises:
+        UserError: it can't be used.
+        UnreachableError: the cluster does not answer.
+    """
+    try:
+        module = _module("job")
+    except UserError:
+        return []
+    jobs: Sequence[JobHandle] = module.list_if_configured()
+    return jobs
+
+
 def list_on_cluster(namespace: str, context: str) -> Sequence[JobHandle]:
     jobs: Sequence[JobHandle] = _module("job").list_jobs(namespace, context)
     return jobs

@@ -14,7 +14,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.text import count_of, duration, epoch_text, is_over, members, progress_line, wanted_workers
+from elasticdl.cli.text import (
+    count_of,
+    duration,
+    epoch_text,
+    is_over,
+    members,
+    progress_line,
+    waiting_lines,
+    wanted_workers,
+)
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -35,12 +44,13 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Lines: what happened, and progress each so many steps."""
+    """Lines: what happened, what workers wait for, and progress each so many steps."""
 
     def __init__(self, write: Callable[[str], None], log_loss_steps: int) -> None:
         self._write = write
         self._every = log_loss_steps
         self._shown = 0
+        self._waiting: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +61,10 @@ class PlainScreen:
         pass
 
     def show(self, status: pb.JobStatus) -> None:
+        waiting = waiting_lines(status)
+        for key in waiting.keys() - self._waiting:
+            self._write(waiting[key])
+        self._waiting = set(waiting)
         if status.step // self._every > self._shown // self._every:
             self._shown = status.step
             self._write(progress_line(status))

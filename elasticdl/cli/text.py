@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
@@ -44,6 +45,20 @@ def epoch_text(status: pb.JobStatus) -> str:
 def members(status: pb.JobStatus) -> list[pb.WorkerStatus]:
     """The workers that train, in rank order."""
     return sorted((worker for worker in status.workers if worker.state == "member"), key=lambda worker: worker.rank)
+
+
+def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
+    """What workers without a place wait for, a line for each reason, by a key that does not change with its numbers."""
+    waiting: dict[str, list[pb.WorkerStatus]] = {}
+    for worker in status.workers:
+        if worker.state == "pending" and worker.reason:
+            waiting.setdefault(re.sub(r"\d+", "#", worker.reason), []).append(worker)
+    return {key: _waiting_line(workers) for key, workers in waiting.items()}
+
+
+def _waiting_line(workers: list[pb.WorkerStatus]) -> str:
+    ids = ", ".join(str(worker.worker_id) for worker in workers)
+    return f"worker{'s' if len(workers) > 1 else ''} {ids} wait{'s' if len(workers) == 1 else ''}: {workers[0].reason}"
 
 
 def wanted_workers(status: pb.JobStatus) -> str:

@@ -18,6 +18,7 @@ from elasticdl.common.quantities import (
     parse_priority,
     parse_queue,
     parse_resources,
+    parse_secret_envs,
     parse_volumes,
     requirements,
 )
@@ -76,7 +77,12 @@ class KubernetesOptions(OptionGroup):
         description="volumes of every pod, as in claim_name=data,mount_path=/data or host_path=/scratch,mount_path=/scratch, with sub_path, type, read_only=true if you like and ; between two",
     )
     envs: Annotated[str, AfterValidator(keep_text(parse_envs))] = Field(
-        "", description="environment variables of every pod, as in NAME=VALUE,OTHER=VALUE"
+        "",
+        description="environment variables of every pod, as in NAME=VALUE,OTHER=VALUE; kept in a Secret of the job's",
+    )
+    env_from_secret: Annotated[str, AfterValidator(keep_text(parse_secret_envs))] = Field(
+        "",
+        description="environment variables of every pod from Secrets of the namespace: NAME=SECRET/KEY for one, SECRET for all of its keys, and , between two",
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="when nodes pull the image; if not given, always for the tag latest, else if not present"
@@ -84,7 +90,12 @@ class KubernetesOptions(OptionGroup):
     image_timeout: float = Field(
         300.0,
         gt=0,
-        description="the job fails when no worker could ever pull the image, seconds after that was first told",
+        description="the job is given up when the master, or no worker ever, could pull the image for so many seconds",
+    )
+    node_timeout: int = Field(
+        10,
+        ge=0,
+        description="a pod on a node that is not ready or does not answer is given up so many seconds after the cluster has noticed",
     )
     recovery_timeout: float = Field(
         60.0,
@@ -96,8 +107,10 @@ class KubernetesOptions(OptionGroup):
     )
     pod_template: str = Field(
         "",
-        description="YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...",
+        description="YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...; a service account is the workers'",
     )
+    master_pod_template: str = Field("", description="the same for the master's pod alone, after --pod_template")
+    worker_pod_template: str = Field("", description="the same for the workers' pods alone, after --pod_template")
     cluster_spec: str = Field(
         "", description="Python file with an object `cluster` whose with_pod(pod) and with_service(service) adapt both"
     )

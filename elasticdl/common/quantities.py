@@ -3,6 +3,7 @@
     resources   cpu=4,memory=8Gi,gpu=1,vendor.com/device=2
     volumes     claim_name=data,mount_path=/data;host_path=/scratch,mount_path=/scratch,type=Directory
     envs        NAME=VALUE,NAME=VALUE          a comma within a value is written \\,
+    secrets     SECRET,NAME=SECRET/KEY
     priority    CLASS  |  0.5  |  CLASS=0.5
     queue       kueue=QUEUE  |  volcano=QUEUE
 
@@ -30,6 +31,7 @@ _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 _VENDOR_RESOURCE = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
 _HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice")
 OWN_VARIABLES = "ELASTICDL_"
 OWN_FOLDER = "/etc/elasticdl"
@@ -136,7 +138,7 @@ def _parse_volume(text: str) -> Volume:
         if key not in keys:
             raise ValueError(f"{key} is no part of a volume: use {', '.join(keys)}")
     volume = Volume(
-        mount_path=given.get("mount_path", ""),
+        mount_path=_plain_path(given.get("mount_path", "")),
         claim_name=given.get("claim_name", ""),
         host_path=given.get("host_path", ""),
         host_path_type=given.get("type", ""),
@@ -171,6 +173,12 @@ def _check_volume(text: str, volume: Volume) -> None:
         raise ValueError(f"type={volume.host_path_type}: must be one of {', '.join(_HOST_PATH_TYPES)}")
 
 
+def _plain_path(path: str) -> str:
+    """The same path in its only spelling, so that two can be compared; one with .. stays, to be refused."""
+    begin = "/" if path.startswith("/") else ""
+    return begin + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
 def _parse_switch(key: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ValueError(f"{key}={value}: must be true or false")
@@ -180,11 +188,42 @@ def _parse_switch(key: str, value: str) -> bool:
 def parse_envs(text: str) -> dict[str, str]:
     found = _pairs(text, "NAME=VALUE,OTHER=VALUE")
     for name in found:
-        if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a variable: use letters, digits and _")
-        if name.startswith(OWN_VARIABLES):
-            raise ValueError(f"{name} is set by elasticdl itself; leave it out")
+        _check_variable(name)
     return found
+
+
+def _check_variable(name: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a variable: use letters, digits and _")
+    if name.startswith(OWN_VARIABLES):
+        raise ValueError(f"{name} is set by elasticdl itself; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretEnv:
+    """A variable from a key of a Secret that is there; without a key each of its keys is one."""
+
+    secret: str
+    name: str = ""
+    key: str = ""
+
+
+def parse_secret_envs(text: str) -> tuple[SecretEnv, ...]:
+    found = tuple(_parse_secret_env(part.strip()) for part in text.split(",") if part.strip())
+    for each in found:
+        if sum((each.name or each.secret) == (other.name or other.secret) for other in found) > 1:
+            raise ValueError(f"{each.name or each.secret} is given twice; leave one out")
+    return found
+
+
+def _parse_secret_env(text: str) -> SecretEnv:
+    name, equals, source = text.rpartition("=")
+    secret, slash, key = source.partition("/")
+    if bool(equals) != bool(slash) or not _DNS_NAME.fullmatch(secret) or (slash and not _SECRET_KEY.fullmatch(key)):
+        raise ValueError(f"{text!r} names no Secret: write SECRET for all of it, or NAME=SECRET/KEY for one variable")
+    if equals:
+        _check_variable(name)
+    return SecretEnv(secret, name, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     job_dir.path.mkdir()
     client = api.connect()
     job = api.OfficialJob(client, name, pod.namespace)
-    made = (await insist(job.read_job, "read the job"))["metadata"]
-    owner = Owner(made["name"], made["uid"])
+    owner = Owner.of(await insist(job.read_job, "read the job"), await insist(job.read_state, "read the job's state"))
     relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def relieve(reason: str) -> None:

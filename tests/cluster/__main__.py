@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
 
 from tests.cluster.build import BuildError, Unavailable
 from tests.cluster.cluster import Cluster
@@ -13,6 +12,7 @@ from tests.cluster.control_plane import ControlPlaneError
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import find_full_programs
 from tests.cluster.programs import find_programs
+from tests.cluster.prompt import HELP, TypedLines, obey
 
 _CHECK_EACH_S = 2.0
 
@@ -30,8 +30,11 @@ def main() -> int:
         with _cluster(options) as cluster:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
             _say(f"image of the nodes: {cluster.image}; logs: {cluster.logs}; Ctrl-C ends the cluster and removes it")
-            never = threading.Event()
-            while not never.wait(_CHECK_EACH_S):
+            _say(f"type {HELP}")
+            typed = TypedLines()
+            while True:
+                if line := typed.next(_CHECK_EACH_S):
+                    _say(obey(cluster, line, options.gpus))
                 cluster.check()
     except KeyboardInterrupt:
         return 0

@@ -4,12 +4,13 @@ import asyncio
 import random
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
 from elasticdl.common.credentials import Role
-from elasticdl.common.manifests.names import labels, selector
+from elasticdl.common.manifests.names import labels, selector, state_name
 from elasticdl.master.events import WorkerPending
 from elasticdl.master.launchers.kubernetes.api import OfficialPods, connect, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
@@ -25,7 +26,7 @@ exit $(cat "$WORK/$ELASTICDL_WORKER_ID")
 
 
 def make_owner(api, namespace, job=JOB):
-    """A Job that starts nothing by itself: what it owns would be collected as garbage without it."""
+    """A Job that starts nothing by itself, and the state that it owns: without them pods would be collected as garbage."""
     body = {
         "metadata": {"name": f"{job}-master"},
         "spec": {
@@ -34,7 +35,10 @@ def make_owner(api, namespace, job=JOB):
         },
     }
     made = client.BatchV1Api(api).create_namespaced_job(namespace, body)
-    return Owner(made.metadata.name, made.metadata.uid)
+    owner = Owner(made.metadata.name, made.metadata.uid)
+    metadata = {"name": state_name(job), "ownerReferences": [owner.reference()]}
+    state = client.CoreV1Api(api).create_namespaced_config_map(namespace, {"metadata": metadata})
+    return replace(owner, state_uid=state.metadata.uid)
 
 
 def template(image, work, gpus, job=JOB, **spec):

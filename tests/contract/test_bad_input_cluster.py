@@ -69,6 +69,7 @@ PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n      
         (["--worker_pod_priority", "sky=0.5"], "the cluster refuses the worker's pod: no PriorityClass with name sky"),
         (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
         (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
+        (["--env_from_secret", "A=hub/token"], "--env_from_secret: there is no Secret hub in namespace "),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
         (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),

@@ -187,6 +187,24 @@ def test_a_lost_node_is_told_from_a_deletion(play, own_cluster):
     play(story)
 
 
+def test_a_worker_is_controlled_so_that_its_node_can_be_drained_and_goes_with_the_job(play, namespace):
+    """The Job itself would disown a pod that it controls and has not started."""
+
+    async def story(scene):
+        await scene.placed(0)
+        pod = await asyncio.to_thread(scene.core.read_namespaced_pod, f"{JOB}-worker-0", namespace)
+        assert [(each.kind, each.controller) for each in pod.metadata.owner_references] == [
+            ("Job", None),
+            ("ConfigMap", True),
+        ]
+        jobs = client.BatchV1Api(scene.api)
+        options = {"propagation_policy": "Background"}
+        await asyncio.to_thread(jobs.delete_namespaced_job, f"{JOB}-master", namespace, **options)
+        assert (await scene.next(WorkerExited)).cause is ExitCause.DELETED
+
+    play(story)
+
+
 def test_nobody_is_found_at_first(play):
     async def story(scene):
         assert await scene.launcher.find() == ()

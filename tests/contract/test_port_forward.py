@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from kubernetes import client
+from kubernetes_bench import make_owner
 
 from elasticdl.cli.kubernetes.api import Place, connect
 from elasticdl.cli.kubernetes.port_forward import forwarded
@@ -31,7 +32,12 @@ def place(cluster, namespace, monkeypatch):
     return connect(Place(namespace))
 
 
-def start_echo(cluster, place, pods, name):
+@pytest.fixture
+def owner(cluster, namespace):
+    return make_owner(cluster.client(), namespace, "j")
+
+
+def start_echo(cluster, place, pods, owner, name):
     spec = {
         "restartPolicy": "Never",
         "containers": [
@@ -43,7 +49,8 @@ def start_echo(cluster, place, pods, name):
             }
         ],
     }
-    pod = {"metadata": {"name": name, "labels": labels("j", Role.MASTER)}, "spec": spec}
+    metadata = {"name": name, "labels": labels("j", Role.MASTER), "ownerReferences": [owner.reference()]}
+    pod = {"metadata": metadata, "spec": spec}
     client.CoreV1Api(cluster.client()).create_namespaced_pod(place.namespace, pod)
     pods.said(name, "listening")
 
@@ -76,8 +83,8 @@ def is_left():
     return [thread.name for thread in mine if thread.is_alive()]
 
 
-def test_it_leads_to_the_master_and_to_its_successor(cluster, place, pods):
-    start_echo(cluster, place, pods, "first")
+def test_it_leads_to_the_master_and_to_its_successor(cluster, place, pods, owner):
+    start_echo(cluster, place, pods, owner, "first")
     with forwarded(place, "j") as address:
         assert say(address, b"hello") == b"hello"
         big = bytes(range(256)) * 4096
@@ -85,7 +92,7 @@ def test_it_leads_to_the_master_and_to_its_successor(cluster, place, pods):
         pods.delete("first", grace_period_seconds=0)
         pods.gone("first")
         assert say(address, b"hello") == b""
-        start_echo(cluster, place, pods, "second")
+        start_echo(cluster, place, pods, owner, "second")
         assert say(address, b"again") == b"again"
     host, _, port = address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
@@ -93,8 +100,8 @@ def test_it_leads_to_the_master_and_to_its_successor(cluster, place, pods):
     assert is_left() == []
 
 
-def test_what_goes_through_it_ends_with_it(cluster, place, pods):
-    start_echo(cluster, place, pods, "first")
+def test_what_goes_through_it_ends_with_it(cluster, place, pods, owner):
+    start_echo(cluster, place, pods, owner, "first")
     with forwarded(place, "j") as address:
         host, _, port = address.rpartition(":")
         connection = socket.create_connection((host, int(port)), 10)

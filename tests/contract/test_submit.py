@@ -66,7 +66,9 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
             (owner,) = each["metadata"]["ownerReferences"]
             assert owner["uid"] == uid, each["metadata"]["name"]
     core = client.CoreV1Api(cluster.client())
-    until(lambda pods: len(pods) == 1, "the master's pod", core.list_namespaced_pod, namespace)
+    (pod,) = until(lambda pods: list(pods.values()), "the master's pod", core.list_namespaced_pod, namespace)
+    borne = {each.key: each.toleration_seconds for each in pod.spec.tolerations}
+    assert borne == {"node.kubernetes.io/not-ready": 10, "node.kubernetes.io/unreachable": 10}
     assert place.delete("Job", "digits-master")
     until(lambda pods: not pods, "no pod", core.list_namespaced_pod, namespace)
     until(lambda services: "digits-master" not in services, "no service", core.list_namespaced_service, namespace)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ pytest_plugins = ["tests.cluster.fixtures"]
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["train", "--image", "local/host", "--job_name", "digits", "--model_zoo", str(ROOT / "model_zoo")]
 TRAIN += ["--model_def", "digits.mlp_torch", "--num_workers", "1-2", "--global_batch_size", "64"]
+# For a third worker there is no place then.
+ONE_A_NODE = ["--num_workers", "1-3", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"]
 DEADLINE = 200
+SHOW = "import os, sys; print(sys.argv[1], os.environ['TOKEN'], os.environ['GIVEN'], os.environ['HOME'])"
 
 
 @pytest.fixture
@@ -60,9 +64,13 @@ def nothing_left(core, namespace):
 
 
 def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tmp_path):
-    done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"))
+    done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"), *ONE_A_NODE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
+    # Once; at the end it may come to a place that another has left.
+    assert len(re.findall(r"worker \d waits: 0/2 nodes .* Insufficient nvidia.com/gpu", done.stdout)) == 1, done.stdout
+    about = {"field_selector": "involvedObject.name=digits-master,reason=WorkerPending"}
+    assert "Insufficient nvidia.com/gpu" in core.list_namespaced_event(namespace, **about).items[0].message
     assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stdout
     assert "job digits succeeded: 23 steps, epoch 1/1" in done.stdout
     assert "metrics  accuracy" in done.stdout
@@ -98,8 +106,23 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespa
     assert nothing_left(core, namespace)
 
 
+def test_a_program_gets_its_arguments_as_they_are_and_its_variables_from_secrets(elasticdl, core, namespace):
+    core.create_namespaced_secret(namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "t0ken"}})
+    variables = ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token"]
+    argv = ["--", "python", "-c", SHOW, "$(HOME) $$"]
+    options = ["--image", "local/host", "--job_name", "digits", "--namespace", namespace, *variables]
+    done = elasticdl("run", *options, *argv)
+    assert "submitted" in done.stdout, done.stderr
+    assert "$(HOME) $$ t0ken $(HOME)x /tmp" in elasticdl("logs", "digits").stdout
+    shown = [core.list_namespaced_pod(namespace), core.list_namespaced_config_map(namespace)]
+    assert "$(HOME)x" not in str(shown)
+    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
+    assert nothing_left(core, namespace)
+
+
 def test_an_image_that_cannot_be_pulled(elasticdl, core, namespace):
-    done = elasticdl("train", "--image", "missing/image", "--job_name", "digits", "--model_def", "digits.mlp_torch")
+    missing = ["--image", "missing/image", "--image_timeout", "3"]
+    done = elasticdl("train", *missing, "--job_name", "digits", "--model_def", "digits.mlp_torch")
     line = 'job digits: the image can\'t be pulled: Back-off pulling image "missing/image"; nothing of the job was left'
     assert done.returncode == 2
     assert done.stderr == f"elasticdl train: {line} behind\n"

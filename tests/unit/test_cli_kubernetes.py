@@ -15,14 +15,17 @@ import yaml
 from kubernetes import client
 
 from elasticdl.cli import follow
+from elasticdl.cli.kubernetes import follow as follow_cluster
 from elasticdl.cli.kubernetes import logs, objects
 from elasticdl.cli.kubernetes.api import Cluster, NotDoneError
 from elasticdl.cli.kubernetes.job import ClusterJob
-from elasticdl.cli.kubernetes.plight import Plight, plight_of
+from elasticdl.cli.kubernetes.plight import ImagePatience, Plight, plight_of
+from elasticdl.cli.kubernetes.pods import find_master
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.main import main
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.manifests.image_trouble import ImageTrouble
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -114,15 +117,20 @@ def pod(state=None, **status):
     return {"metadata": {"name": "m"}, "status": status}
 
 
+def missing(why, *, lasting=False):
+    reason = f"the image can't be pulled: {why}"
+    return Plight(reason, ImageTrouble(reason, lasting))
+
+
 @pytest.mark.parametrize(
     ("seen", "plight"),
     [
         (None, Plight("its master's pod is not there yet")),
         (
             pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}),
-            Plight("the image can't be pulled: no such"),
+            missing("no such"),
         ),
-        (pod({"waiting": {"reason": "ImagePullBackOff"}}), Plight("the image can't be pulled: ImagePullBackOff", True)),
+        (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
         (pod({"waiting": {"reason": "ContainerCreating"}}), Plight("its master is starting")),
         (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), Plight("its master ended with exit code 1: b")),
         (pod({"terminated": {"exitCode": 137, "message": "at work"}}), Plight("its master ended with exit code 137")),
@@ -135,6 +143,39 @@ def pod(state=None, **status):
 )
 def test_what_is_the_matter_with_a_master(seen, plight):
     assert plight_of(seen) == plight
+
+
+def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
+    patience, late = ImagePatience(60.0), missing("Back-off")
+    assert [patience.is_over(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
+    assert patience.is_over(Plight("its master is starting"), 70.0) is False
+    assert [patience.is_over(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
+
+
+def test_an_image_that_no_waiting_helps_is_not_waited_for():
+    assert ImagePatience(60.0).is_over(missing("InvalidImageName", lasting=True), 0.0) is True
+
+
+def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
+    made = parts(envs="TOKEN=hush")
+    holders = [each for each in objects.companions(made) if "aHVzaA==" in json.dumps(each)]
+    assert [(each["kind"], each["metadata"]["name"], each["data"]) for each in holders] == [
+        ("Secret", "digits-envs", {"TOKEN": "aHVzaA=="})
+    ]
+    assert "hush" not in json.dumps([*objects.companions(made), objects.make_job(made)])
+
+
+def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(tmp_path):
+    (tmp_path / "pod.yaml").write_text("spec: {serviceAccountName: cloud, automountServiceAccountToken: null}")
+    for option in ("pod_template", "worker_pod_template"):
+        made = parts(**{option: str(tmp_path / "pod.yaml")})
+        assert made.worker["spec"]["serviceAccountName"] == "cloud"
+        assert made.master["spec"]["serviceAccountName"] == "digits-master"
+        assert made.master["spec"]["automountServiceAccountToken"] is True
+
+
+def test_every_port_has_a_protocol_as_server_side_apply_wants_it():
+    assert {port["protocol"] for port in parts().service["spec"]["ports"]} == {"TCP"}
 
 
 def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_read(tmp_path, capsys):
@@ -180,7 +221,20 @@ class OneJob:
         return (verb, resource) in self._rights
 
 
-RUNNING = {"metadata": {"name": "m", "creationTimestamp": "1"}, "status": {"phase": "Running"}}
+def master(name="m", created="1", owner="digits-master"):
+    metadata = {"name": name, "creationTimestamp": created, "ownerReferences": [{"kind": "Job", "name": owner}]}
+    return {"metadata": metadata, "status": {"phase": "Running"}}
+
+
+RUNNING = master()
+
+
+def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
+    class Labelled(OneJob):
+        def list(self, kind, **selection):
+            return [master("mine"), master("strange", "2", "other"), {"metadata": {"name": "x"}, "status": {}}]
+
+    assert find_master(Labelled(), "digits")["metadata"]["name"] == "mine"
 
 
 @contextmanager
@@ -224,6 +278,7 @@ def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
         ClusterJob(OneJob(master=RUNNING), "digits").status()
 
 
+JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
 KUBECONFIG = """
 contexts: [{name: a, context: {cluster: c, user: u}}]
 current-context: a
@@ -262,6 +317,31 @@ def test_a_kubeconfig_that_is_none_is_one_line(tmp_path, monkeypatch, capsys, co
     said = capsys.readouterr().err
     assert said.startswith(f"elasticdl {command[0]}: {line.replace('FILE', str(file))}")
     assert said.count("\n") == 1
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["train", "--image", "i", "--model_def", "m"]) == 2
+    line = f"no cluster is configured: there is no kubeconfig {tmp_path}/none; KUBECONFIG can name another"
+    assert capsys.readouterr().err == f"elasticdl train: {line}\n"
+
+
+def test_all_jobs_are_those_of_the_cluster_as_well_and_one_line_if_they_can_not_be_had(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    assert main(["status"]) == 0
+    written = capsys.readouterr()
+    assert written.out == "there are no jobs\n"
+    assert written.err.startswith(
+        "warning: the cluster's jobs are missing: the cluster at https://127.0.0.1:9 does not "
+    )
+    monkeypatch.setattr(Cluster, "list", lambda *_, **__: [JOB])
+    monkeypatch.setattr(Cluster, "find", lambda *_, **__: None)
+    assert main(["status"]) == 0
+    title, row = capsys.readouterr().out.splitlines()
+    assert title.split()[:3] == ["job", "namespace", "phase"]
+    assert row.split()[:3] == ["digits", "default", "lost"]
 
 
 def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_read(tmp_path, monkeypatch, capsys):
@@ -324,7 +404,7 @@ class LoggingJob:
         phase = "Running" if self._readings[1:] else "Succeeded"
         labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": "0"}
         status = {"phase": phase, "containerStatuses": [{"state": {"running": {}}}]}
-        return [{"metadata": {"name": "w", "uid": "u", "creationTimestamp": "1", "labels": labels}, "status": status}]
+        return [{"metadata": {**master("w")["metadata"], "uid": "u", "labels": labels}, "status": status}]
 
     def log(self, pod, follow):
         return Log(self._readings.pop(0) if self._readings[1:] else self._readings[0])
@@ -338,6 +418,39 @@ def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
         while stream.may_grow() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert stream.lines() == ["one", "two", "three", "four"]
+
+
+class Lines:
+    def __init__(self):
+        self.seen = []
+
+    def line(self, text):
+        self.seen.append(text)
+
+
+def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
+    """A quota refuses a pod of another name each time; and an image is tried for again and again."""
+
+    class Refusing(OneJob):
+        tries = 0
+
+        def list(self, kind, **selection):
+            self.tries += 1
+            why = f'Error creating: pods "digits-master-{self.tries}" is forbidden: exceeded quota: small'
+            return [{"message": why, "lastTimestamp": str(self.tries)}]
+
+    screen, job = Lines(), ClusterJob(Refusing(), "digits")
+    view = follow_cluster._View(screen, None)
+    for _ in range(3):
+        view.show_plight(Plight(follow_cluster._refusal(job)))
+    for why in ("not found", "Back-off", "not found", "Back-off"):
+        view.show_plight(missing(why))
+    view.show_plight(Plight("its master is starting"))
+    assert screen.seen == [
+        "the cluster does not take its master's pod: exceeded quota: small",
+        "the image can't be pulled: not found",
+        "its master is starting",
+    ]
 
 
 class Masters:

@@ -62,6 +62,22 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
         assert part in shown
 
 
+def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
+    lines: list[str] = []
+    screen = PlainScreen(lines.append, log_loss_steps=100)
+
+    def show(*reasons: str) -> None:
+        waiting = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n, why in enumerate(reasons) if why]
+        screen.show(pb.JobStatus(phase="pending", workers=waiting))
+
+    show("0/2 nodes are available", "0/2 nodes are available", "quota: used 4")
+    show("0/3 nodes are available", "0/2 nodes are available", "quota: used 5")
+    assert sorted(lines) == ["worker 2 waits: quota: used 4", "workers 0, 1 wait: 0/2 nodes are available"]
+    show("quota: used 5", "", "quota: used 5")
+    show("0/3 nodes are available", "", "quota: used 5")
+    assert lines[2:] == ["worker 0 waits: 0/3 nodes are available"]
+
+
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     status = status_of(samples=0, loss=0.0, samples_per_second=0.0)
     assert "loss -" in drawn(status)
@@ -100,6 +116,7 @@ def test_plain_progress_comes_each_so_many_steps():
         for step in (0, 1, 99, 100, 101, 350, 360):
             screen.show(status_of(step=step))
         screen.line("something happened")
+    assert lines.pop(0) == "worker 3 waits: no slot is free"
     assert [line.split(", ")[1] for line in lines[:-1]] == ["step 100/5,000", "step 350/5,000"]
     assert lines[0] == (
         "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import build
 from tests.cluster.programs import NAMES, find_programs
+from tests.cluster.prompt import HELP, obey
 
 
 @pytest.fixture
@@ -75,3 +76,37 @@ def test_given_programs_must_be_complete(tmp_path, monkeypatch):
 def test_an_edited_recipe_is_another_folder():
     parts = [build.CONTROL_PLANE, build.NODE, build.Part("node", ("kubelet",), ())]
     assert len({part.folder() for part in parts}) == 3
+
+
+class TwoNodes:
+    node_names = ("n0", "n1")
+
+    def __init__(self):
+        self.done = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.done.append((name, *arguments))
+
+
+@pytest.mark.parametrize(
+    ("line", "done"),
+    [
+        ("lose n0", ("lose_node", "n0")),
+        ("freeze n1", ("freeze_node", "n1")),
+        ("thaw n1", ("thaw_node", "n1")),
+        ("add n2", ("add_node", "n2", 3)),
+        ("add n2 6", ("add_node", "n2", 6)),
+        ("api 20", ("restart_api_server", 20.0)),
+    ],
+)
+def test_a_mishap_can_be_typed(line, done):
+    cluster = TwoNodes()
+    assert HELP not in obey(cluster, line, 3)
+    assert cluster.done == [done]
+
+
+@pytest.mark.parametrize("line", ["lose n7", "add n0", "api", "api soon", "what"])
+def test_what_is_not_understood_is_answered_with_what_would_be(line):
+    cluster = TwoNodes()
+    assert obey(cluster, line, 3) == f"{HELP}; nodes: n0, n1"
+    assert cluster.done == []

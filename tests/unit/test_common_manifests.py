@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
+from elasticdl.common.manifests.image_trouble import ImageTrouble, image_trouble
 from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.pods import Program, make_pod
-from elasticdl.common.manifests.template import read_pod_template
-from elasticdl.common.manifests.worker import worker_template
+from elasticdl.common.manifests.pods import Program, finish_pod, make_pod
+from elasticdl.common.manifests.template import PodTemplate, read_pod_templates
+from elasticdl.common.manifests.worker import worker_pod
 from elasticdl.common.network import interface_of
 from elasticdl.common.spec import JobSpec
 
@@ -24,8 +25,15 @@ def job(**options):
     return JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
 
 
-def worker(template=None, **options):
-    return worker_template(job(**options), "lab", template or {})
+def worker(*templates, **options):
+    spec, pod = job(**options), worker_pod(job(**options), "lab")
+    for template in templates:
+        pod = template.merged_into(pod)
+    return finish_pod(pod, spec, Role.WORKER)
+
+
+def in_line(content):
+    return PodTemplate("--pod_template pod.yaml", content)
 
 
 def container(pod):
@@ -38,17 +46,68 @@ def environment(pod):
 
 
 def test_a_worker_knows_its_master_its_address_and_its_papers():
-    assert environment(worker(envs="A=1,HOME=/home/me")) == {
+    assert environment(worker()) == {
         "ELASTICDL_MASTER": "digits-master.lab.svc:50001",
         "ELASTICDL_MASTER_TIMEOUT": "600",
         "ELASTICDL_HOST": {"fieldRef": {"fieldPath": "status.podIP"}},
         "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
         "ELASTICDL_TLS": "/etc/elasticdl/tls",
-        "HOME": "/home/me",
+        "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
-        "A": "1",
     }
     assert container(worker())["command"] == ["python", "-m", "elasticdl.worker.main"]
+
+
+def test_the_users_variables_are_in_secrets_whoever_may_look_at_pods():
+    pod = worker(envs="A=hush,HOME=/hush", env_from_secret="aws,TOKEN=hub/token")
+    assert (
+        environment(pod).items()
+        >= {
+            "A": {"secretKeyRef": {"name": "digits-envs", "key": "A"}},
+            "HOME": {"secretKeyRef": {"name": "digits-envs", "key": "HOME"}},
+            "TOKEN": {"secretKeyRef": {"name": "hub", "key": "token"}},
+        }.items()
+    )
+    names = [variable["name"] for variable in container(pod)["env"]]
+    assert len(names) == len(set(names))
+    assert container(pod)["envFrom"] == [{"secretRef": {"name": "aws"}}]
+    assert "hush" not in json.dumps(pod)
+    assert "envFrom" not in container(worker())
+
+
+def test_the_users_arguments_come_as_they_are():
+    """Kubernetes puts variables in the place of $(NAME), and one dollar in that of two."""
+    command = container(worker(command=("sh", "-c", "echo $(HOME) $$ $x")))["command"]
+    assert command[-1] == "echo $$(HOME) $$$$ $$x"
+
+
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+
+
+def tolerated(pod):
+    """What a pod bears of a node, and for how long."""
+    return [(each.get("key"), each.get("tolerationSeconds")) for each in pod["spec"]["tolerations"]]
+
+
+def test_a_pod_is_not_left_on_a_lost_node_for_five_minutes():
+    pod = worker(node_timeout=7)
+    assert tolerated(pod) == [(NOT_READY, 7), (UNREACHABLE, 7)]
+    assert {(each["operator"], each["effect"]) for each in pod["spec"]["tolerations"]} == {("Exists", "NoExecute")}
+    assert tolerated(worker()) == [(NOT_READY, 10), (UNREACHABLE, 10)]
+
+
+@pytest.mark.parametrize(
+    ("toleration", "added"),
+    [
+        ({"key": "gpu"}, [(NOT_READY, 10), (UNREACHABLE, 10)]),
+        ({"key": NOT_READY, "effect": "NoSchedule"}, [(NOT_READY, 10), (UNREACHABLE, 10)]),
+        ({"key": NOT_READY, "tolerationSeconds": 600}, [(UNREACHABLE, 10)]),
+        ({}, []),
+    ],
+)
+def test_of_a_lost_node_the_users_own_word_counts(toleration, added):
+    pod = worker(in_line({"spec": {"tolerations": [{"operator": "Exists", **toleration}]}}))
+    assert tolerated(pod)[1:] == added
 
 
 def test_a_program_of_the_users_is_started_as_on_this_machine():
@@ -135,7 +194,7 @@ def test_resources_policy_grace_and_labels():
 
 def test_a_master_has_the_same_form():
     program = Program(Role.MASTER, ("master",), {}, priority_class="urgent", spec={"serviceAccountName": "x"})
-    pod = make_pod(job(), program, {})
+    pod = make_pod(job(), program)
     assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
     assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
 
@@ -191,7 +250,7 @@ spec:
 def test_the_users_template_is_merged_into_every_pod(tmp_path):
     file = tmp_path / "pod.yaml"
     file.write_text("apiVersion: v1\nkind: Pod\n" + TEMPLATE)
-    pod = worker(read_pod_template(str(file)))
+    pod = worker(*read_pod_templates(job(pod_template=str(file)), Role.WORKER))
     main, sidecar = pod["spec"]["containers"]
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
     env = {each["name"]: each.get("value") for each in main["env"]}
@@ -208,6 +267,28 @@ def test_the_users_template_is_merged_into_every_pod(tmp_path):
     assert main["image"] == "team/job:1"
     assert main["volumeMounts"][-1] == {"name": "cache", "mountPath": "/cache"}
     assert sidecar == {"name": "sidecar", "image": "side/car"}
+
+
+def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
+    for name, zone in (("all", "a"), ("worker", "b"), ("master", "c")):
+        (tmp_path / name).write_text(f"spec: {{nodeSelector: {{zone: {zone}}}, hostAliases: [{{ip: {name}}}]}}")
+    spec = job(
+        pod_template=str(tmp_path / "all"),
+        worker_pod_template=str(tmp_path / "worker"),
+        master_pod_template=str(tmp_path / "master"),
+    )
+    for role, zone in ((Role.WORKER, "b"), (Role.MASTER, "c")):
+        pod = {"metadata": {}, "spec": {}}
+        for template in read_pod_templates(spec, role):
+            pod = template.merged_into(pod)
+        assert pod["spec"]["nodeSelector"] == {"zone": zone}
+        assert [alias["ip"] for alias in pod["spec"]["hostAliases"]] == ["all", str(role)]
+
+
+def test_the_masters_account_is_not_named_in_a_template(tmp_path):
+    (tmp_path / "pod.yaml").write_text("spec: {serviceAccountName: me}")
+    with pytest.raises(UserError, match=r"^--master_pod_template .*: name the master's account with --service_account"):
+        read_pod_templates(job(master_pod_template=str(tmp_path / "pod.yaml")), Role.MASTER)
 
 
 def test_merging_changes_neither_side():
@@ -247,9 +328,9 @@ def test_merging_nothing_or_the_same_again_changes_nothing(manifest):
     ],
 )
 def test_what_can_not_be_merged_is_one_line(patch, message):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text is compared
-        worker(yaml.safe_load(patch))
-    assert str(caught.value) == message
+    with pytest.raises(UserError) as caught:
+        worker(in_line(yaml.safe_load(patch)))
+    assert str(caught.value) == f"--pod_template pod.yaml: {message}"
 
 
 @pytest.mark.parametrize(
@@ -267,15 +348,15 @@ def test_a_wrong_template_is_one_line(content, message, tmp_path):
     file = tmp_path / "pod.yaml"
     file.write_text(content)
     with pytest.raises(UserError, match=r"^--pod_template ") as caught:
-        read_pod_template(str(file))
+        read_pod_templates(job(pod_template=str(file)), Role.WORKER)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_template_is_a_file():
-    assert read_pod_template("") == {}
+    assert read_pod_templates(job(), Role.WORKER) == []
     with pytest.raises(UserError, match="--pod_template /no/such: No such file or directory"):
-        read_pod_template("/no/such")
+        read_pod_templates(job(pod_template="/no/such"), Role.WORKER)
 
 
 def test_a_pod_can_be_written_as_json():
@@ -288,3 +369,31 @@ def test_the_interface_of_an_address():
         interface_of("203.0.113.7")
     with pytest.raises(UserError, match="'here' is no IP address"):
         interface_of("here")
+
+
+ROOT = "container has runAsNonRoot and image will run as root"
+REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "trouble"),
+    [
+        ("ErrImagePull", "no\nsuch", ImageTrouble("the image can't be pulled: no such", lasting=False)),
+        ("ImagePullBackOff", None, ImageTrouble("the image can't be pulled: ImagePullBackOff", lasting=False)),
+        ("InvalidImageName", "", ImageTrouble("the image can't be pulled: InvalidImageName", lasting=True)),
+        (
+            "CreateContainerConfigError",
+            f'{ROOT} (pod: "digits-master-x_lab(1)", container: elasticdl)',
+            ImageTrouble(f"nothing may run as root here: {ROOT}; {REMEDY}", lasting=True),
+        ),
+        (
+            "CreateContainerConfigError",
+            'container\'s runAsUser breaks non-root policy (pod: "digits-master-x_lab(1)", container: elasticdl)',
+            ImageTrouble(f"nothing may run as root here: container's runAsUser breaks non-root policy; {REMEDY}", True),
+        ),
+        ("CreateContainerConfigError", 'secret "a" not found', None),
+        ("ContainerCreating", None, None),
+    ],
+)
+def test_what_is_wrong_with_an_image(reason, message, trouble):
+    assert image_trouble({"reason": reason, "message": message}) == trouble

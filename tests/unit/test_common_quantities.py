@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elasticdl.common.quantities import (
     Priority,
     Queue,
+    SecretEnv,
     Volume,
     class_name,
     parse_envs,
@@ -16,6 +17,7 @@ from elasticdl.common.quantities import (
     parse_quantity,
     parse_queue,
     parse_resources,
+    parse_secret_envs,
     parse_volumes,
     requirements,
 )
@@ -80,6 +82,18 @@ def test_volumes():
 def test_envs():
     assert parse_envs("A=1,B=x=y, C=one\\,two") == {"A": "1", "B": "x=y", "C": "one,two"}
     assert parse_envs("") == {}
+
+
+def test_a_path_has_one_spelling():
+    assert [volume.mount_path for volume in parse_volumes("host_path=/a,mount_path=//data/./x/")] == ["/data/x"]
+
+
+def test_variables_from_secrets():
+    assert parse_secret_envs("aws, TOKEN=hub.team/token-1") == (
+        SecretEnv("aws"),
+        SecretEnv("hub.team", "TOKEN", "token-1"),
+    )
+    assert parse_secret_envs("") == ()
 
 
 def test_priorities():
@@ -153,6 +167,30 @@ def test_queues():
             "claim_name=a,mount_path=/etc/elasticdl/tls",
             "mount_path=/etc/elasticdl/tls: is taken already; choose another",
         ),
+        *(
+            (
+                parse_volumes,
+                f"claim_name=a,mount_path={path}",
+                "mount_path=/etc/elasticdl/tls: is taken already; choose another",
+            )
+            for path in ("//etc/elasticdl/tls", "/etc//elasticdl/./tls/", "///etc/elasticdl/tls")
+        ),
+        (
+            parse_volumes,
+            "claim_name=a,mount_path=/a;claim_name=b,mount_path=/a/",
+            "two volumes are mounted at /a: give each a mount_path of its own",
+        ),
+        *(
+            (
+                parse_secret_envs,
+                text,
+                f"{text!r} names no Secret: write SECRET for all of it, or NAME=SECRET/KEY for one variable",
+            )
+            for text in ("TOKEN=hub", "hub/token", "My_Secret", "TOKEN=hub/", "TOKEN=hub/a b")
+        ),
+        (parse_secret_envs, "2A=hub/token", "'2A' is no name of a variable: use letters, digits and _"),
+        (parse_secret_envs, "ELASTICDL_TLS=hub/x", "ELASTICDL_TLS is set by elasticdl itself; leave it out"),
+        (parse_secret_envs, "A=hub/x,A=hub/y", "A is given twice; leave one out"),
         (
             parse_volumes,
             "claim_name=a,mount_path=/var/run/secrets/kubernetes.io",

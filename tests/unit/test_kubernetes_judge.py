@@ -6,7 +6,7 @@ from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, term
 from elasticdl.common.quantities import Priority
 from elasticdl.master.events import ExitCause
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
-from elasticdl.master.launchers.kubernetes.pods import WorkerPods, place_of, worker_id_of
+from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods, place_of, worker_id_of
 
 UNSCHEDULABLE = condition(
     "PodScheduled", "False", "Unschedulable", "0/2 nodes are available:\n 2 Insufficient nvidia.com/gpu."
@@ -46,14 +46,14 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
             pod(state=waiting("ErrImagePull", NOT_FOUND)),
             [],
             Wait.IMAGE,
-            f"its image can't be pulled: {NOT_FOUND}",
+            f"the image can't be pulled: {NOT_FOUND}",
         ),
-        (pod(state=waiting("InvalidImageName")), [], Wait.IMAGE, "its image can't be pulled: InvalidImageName"),
+        (pod(state=waiting("InvalidImageName")), [], Wait.IMAGE, "the image can't be pulled: InvalidImageName"),
         (
             pod(initContainerStatuses=[{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]),
             [],
             Wait.IMAGE,
-            "its image can't be pulled: Back-off",
+            "the image can't be pulled: Back-off",
         ),
         (
             pod(state=waiting("CreateContainerConfigError", "couldn't find key x")),
@@ -64,7 +64,9 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
     ],
 )
 def test_what_a_pod_waits_for(seen, events, wait, reason):
-    assert judge(seen, events, told=False) == Waiting(wait, reason)
+    found = judge(seen, events, told=False)
+    assert isinstance(found, Waiting)
+    assert (found.wait, found.reason) == (wait, reason)
 
 
 def test_a_pod_runs_when_its_container_does():
@@ -343,8 +345,25 @@ def test_a_workers_pod():
     ]
     assert "priorityClassName" not in made["spec"]
     assert PODS.owns(made)
-    assert not PODS.owns({"metadata": {"ownerReferences": [{"uid": "other"}]}})
-    assert not PODS.owns({"metadata": {}})
+    assert not PODS.owns({"metadata": {**made["metadata"], "ownerReferences": [{"uid": "other"}]}})
+    assert not PODS.owns({"metadata": {**made["metadata"], "ownerReferences": None}})
+
+
+def test_a_worker_has_a_controller_if_the_jobs_state_goes_with_the_job():
+    """Else `kubectl drain` refuses it; and it would outlive its job if what controls it did."""
+    job = {"metadata": {"name": "digits-master", "uid": "j"}}
+    state = {"metadata": {"uid": "s", "ownerReferences": [{"uid": "j"}]}}
+    owner, controller = Owner.of(job, state).references("digits")
+    assert owner == {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": "j"}
+    assert controller == {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "digits-state",
+        "uid": "s",
+        "controller": True,
+    }
+    for alone in ({"metadata": {"uid": "s"}}, {"metadata": {"uid": "s", "ownerReferences": [{"uid": "other"}]}}):
+        assert Owner.of(job, alone).references("digits") == [owner]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_pod_that_is_refused_for_now_is_asked_for_again(play, failure):
         scene.pods.failures["create"] = [failure, failure]
         await scene.launcher.launch(0)
         pending = await scene.next(WorkerPending)
-        assert pending.reason == f"the cluster does not take its pod: {failure}"
+        assert pending.reason == f"the cluster does not take its pod: {failure}".replace('pods "x" is forbidden: ', "")
         await scene.called("create", f"{JOB}-worker-0", times=3)
         assert (await scene.next(WorkerPending)).reason == "the scheduler has not looked at it yet"
         scene.show(0)
@@ -263,9 +263,48 @@ def test_an_image_that_can_not_be_pulled_ends_a_job_that_never_had_a_worker(play
         while not scene.objects.objects:
             await asyncio.sleep(0)
         scene.show(0, "Pending", waiting("ErrImagePull", "not found"))
-        assert (await scene.next(WorkerPending)).reason == "its image can't be pulled: not found"
+        assert (await scene.next(WorkerPending)).reason == "the image can't be pulled: not found"
         failed = await scene.next(LauncherFailed)
-        assert failed.reason == "no worker could be started within 0.05 s: its image can't be pulled: not found"
+        assert failed.reason == "no worker could be started within 0.05 s: the image can't be pulled: not found"
+
+    play(story)
+
+
+def test_an_image_that_runs_as_root_ends_a_job_at_once_with_the_remedy(play):
+    async def story(scene):
+        await scene.launcher.launch(0)
+        await scene.called("create", f"{JOB}-worker-0")
+        while not scene.objects.objects:
+            await asyncio.sleep(0)
+        said = "container has runAsNonRoot and image will run as root"
+        scene.show(0, "Pending", waiting("CreateContainerConfigError", said))
+        assert "Dockerfile with `USER 1000`" in (await scene.next(WorkerPending)).reason
+        assert (await scene.next(LauncherFailed)).reason.startswith("no worker can be started: nothing may run as root")
+
+    play(story, Patience(image=DEADLINE))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {"elasticdl.org/worker": "abc"}},
+        {"labels": {"elasticdl.org/worker": "1", "elasticdl.org/place": "first"}},
+        {"labels": {}},
+        {"name": "somebody-elses"},
+    ],
+)
+def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(play, metadata):
+    """As a service mesh's, or a mistake: a master that were to crash on it would do so again and again."""
+
+    async def story(scene):
+        name = metadata.get("name", f"{JOB}-worker-1")
+        strange = pod(1, "Running", RUNNING)
+        strange["metadata"] = {**strange["metadata"], "name": name, **metadata}
+        scene.objects.put(name, strange)
+        assert await scene.launcher.find() == ()
+        scene.objects.put(name, strange)
+        await scene.placed(0)
+        assert not [call for call in scene.pods.calls if call[0] == "delete"]
 
     play(story)
 

@@ -54,17 +54,25 @@ def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
     assert len(ledger.seen(FULL)) == 1
     assert ledger.seen(FULL) == []
     assert len(ledger.seen(pod(state=waiting("ErrImagePull", "not found")))) == 1
-    assert ledger.image_trouble == "its image can't be pulled: not found"
+    assert ledger.image_trouble.reason == "the image can't be pulled: not found"
     assert ledger.seen(pod(state=waiting("ImagePullBackOff", "Back-off pulling image"))) == []
     ledger.seen(RUNS)
-    assert ledger.image_trouble == ""
+    assert ledger.image_trouble is None
+
+
+def test_an_image_that_no_waiting_helps_is_told_of_also_after_one_that_was_late():
+    ledger = launched()
+    ledger.seen(pod(state=waiting("ErrImagePull", "not found")))
+    assert ledger.image_trouble.lasting is False
+    assert len(ledger.seen(pod(state=waiting("CreateContainerConfigError", "container has runAsNonRoot")))) == 1
+    assert ledger.image_trouble.lasting is True
 
 
 def test_the_image_is_no_trouble_once_a_worker_has_run():
     ledger = launched(0, 1)
     ledger.seen(RUNS)
     ledger.seen(pod(1, state=waiting("ErrImagePull")))
-    assert ledger.image_trouble == ""
+    assert ledger.image_trouble is None
 
 
 def test_a_deletion_is_held_until_it_is_clear_who_did_it():

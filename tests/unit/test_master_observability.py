@@ -212,6 +212,7 @@ def test_a_master_that_does_not_answer_is_said_to(papers):
         ("worker_left", HISTORY[2][1], "WorkerPreempted", True),
         ("worker_left", {"worker": 1, "cause": "out_of_memory", "reason": "x"}, "WorkerOutOfMemory", True),
         ("worker_left", {"worker": 1, "cause": "node_lost", "reason": "x"}, "WorkerNodeLost", True),
+        ("worker_pending", {"worker": 1, "reason": "0/2 nodes are available"}, "WorkerPending", False),
         ("phase", {"phase": "waiting", "reason": "1 of 2 workers"}, "WaitingForWorkers", True),
         ("master_restarted", {"world": 3, "missing": [1]}, "MasterRestarted", False),
         ("job_finished", {"phase": "failed", "reason": "x"}, "JobFailed", True),
@@ -232,6 +233,7 @@ def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
         ("world_formed", {"world": 1, "members": 7, "reason": "x"}),
         ("phase", {"phase": "running", "reason": ""}),
         ("checkpoint", {"step": 1}),
+        ("worker_pending", {"worker": 1, "reason": "it is being started on node n0"}),
     ],
 )
 def test_the_rest_is_none(event, fields):

@@ -28,9 +28,9 @@ TRAIN_FLAGS = """
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
---master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy
---image_timeout --recovery_timeout --restart_policy
---pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
+--master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
+--image_timeout --node_timeout --recovery_timeout --restart_policy
+--pod_template --master_pod_template --worker_pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
 --yaml --dry_run --detach
 """
 
@@ -41,9 +41,9 @@ RUN_FLAGS = """
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --stop_grace
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
---master_pod_priority --worker_pod_priority --volume --envs --image_pull_policy
---image_timeout --recovery_timeout --restart_policy
---pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
+--master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
+--image_timeout --node_timeout --recovery_timeout --restart_policy
+--pod_template --master_pod_template --worker_pod_template --cluster_spec --service_account --gang --no_gang --queue --elastic --no_elastic
 --yaml --dry_run --detach
 """
 

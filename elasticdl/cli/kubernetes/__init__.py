@@ -5,6 +5,7 @@
     kubeconfig    where a cluster is, and as whom it is asked
     api           the requests that are made of a cluster, and their failures in one line each
     submit        all of a job's objects, or none
+    pods          which pods are a job's
     port_forward  a port of this machine that leads to the master
     job           a job of a cluster, as the commands see any job
     journal, logs what a job writes, as far as it can still be had

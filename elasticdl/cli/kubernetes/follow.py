@@ -16,14 +16,14 @@ from elasticdl.cli.follow import Inbox, WatchEnded, watching
 from elasticdl.cli.handle import Growing
 from elasticdl.cli.kubernetes.delete import wait_until_gone
 from elasticdl.cli.kubernetes.job import ClusterJob
-from elasticdl.cli.kubernetes.plight import Plight, plight_of
-from elasticdl.cli.kubernetes.port_forward import find_master, is_running
+from elasticdl.cli.kubernetes.plight import ImagePatience, Plight, plight_of
+from elasticdl.cli.kubernetes.pods import find_master, is_running
 from elasticdl.cli.launch import make_screen
 from elasticdl.cli.panel import Screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught
 from elasticdl.cli.text import news, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.manifests.names import master_name
+from elasticdl.common.manifests.names import master_name, without_name
 from elasticdl.common.spec import JobSpec
 
 POLL = 0.1
@@ -51,7 +51,7 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
             make_screen(spec.log_loss_steps) as screen,
             watching(client, inbox),
         ):
-            _show(job, _View(screen, journal), inbox, signals)
+            _show(job, _View(screen, journal), inbox, signals, ImagePatience(spec.image_timeout))
         if signals.first is None:
             _see_off(job, signals)
     if signals.first is not None:
@@ -67,7 +67,7 @@ class _View:
     def __init__(self, screen: Screen, journal: Growing) -> None:
         self.screen = screen
         self._journal = journal
-        self._reason = ""
+        self._plight = Plight("")
 
     def show_news(self) -> None:
         for line in self._journal.lines():
@@ -75,12 +75,13 @@ class _View:
                 self.screen.line(text)
 
     def show_plight(self, plight: Plight) -> None:
-        if plight.reason != self._reason:
-            self._reason = plight.reason
+        """An image that is tried for again and again is told of once."""
+        before, self._plight = self._plight, plight
+        if plight.reason != before.reason and not (plight.image and before.image):
             self.screen.line(plight.reason)
 
 
-def _show(job: ClusterJob, view: _View, inbox: Inbox, signals: SignalLog) -> None:
+def _show(job: ClusterJob, view: _View, inbox: Inbox, signals: SignalLog, patience: ImagePatience) -> None:
     """Until the job is over, or a signal came."""
     look_at = time.monotonic() + LOOK_SECONDS
     while signals.first is None:
@@ -89,7 +90,7 @@ def _show(job: ClusterJob, view: _View, inbox: Inbox, signals: SignalLog) -> Non
             status = inbox.get(timeout=POLL)
         except queue.Empty:
             if time.monotonic() >= look_at:
-                if _look(job, view):
+                if _look(job, view, patience):
                     break
                 look_at = time.monotonic() + LOOK_SECONDS
             continue
@@ -100,7 +101,7 @@ def _show(job: ClusterJob, view: _View, inbox: Inbox, signals: SignalLog) -> Non
     view.show_news()
 
 
-def _look(job: ClusterJob, view: _View) -> bool:
+def _look(job: ClusterJob, view: _View, patience: ImagePatience) -> bool:
     """Whether the job has ended; shows why its master is not heard of."""
     try:
         if job.has_ended():
@@ -114,7 +115,7 @@ def _look(job: ClusterJob, view: _View) -> bool:
     except UnreachableError as error:
         plight, failures, begun = Plight(str(error)), 0, "unknown"
     view.show_plight(plight)
-    if plight.hopeless and not begun:
+    if patience.is_over(plight, time.monotonic()) and not begun:
         job.cluster.delete("Job", master_name(job.name))
         wait_until_gone(job.cluster, job.name)
         raise UserError(f"job {job.name}: {plight.reason}; nothing of the job was left behind")
@@ -132,7 +133,9 @@ def _refusal(job: ClusterJob) -> str:
     selection = f"involvedObject.kind=Job,involvedObject.name={master_name(job.name)},reason=FailedCreate"
     events = job.cluster.list("Event", field_selector=selection)
     newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
-    return str(newest["message"]) if newest else plight_of(None).reason
+    if newest is None:
+        return plight_of(None).reason
+    return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"
 
 
 def _see_off(job: ClusterJob, signals: SignalLog) -> None:

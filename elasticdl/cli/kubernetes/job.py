@@ -20,7 +20,8 @@ from elasticdl.cli.kubernetes.journal import followed_journal
 from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.cli.kubernetes.logs import followed_logs, read_logs
 from elasticdl.cli.kubernetes.plight import finished, plight_of
-from elasticdl.cli.kubernetes.port_forward import find_master, forwarded, is_running
+from elasticdl.cli.kubernetes.pods import find_master, is_running
+from elasticdl.cli.kubernetes.port_forward import forwarded
 from elasticdl.cli.kubernetes.text import Text
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.text import is_over
@@ -51,6 +52,10 @@ class ClusterJob:
     cluster: Cluster
     name: str
     place: Place = field(default_factory=Place)
+
+    @property
+    def namespace(self) -> str:
+        return self.cluster.namespace
 
     @property
     def whereabouts(self) -> str:
@@ -210,6 +215,11 @@ def find_if_configured(name: str) -> ClusterJob | None:
         return None
     cluster = connect(place)
     return ClusterJob(cluster, name) if cluster.find("Job", master_name(name)) else None
+
+
+def list_if_configured() -> list[ClusterJob]:
+    """Those of the kubeconfig's current context; none without a kubeconfig."""
+    return list_jobs("", "") if is_configured(Place()) else []
 
 
 def list_jobs(namespace: str, context: str) -> list[ClusterJob]:

@@ -48,13 +48,15 @@ def load(configuration: client.Configuration, context: str) -> str:
 
 def is_configured(place: Place) -> bool:
     """Whether anything names a cluster, be it wrong."""
-    return bool(place.context) or _in_a_pod() or any(Path(each).is_file() for each in _shown().split(os.pathsep))
+    return bool(place.context) or _in_a_pod() or _exists()
 
 
 def _load(configuration: client.Configuration, context: str) -> str:
     if not context and _in_a_pod():
         config.load_incluster_config(client_configuration=configuration)
         return (ACCOUNT / "namespace").read_text().strip()
+    if not _exists():
+        raise UserError(f"no cluster is configured: there is no kubeconfig {_shown()}; KUBECONFIG can name another")
     contexts, active = config.list_kube_config_contexts(_kubeconfig())
     names = [each["name"] for each in contexts]
     if context and context not in names:
@@ -74,6 +76,10 @@ def _one_line_errors() -> Iterator[None]:
         raise UserError(f"no cluster is configured: {_one_line(error)}") from None
     except Exception as error:  # the client trips in any way over a file that is not what it takes it for
         raise UserError(f"the kubeconfig {_shown()} can't be read: {_one_line(error)}") from error
+
+
+def _exists() -> bool:
+    return any(Path(each).expanduser().is_file() for each in _shown().split(os.pathsep))
 
 
 def _kubeconfig() -> str | None:

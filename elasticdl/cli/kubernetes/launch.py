@@ -24,7 +24,7 @@ from elasticdl.cli.submission import SubmissionOptions
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.manifests.names import master_name
-from elasticdl.common.quantities import parse_envs
+from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
 
 NAME_ATTEMPTS = 20
@@ -40,6 +40,7 @@ def run_job(spec: JobSpec, options: SubmissionOptions) -> int:
         Interrupted: a signal came; once the job is submitted, it goes on.
     """
     refuse_variables(parse_envs(spec.envs))
+    refuse_variables({each.name: "" for each in parse_secret_envs(spec.env_from_secret)})
     place = Place(spec.namespace, spec.kube_context)
     if options.yaml and not options.dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), options.yaml)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import urllib3
 
 from elasticdl.cli.kubernetes.api import Cluster, NotDoneError, Object
+from elasticdl.cli.kubernetes.pods import find_pods
 from elasticdl.cli.kubernetes.text import Stream
 from elasticdl.cli.log_reader import in_order, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.manifests.names import JOB_LABEL, ROLE_LABEL, WORKER_LABEL, Role
+from elasticdl.common.manifests.names import WORKER_LABEL, Role
 
 if TYPE_CHECKING:
     from elasticdl.cli.kubernetes.job import ClusterJob
@@ -44,13 +45,6 @@ def read_logs(cluster: Cluster, job: str, worker: int | None) -> list[str]:
             if error.by_rights:
                 raise
     return merged(written)
-
-
-def find_pods(cluster: Cluster, job: str, worker: int | None) -> list[Object]:
-    """The oldest first."""
-    selector = f"{JOB_LABEL}={job}" + (f",{WORKER_LABEL}={worker}" if worker is not None else "")
-    pods = [pod for pod in cluster.list("Pod", label_selector=selector) if ROLE_LABEL in pod["metadata"]["labels"]]
-    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
 def writer(pod: Object) -> str:

@@ -9,14 +9,14 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from elasticdl.common.credentials import Role, TlsFiles
 from elasticdl.common.environment import HOST, NAMESPACE, POD_UID
 from elasticdl.common.manifests import names
-from elasticdl.common.manifests.pods import SPEC_FILE, SPEC_FOLDER, Manifest, Program, make_pod
+from elasticdl.common.manifests.merge import merge
+from elasticdl.common.manifests.pods import SPEC_FILE, SPEC_FOLDER, Manifest, Program, finish_pod, make_pod
 from elasticdl.common.manifests.worker import TEMPLATE_FILE
-from elasticdl.common.quantities import parse_priority, requirements
+from elasticdl.common.quantities import parse_envs, parse_priority, requirements
 from elasticdl.common.spec import JobSpec
 
 MASTER_COMMAND = ("python", "-m", "elasticdl.master.cluster", "--job_folder", SPEC_FOLDER)
@@ -38,12 +38,8 @@ class Parts:
     announces: bool = True
 
 
-def master_pod(spec: JobSpec, template: Mapping[str, Any]) -> Manifest:
-    """The master's pod, without a name.
-
-    Raises:
-        ValueError: the user's template can't be merged.
-    """
+def master_pod(spec: JobSpec) -> Manifest:
+    """The master's pod, without a name."""
     program = Program(
         role=Role.MASTER,
         command=MASTER_COMMAND,
@@ -54,9 +50,19 @@ def master_pod(spec: JobSpec, template: Mapping[str, Any]) -> Manifest:
             _of_the_pod(NAMESPACE, "metadata.namespace"),
             _of_the_pod(POD_UID, "metadata.uid"),
         ),
-        spec={"serviceAccountName": account_name(spec), "automountServiceAccountToken": True},
+        spec=_identity(spec),
     )
-    return make_pod(spec, program, template)
+    return make_pod(spec, program)
+
+
+def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
+    """As `finish_pod`. An account that a template for all pods names is not the master's, who could do nothing with it."""
+    made = merge(pod, {"spec": {"serviceAccount": None, **_identity(spec)}})
+    return finish_pod(made, spec, Role.MASTER)
+
+
+def _identity(spec: JobSpec) -> Manifest:
+    return {"serviceAccountName": account_name(spec), "automountServiceAccountToken": True}
 
 
 def _of_the_pod(variable: str, path: str) -> Manifest:
@@ -79,8 +85,8 @@ def make_service(spec: JobSpec) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)},
             "ports": [
-                {"name": "grpc", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT},
-                {"name": "metrics", "port": names.METRICS_PORT, "targetPort": names.METRICS_PORT},
+                {"name": name, "protocol": "TCP", "port": port, "targetPort": port}
+                for name, port in (("grpc", names.MASTER_PORT), ("metrics", names.METRICS_PORT))
             ],
         },
     }
@@ -100,7 +106,8 @@ def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
 def companions(parts: Parts) -> list[Manifest]:
     """Everything but the Job, in the order in which it is to be made."""
     made = [] if parts.spec.service_account else _account(parts)
-    made += [_secret(parts, role, files) for role, files in parts.certificates.items()]
+    made += [_certificate(parts, role, files) for role, files in parts.certificates.items()]
+    made += [_environment(parts)] if parts.spec.envs else []
     made += [_specification(parts), _state(parts), _network_policy(parts), _metrics_policy(parts)]
     service = parts.service
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
@@ -153,14 +160,25 @@ def _account(parts: Parts) -> list[Manifest]:
     return [account, role, binding]
 
 
-def _secret(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
-    data = {name: base64.b64encode(content).decode() for name, content in files.to_mapping().items()}
+def _certificate(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
     name = names.tls_name(parts.spec.job_name, role)
-    return {**_head(parts, "Secret", name), "type": "kubernetes.io/tls", "data": data}
+    return _make_secret(parts, name, "kubernetes.io/tls", files.to_mapping())
+
+
+def _make_secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
+    data = {key: base64.b64encode(value).decode() for key, value in content.items()}
+    return {**_head(parts, "Secret", name), "type": kind, "data": data}
+
+
+def _environment(parts: Parts) -> Manifest:
+    """More people may look at config maps and pods than at Secrets, and what is in a variable may be a password."""
+    content = {name: value.encode() for name, value in parse_envs(parts.spec.envs).items()}
+    return _make_secret(parts, names.environment_name(parts.spec.job_name), "Opaque", content)
 
 
 def _specification(parts: Parts) -> Manifest:
-    data = {SPEC_FILE: parts.spec.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
+    spec = parts.spec.model_copy(update={"envs": ""})
+    data = {SPEC_FILE: spec.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     return {**_head(parts, "ConfigMap", names.spec_name(parts.spec.job_name)), "immutable": True, "data": data}
 
 

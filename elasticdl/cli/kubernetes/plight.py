@@ -6,20 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.common.manifests.image_trouble import ImageTrouble, image_trouble
+
 Object = Mapping[str, Any]
-# After which a kubelet goes on trying, for images that may never be there.
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-# What it says once it has tried at least twice, or will not try again.
-_HOPELESS = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _SIGNALLED = 128  # and the number of the signal
 
 
 @dataclass(frozen=True, slots=True)
 class Plight:
-    """``hopeless``: it takes a change by a person."""
+    """``image``: what is wrong with its image, if that is why."""
 
     reason: str
-    hopeless: bool = False
+    image: ImageTrouble | None = None
+
+
+class ImagePatience:
+    """How long it is waited for an image, in seconds; times are passed in."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._since: float | None = None
+
+    def is_over(self, plight: Plight, now: float) -> bool:
+        """To be asked at every look: whether the image has been missing for too long, or will not come at all."""
+        if plight.image is None:
+            self._since = None
+            return False
+        self._since = now if self._since is None else self._since
+        return plight.image.lasting or now - self._since >= self._timeout
 
 
 def finished(job: Object) -> str:
@@ -45,9 +59,8 @@ def plight_of(pod: Object | None) -> Plight:
             detail = f": {said.splitlines()[-1]}" if said else ""
             return Plight(f"its master ended with exit code {ended['exitCode']}{detail}")
         waiting = state.get("waiting") or {}
-        if waiting.get("reason") in _NO_IMAGE:
-            text = f"the image can't be pulled: {waiting.get('message') or waiting['reason']}"
-            return Plight(" ".join(text.split()), hopeless=waiting["reason"] in _HOPELESS)
+        if trouble := image_trouble(waiting):
+            return Plight(trouble.reason, trouble)
         if waiting.get("message"):
             return Plight(f"its master waits: {' '.join(str(waiting['message']).split())}")
     for condition in status.get("conditions") or ():

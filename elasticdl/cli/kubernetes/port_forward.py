@@ -19,26 +19,15 @@ from kubernetes import client
 from kubernetes.stream import portforward
 from websocket import WebSocketConnectionClosedException
 
-from elasticdl.cli.kubernetes.api import Cluster, Object
+from elasticdl.cli.kubernetes.api import Cluster
+from elasticdl.cli.kubernetes.pods import find_master, is_running
 from elasticdl.common.environment import LOOPBACK
 from elasticdl.common.errors import ElasticDLError
-from elasticdl.common.manifests.names import MASTER_PORT, Role, selector
+from elasticdl.common.manifests.names import MASTER_PORT
 
 _CHUNK = 1 << 16
 JOIN_SECONDS = 5.0
 GOODBYE_SECONDS = 3.0
-
-
-def find_master(cluster: Cluster, job: str) -> Object | None:
-    """The newest pod of the job's master, whatever its state; None if there is none (any more, or yet)."""
-    pods = cluster.list("Pod", label_selector=selector(job, Role.MASTER))
-    return max(pods, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
-
-
-def is_running(pod: Object | None) -> bool:
-    return bool(
-        pod and pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
-    )
 
 
 @contextlib.contextmanager

@@ -20,10 +20,11 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.pods import Manifest, fixed_labels
-from elasticdl.common.manifests.template import read_pod_template
-from elasticdl.common.manifests.worker import worker_template
-from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_volumes
+from elasticdl.common.manifests.names import without_name
+from elasticdl.common.manifests.pods import Manifest, finish_pod
+from elasticdl.common.manifests.template import read_pod_templates
+from elasticdl.common.manifests.worker import worker_pod
+from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
@@ -43,21 +44,18 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     Raises:
         UserError: the user's pod template or cluster module is wrong.
     """
-    template, cluster_spec = read_pod_template(spec.pod_template), ClusterSpec(spec.cluster_spec)
+    cluster_spec = ClusterSpec(spec.cluster_spec)
 
     def adapted(pod: Manifest, role: Role) -> Manifest:
-        return merge(cluster_spec.adapt_pod(pod), {"metadata": {"labels": fixed_labels(spec, role)}})
+        for template in read_pod_templates(spec, role):
+            pod = template.merged_into(pod)
+        return cluster_spec.adapt_pod(pod)
 
-    try:
-        master = adapted(objects.master_pod(spec, template), Role.MASTER)
-        worker = adapted(worker_template(spec, namespace, template), Role.WORKER)
-    except ValueError as error:
-        raise UserError(f"--pod_template {spec.pod_template}: {error}") from None
     return Parts(
         spec=spec,
         namespace=namespace,
-        master=master,
-        worker=worker,
+        master=objects.finish_master_pod(adapted(objects.master_pod(spec), Role.MASTER), spec),
+        worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
         service=cluster_spec.adapt_service(objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
     )
@@ -91,6 +89,8 @@ class Submission:
                 raise UserError(f"you may not {verb} jobs in namespace {self.cluster.namespace}")
         for claim in sorted({volume.claim_name for volume in parse_volumes(spec.volume) if volume.claim_name}):
             self._require("PersistentVolumeClaim", claim, "--volume")
+        for secret in sorted({each.secret for each in parse_secret_envs(spec.env_from_secret)}):
+            self._require("Secret", secret, "--env_from_secret")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
         queue = parse_queue(spec.queue)
@@ -196,7 +196,9 @@ class Submission:
         except NotDoneError as error:
             if error.by_rights:
                 return
-            raise NotDoneError(error.status, f"the cluster refuses the {role}'s pod: {_reason(error)}") from error
+            raise NotDoneError(
+                error.status, f"the cluster refuses the {role}'s pod: {without_name(str(error))}"
+            ) from error
 
     def _await_account(self, pause: Callable[[], None]) -> None:
         """Until the cluster would take the master's pod with the account that was made for it."""
@@ -229,9 +231,3 @@ class Submission:
             except ElasticDLError as error:
                 self.say(f"warning: {kind} {name} could not be deleted again: {error}")
             begun.pop()
-
-
-def _reason(error: NotDoneError) -> str:
-    """Without the pod's made-up name."""
-    _, forbidden, reason = str(error).partition(" is forbidden: ")
-    return reason if forbidden else str(error)

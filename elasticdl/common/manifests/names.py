@@ -47,6 +47,11 @@ def spec_name(job: str) -> str:
     return f"{job}-spec"
 
 
+def environment_name(job: str) -> str:
+    """Of the Secret with the variables of ``--envs``."""
+    return f"{job}-envs"
+
+
 def state_name(job: str) -> str:
     return f"{job}-state"
 
@@ -54,3 +59,9 @@ def state_name(job: str) -> str:
 def master_address(job: str, namespace: str) -> str:
     """By which the job's own pods find the master, whatever pod it is in at the moment."""
     return f"{master_name(job)}.{namespace}.svc:{MASTER_PORT}"
+
+
+def without_name(refusal: str) -> str:
+    """Why an object is forbidden, without its name, which is made up or one of many."""
+    _, forbidden, reason = refusal.partition(" is forbidden: ")
+    return reason if forbidden else refusal

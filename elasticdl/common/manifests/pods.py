@@ -1,17 +1,20 @@
-"""The pods of a job, master's and workers' alike: `make_pod` from what is to run in it."""
+"""The pods of a job, master's and workers' alike: `make_pod` from what is to run in it.
+
+The user's templates and module change what comes out; `finish_pod` then settles what is not theirs to change.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
 from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.names import CONTAINER, ELASTIC_LABEL, labels, spec_name, tls_name
-from elasticdl.common.quantities import Volume, parse_envs, parse_volumes
+from elasticdl.common.manifests.names import CONTAINER, ELASTIC_LABEL, environment_name, labels, spec_name, tls_name
+from elasticdl.common.quantities import Volume, parse_envs, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
 
 Manifest = dict[str, Any]
@@ -23,6 +26,8 @@ GRACE_MARGIN = 10.0
 # The user that an image runs as is not known, nor a group that the cluster would let it have; and a group of ours for
 # the pod's files would take over those of the user's claims. In the pod nobody else is there to read them.
 _FILE_MODE = 0o444
+# What a cluster puts on a node that it does not hear of. By itself it would wait five minutes for the node to come back.
+_LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +67,11 @@ class Program:
     spec: Mapping[str, Any] = field(default_factory=dict)  # further keys of the pod's spec
 
 
-def make_pod(spec: JobSpec, program: Program, template: Mapping[str, Any]) -> Manifest:
-    """A pod's ``metadata`` and ``spec``, ``template`` (the user's) merged in; without a name.
+def make_pod(spec: JobSpec, program: Program) -> Manifest:
+    """A pod's ``metadata`` and ``spec``, without a name.
 
     It needs no rights on its node: no root, nothing to escalate to, a root file system that is only read, and what is
     written goes to ``/tmp`` and ``/dev/shm`` or to the job's volumes.
-
-    Raises:
-        ValueError: the template can't be merged.
     """
     own = (*job_mounts(spec.job_name, program.role), *program.mounts)
     users = user_mounts(spec.volume)
@@ -87,13 +89,25 @@ def make_pod(spec: JobSpec, program: Program, template: Mapping[str, Any]) -> Ma
     }
     if program.priority_class:
         pod_spec["priorityClassName"] = program.priority_class
-    made = merge({"metadata": {"annotations": dict(program.annotations)}, "spec": pod_spec}, template)
-    return merge(made, {"metadata": {"labels": {**program.labels, **fixed_labels(spec, program.role)}}})
+    annotations = dict(program.annotations)
+    return {"metadata": {"annotations": annotations, "labels": dict(program.labels)}, "spec": pod_spec}
 
 
-def fixed_labels(spec: JobSpec, role: Role) -> dict[str, str]:
-    """Those by which the job's pods are found; no template may change them."""
-    return {**labels(spec.job_name, role), **({ELASTIC_LABEL: "true"} if spec.elastic else {})}
+def finish_pod(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
+    """The pod as the user left it, with the labels by which the job's pods are found, and a lost node's tolerations."""
+    fixed = {**labels(spec.job_name, role), **({ELASTIC_LABEL: "true"} if spec.elastic else {})}
+    missing = _node_tolerations(pod["spec"].get("tolerations") or (), spec.node_timeout)
+    return merge(pod, {"metadata": {"labels": fixed}, "spec": {"tolerations": missing}})
+
+
+def _node_tolerations(given: Sequence[Mapping[str, Any]], seconds: int) -> list[Manifest]:
+    """How long a lost node is waited for, unless the user has said so: of two tolerations the shorter would count."""
+    said = {each.get("key") or "" for each in given if each.get("effect") in (None, "", "NoExecute")}
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+        for key in _LOST_NODE
+        if not said & {key, ""}
+    ]
 
 
 def grace_period(spec: JobSpec) -> int:
@@ -107,13 +121,14 @@ def _container(spec: JobSpec, program: Program, mounts: tuple[Mount, ...]) -> Ma
         "PYTHONUNBUFFERED": "1",
         variables.JOB_SPEC: f"{SPEC_FOLDER}/{SPEC_FILE}",
         variables.TLS: TLS_FOLDER,
-        **parse_envs(spec.envs),
     }
+    own = (*program.env, *({"name": name, "value": value} for name, value in plain.items()))
+    env = {variable["name"]: variable for variable in (*own, *_given_variables(spec))}
     made: Manifest = {
         "name": CONTAINER,
         "image": spec.image,
         "command": list(program.command),
-        "env": [*program.env, *({"name": name, "value": value} for name, value in plain.items())],
+        "env": list(env.values()),
         "resources": dict(program.resources),
         "volumeMounts": [mount.mount() for mount in mounts],
         "securityContext": {
@@ -124,9 +139,18 @@ def _container(spec: JobSpec, program: Program, mounts: tuple[Mount, ...]) -> Ma
         # The end of what it printed is part of the status then, for a worker that failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    if whole := [each.secret for each in parse_secret_envs(spec.env_from_secret) if not each.key]:
+        made["envFrom"] = [{"secretRef": {"name": secret}} for secret in whole]
     if spec.image_pull_policy:
         made["imagePullPolicy"] = spec.image_pull_policy
     return made
+
+
+def _given_variables(spec: JobSpec) -> list[Manifest]:
+    """The user's. Whoever may look at pods and config maps does not see the values: they are in Secrets."""
+    kept = [(name, environment_name(spec.job_name), name) for name in parse_envs(spec.envs)]
+    kept += [(each.name, each.secret, each.key) for each in parse_secret_envs(spec.env_from_secret) if each.key]
+    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in kept]
 
 
 def job_mounts(job: str, role: Role) -> tuple[Mount, ...]:

@@ -7,8 +7,6 @@ is settled there, and a master that is started anew makes the same pods.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
@@ -24,23 +22,24 @@ WORKER_COMMAND = ("python", "-m", "elasticdl.worker.main")
 OWN_PROGRAM = ("python", "-m", "elasticdl.common.startup")
 
 
-def worker_template(spec: JobSpec, namespace: str, template: Mapping[str, Any]) -> Manifest:
-    """A worker's pod without its name and number. ``template`` is the user's.
-
-    Raises:
-        ValueError: the user's template can't be merged.
-    """
+def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
+    """A worker's pod without its name and number."""
     annotations, labels, pod = _queueing(spec)
     program = Program(
         role=Role.WORKER,
-        command=(*OWN_PROGRAM, *spec.command) if spec.command else WORKER_COMMAND,
+        command=(*OWN_PROGRAM, *map(_literal, spec.command)) if spec.command else WORKER_COMMAND,
         resources=requirements(spec.worker_resource_request, spec.worker_resource_limit),
         env=_environment(spec, namespace),
         annotations=annotations,
         labels=labels,
         spec=pod,
     )
-    return make_pod(spec, program, template)
+    return make_pod(spec, program)
+
+
+def _literal(word: str) -> str:
+    """Kubernetes would put variables in the place of $(NAME), and one dollar in that of two."""
+    return word.replace("$", "$$")
 
 
 def _environment(spec: JobSpec, namespace: str) -> tuple[Manifest, ...]:

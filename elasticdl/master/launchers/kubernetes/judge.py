@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from elasticdl.common.manifests.image_trouble import image_trouble
 from elasticdl.common.manifests.names import CONTAINER
 from elasticdl.master.events import ExitCause
 from elasticdl.master.launchers.local import judge_exit
@@ -53,14 +54,8 @@ _REASONS = {
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
 _EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
-_IMAGE = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "ImageInspectError",
-    "RegistryUnavailable",
-)
+# So begin the reasons of a pod that waits for nothing in particular.
+ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
@@ -68,15 +63,18 @@ class Wait(StrEnum):
     """What a pod that does not run yet waits for."""
 
     PLACE = "place"
-    IMAGE = "image"  # that can't be pulled, for now
+    IMAGE = "image"  # that can't be pulled, or started
     MENDING = "mending"  # something else is wrong
     NOTHING = "nothing"  # it is on its way
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
+    """``lasting``: it takes a change by a person."""
+
     wait: Wait
     reason: str
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +175,11 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             return Waiting(Wait.PLACE, "it waits in its queue")
         if message := scheduled.get("message"):
             return Waiting(Wait.PLACE, _line(message))
-        return Waiting(Wait.NOTHING, "the scheduler has not looked at it yet")
+        return Waiting(Wait.NOTHING, ON_ITS_WAY[0])
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
-        if reason in _IMAGE:
-            return Waiting(Wait.IMAGE, f"its image can't be pulled: {message or reason}")
+        if trouble := image_trouble(waiting):
+            return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
         if reason and reason not in _QUIET:
             return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
     warnings = [
@@ -192,7 +190,7 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         return Waiting(
             Wait.MENDING, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
         )
-    return Waiting(Wait.NOTHING, f"it is being started on {_node(pod)}")
+    return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
 
 
 def _waiting_states(pod: Object) -> Iterable[Object]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.manifests.names import worker_name
+from elasticdl.common.manifests.names import without_name, worker_name
 from elasticdl.master.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
@@ -178,9 +178,8 @@ class KubernetesLauncher:
                     if failure.status in _INVALID:
                         self._refuse(worker_id, str(failure))
                         return
-                    self._look(
-                        worker_id, self._ledger.refused(worker_id, f"the cluster does not take its pod: {failure}")
-                    )
+                    why = f"the cluster does not take its pod: {without_name(str(failure))}"
+                    self._look(worker_id, self._ledger.refused(worker_id, why))
                     await _until(given_up, backoff.delay(failure.retry_after))
                     continue
                 self._look(worker_id, self._ledger.created(pod))
@@ -292,7 +291,9 @@ class KubernetesLauncher:
         if self._ledger.held(worker_id):
             loop.call_later(self._patience.event, self._settle, worker_id)
         trouble = self._ledger.image_trouble
-        if trouble and self._image_timer is None:
+        if trouble and trouble.lasting:
+            self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
+        elif trouble and self._image_timer is None:
             self._image_timer = loop.call_later(self._patience.image, self._give_up_image)
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
@@ -304,7 +305,8 @@ class KubernetesLauncher:
 
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
-            self._report(LauncherFailed(f"no worker could be started within {self._patience.image:g} s: {trouble}"))
+            seconds = f"{self._patience.image:g} s"
+            self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
 
 
 def _is_over(pod: Manifest) -> bool:

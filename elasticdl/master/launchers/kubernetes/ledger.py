@@ -55,12 +55,12 @@ class Ledger:
         return sorted(self._entries)
 
     @property
-    def image_trouble(self) -> str:
-        """Why no worker has ever run, if it is because of the image; else empty."""
+    def image_trouble(self) -> Waiting | None:
+        """Why no worker has ever run, if it is because of the image."""
         if self.ever_placed:  # asked after every change of a pod, of which there may be thousands
-            return ""
-        waits = (entry.waits for entry in self._entries.values() if entry.waits)
-        return next((wait.reason for wait in waits if wait.wait is Wait.IMAGE), "")
+            return None
+        waits = [entry.waits for entry in self._entries.values() if entry.waits and entry.waits.wait is Wait.IMAGE]
+        return max(waits, key=lambda wait: wait.lasting, default=None)
 
     def known(self, worker_id: int) -> bool:
         return worker_id in self._entries or worker_id in self._ended
@@ -183,7 +183,7 @@ class Ledger:
         if entry.waits is None and waiting.wait is Wait.NOTHING:  # worth a word only to take another one back
             return []
         # The reason why an image can't be pulled is given once; then it is only said that it is tried again.
-        if entry.waits and entry.waits.wait is waiting.wait is Wait.IMAGE:
+        if entry.waits and entry.waits.wait is waiting.wait is Wait.IMAGE and not waiting.lasting:
             return []
         entry.waits = waiting
         return [WorkerPending(worker_id, waiting.reason)]

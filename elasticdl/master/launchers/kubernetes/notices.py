@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticdl.master.launchers.kubernetes.judge import ON_ITS_WAY
+
 BURST = 6
 SECONDS_EACH = 20.0
 LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
@@ -55,6 +57,8 @@ def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | Non
         case "world_formed", {"world": world, "members": [*members], "reason": why}:
             size = f"{len(members)} worker{'s' if len(members) != 1 else ''}"
             return notice("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
+        case "worker_pending", {"worker": worker, "reason": str(why)} if not why.startswith(ON_ITS_WAY):
+            return notice("WorkerPending", f"worker {worker}: {why}")
         case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
             return notice(_LEFT[cause], f"worker {worker}: {why}", warning=True)
         case "phase", {"phase": "waiting", "reason": why}:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common import environment as variables
-from elasticdl.common.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, worker_name
+from elasticdl.common.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, state_name, worker_name
 from elasticdl.common.quantities import Priority
 
 Manifest = dict[str, Any]
@@ -16,13 +16,29 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The Job of the master: when it is deleted, so are the workers."""
+    """The Job of the master: when it is deleted, so are the workers.
+
+    ``state_uid``: of the job's state, if that goes with the Job. It then is the workers' controller, without which
+    `kubectl drain` takes pods for somebody's own. The Job can't be: it would disown pods that it did not start.
+    """
 
     name: str
     uid: str
+    state_uid: str = ""
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any], state: Mapping[str, Any]) -> Owner:
+        made = job["metadata"]
+        goes_along = any(each["uid"] == made["uid"] for each in state["metadata"].get("ownerReferences") or ())
+        return cls(made["name"], made["uid"], state["metadata"]["uid"] if goes_along else "")
 
     def reference(self) -> Manifest:
         return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
+
+    def references(self, job: str) -> list[Manifest]:
+        """Those of the workers of a job."""
+        state = {"apiVersion": "v1", "kind": "ConfigMap", "name": state_name(job), "uid": self.state_uid}
+        return [self.reference(), *([{**state, "controller": True}] if self.state_uid else [])]
 
     def about(self, namespace: str) -> dict[str, str]:
         """The reference of an event about it."""
@@ -55,7 +71,7 @@ class WorkerPods:
                 "name": worker_name(self.job, worker_id),
                 "namespace": self.namespace,
                 "labels": {**metadata["labels"], WORKER_LABEL: str(worker_id), PLACE_LABEL: str(place)},
-                "ownerReferences": [self.owner.reference()],
+                "ownerReferences": self.owner.references(self.job),
             },
             "spec": {**spec, "containers": [_numbered(container, worker_id) for container in spec["containers"]]},
         }
@@ -70,8 +86,17 @@ class WorkerPods:
         return math.ceil(round(share * self.most, 6))  # 0.7 of 10 are 7
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a pod is a worker of this very job, and not of another one that had its name."""
-        return any(owner["uid"] == self.owner.uid for owner in pod["metadata"].get("ownerReferences") or ())
+        """Whether a pod is a worker of this very job: not of another one that had its name, nor somebody's own."""
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        number = labels.get(WORKER_LABEL, "")
+        owners = {self.owner.uid, self.owner.state_uid}  # of two, one that is gone is taken from the pod
+        return (
+            any(owner["uid"] in owners for owner in metadata.get("ownerReferences") or ())
+            and number.isdecimal()
+            and metadata["name"] == worker_name(self.job, int(number))
+            and labels.get(PLACE_LABEL, "0").isdecimal()
+        )
 
 
 def worker_id_of(pod: Mapping[str, Any]) -> int:
