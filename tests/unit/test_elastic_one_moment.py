@@ -180,6 +180,13 @@ def test_a_schedule_that_is_set_after_the_commit_is_warned_of_once(caplog):
     assert caplog.text.count("call scheduler.step() before state.commit()") == 1
 
 
+def test_a_scheduler_that_the_state_does_not_hold_is_warned_of(caplog):
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    del training.state.values["scheduler"]
+    training.context.run(lambda: None, training.state)
+    assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
+
+
 def test_nothing_is_warned_of_where_the_schedule_is_in_its_place(caplog):
     for each_step, ends_epochs in itertools.product([False, True], repeat=2):
         Training(SCHEDULERS["StepLR"], each_step=each_step, ends_epochs=ends_epochs).run()

@@ -20,6 +20,7 @@ from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.transfer import broadcast_state
 from elasticdl.elastic.vote import Vote
+from elasticdl.elastic.world import World
 
 
 class Engine(state.Engine, Protocol):
@@ -79,6 +80,21 @@ class TorchState(state.TrainingState):
     def commit(self) -> None:
         self._reduced = False
         super().commit()
+
+    def sync(self, world: World) -> None:
+        if world.is_first and world.rank == 0 and self._schedule_is_missing:
+            self._job.warn(
+                "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
+                "give it along, as in TorchState(scheduler=scheduler)"
+            )
+        super().sync(world)
+
+    @property
+    def _schedule_is_missing(self) -> bool:
+        """A scheduler has left its mark on the optimizer, and none of the values is one for it."""
+        marked = any("initial_lr" in group for group in self.optimizer.param_groups)
+        held = any(getattr(value, "optimizer", None) is self.optimizer for value in self.values.values())
+        return marked and not held and self.rate is None
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of all workers now, for what needs them before ``optimizer.step()``: clipping, a GradScaler.
