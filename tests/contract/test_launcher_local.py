@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -172,6 +173,16 @@ def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):
     if psutil.pid_exists(child):  # killed, and not yet reaped by its new parent
         psutil.wait_procs([psutil.Process(child)], timeout=DEADLINE)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it keeps the first answer
+    (tmp_path / "tmp").mkdir()
+    script = "import os, tempfile; print(tempfile.mkstemp()[1]); os.kill(os.getpid(), 9)"
+    report = run_worker(tmp_path, script)
+    assert report.output.startswith(str(tmp_path / "tmp" / "elasticdl-0-"))
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_process_tethered_to_another_parent_does_not_start():

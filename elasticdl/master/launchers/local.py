@@ -1,7 +1,8 @@
 """Workers as processes of this machine.
 
 Each is the leader of a session of its own, so that a signal to the terminal does not reach it and its children can be
-ended with it; each dies with the master. What it prints goes to its log.
+ended with it; each dies with the master. What it prints goes to its log. Its temporary files are in a folder of its own, which
+goes with it: a worker that is killed cannot clean up after itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,15 +111,20 @@ class LocalLauncher:
                 self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._place_soon)
             return
         del self._pending[worker_id]
+        folder = None
         try:
-            process = await self._spawn(worker_id, slot)
+            # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
+            folder = tempfile.mkdtemp(prefix=f"elasticdl-{worker_id}-")
+            process = await self._spawn(worker_id, slot, folder)
         except OSError as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             self._slots.release(slot)
             detail = f"can't start it: {error.strerror or error}"
             self._report(WorkerExited(worker_id, ExitCause.CRASHED, 1, detail))
             return
         self._running[worker_id] = process
-        self._start(self._watch(worker_id, process, slot))
+        self._start(self._watch(worker_id, process, slot, folder))
         self._report(WorkerPlaced(worker_id, HOST, process.pid))
         if self._closed or worker_id in self._condemned:
             _kill_group(process.pid)
@@ -131,20 +139,21 @@ class LocalLauncher:
             if worker_id in self._pending:
                 await self._place(worker_id)
 
-    async def _spawn(self, worker_id: int, slot: Slot) -> asyncio.subprocess.Process:
+    async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> asyncio.subprocess.Process:
         with self._command.log(worker_id).open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *tethered([*self._command.argv]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env=self._command.environment(worker_id, slot),
+                env={**self._command.environment(worker_id, slot), "TMPDIR": folder},
                 start_new_session=True,
             )
 
-    async def _watch(self, worker_id: int, process: asyncio.subprocess.Process, slot: Slot) -> None:
+    async def _watch(self, worker_id: int, process: asyncio.subprocess.Process, slot: Slot, folder: str) -> None:
         code = await process.wait()
         _kill_group(process.pid)  # children that it left behind
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         del self._running[worker_id]
         self._slots.release(slot)
         cause, detail = judge_exit(code)
