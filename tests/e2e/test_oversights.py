@@ -16,7 +16,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
     [
         ("plain_loop.py", "ended with exit code 0 and took no part in the job: each process trains for itself unless"),
         ("init_only.py", "ended with exit code 0 after elastic.init() and has not trained together with others"),
-        ("runai_example_torch.py", "ended with exit code 0 after elastic.init() and has not trained together"),
     ],
 )
 def test_a_script_that_trains_by_itself_does_not_succeed(tmp_path, script, line):
