@@ -65,7 +65,9 @@ def test_the_only_worker_whose_time_is_over_leaves_its_state_to_the_next(tmp_pat
     alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
     subprocess.run([sys.executable, SCRIPT, str(alone), "3"], check=True, timeout=DEADLINE, cwd=REPOSITORY)
     slow.touch()
-    arguments = ["--num_workers", "1", "--stop_grace", "2", "--", "python", SCRIPT, str(elastic), "3"]
+    late = f'test "$ELASTICDL_WORKER_ID" = 0 || while test -e {slow}; do sleep 0.1; done; exec "$@"'
+    command = ["sh", "-c", late, "sh", sys.executable, SCRIPT, str(elastic), "3"]
+    arguments = ["--num_workers", "1", "--stop_grace", "12", "--", *command]
     with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
         job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
         job.signal(0, signal.SIGTERM)
