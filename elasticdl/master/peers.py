@@ -38,6 +38,11 @@ class Peer:
     told: Told = Told.NOTHING
     lingers: bool = False  # leaves as soon as another member has its state
 
+    @property
+    def was_member_and_leaves(self) -> bool:
+        """It holds the state until its process has ended."""
+        return self.standing is Standing.LEAVING and self.world_version > 0
+
     def precedence(self) -> tuple[bool, int, int, bool, int, int]:
         """Sorts into rank order (rule 5 of the rendezvous)."""
         step, epoch = (self.step, self.epoch) if self.has_state else (0, 0)

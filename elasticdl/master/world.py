@@ -185,7 +185,9 @@ class Rendezvous:
         peer = self.peers.get(worker_id)
         if peer is None or peer.standing in (Standing.LEAVING, Standing.FINISHED):
             return
-        peer.lingers = lingers and self._unready == {worker_id}
+        inside = (Standing.MEMBER, Standing.LEFT)
+        others = any(p.standing in inside and p is not peer for p in self.peers.values())
+        peer.lingers = lingers and peer.standing in inside and not others
         if peer.lingers:
             return
         was_member = peer.standing is Standing.MEMBER
@@ -331,6 +333,9 @@ class Rendezvous:
             self.starved = _too_few(len(ready), limits)
             return []
         maximum = limits.maximum + len(self.lingering)
+        if not any(p.has_state for p in ready) and any(p.was_member_and_leaves for p in self.peers.values()):
+            self.starved = "waits for a worker that leaves: it may be writing the state"
+            return []
         room = maximum - (len(ready) - len(self._standbys))
         if forming.starved and not self._window_over(now, room):
             return []

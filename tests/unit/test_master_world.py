@@ -230,6 +230,25 @@ def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
     assert not m.rendezvous.lingering
 
 
+def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writing_it():
+    m = Meeting(minimum=1)
+    m.world_of(0)
+    m.drain(0)
+    m.newcomers(1)
+    assert m.advance(100) == []
+    assert "may be writing the state" in m.rendezvous.starved
+    assert published(m.remove(0, clean=True)) == [[1]]
+
+
+def test_the_only_member_may_say_that_it_stays_between_two_worlds():
+    m = Meeting(minimum=1, maximum=1)
+    version = m.world_of(0)
+    m.ask(0, step=7, left=version, broken=True)
+    m.now += 1
+    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
+    assert m.rendezvous.lingering == {0}
+
+
 def test_one_of_several_members_need_not_stay():
     m = Meeting()
     m.world_of(0, 1)
