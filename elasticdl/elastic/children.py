@@ -42,14 +42,15 @@ def require_guard(processes: int) -> None:
     path = main.get("__file__")
     if frame is None or path is None or not Path(path).is_file():  # `python -c`: nothing can be imported anew
         return
-    for statement in ast.parse(Path(path).read_bytes()).body:
-        if statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno):
-            if not _asks_for_name(statement):
-                raise UserError(
-                    f"{path}:{frame.f_lineno}: with num_workers={processes} each process that loads data imports this "
-                    f"script and would train as well: put what the script does below `{GUARD}`"
-                )
-            return
+    if (getattr(main.get("__spec__"), "name", None) or "").rpartition(".")[2] == "__main__":  # a package's: it is not
+        return
+    # Whatever the condition is: where it does not tell children apart, they refuse to train themselves.
+    ifs = [node for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.If)]
+    if not any(node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno) for node in ifs):
+        raise UserError(
+            f"{path}:{frame.f_lineno}: with num_workers={processes} each process that loads data imports this script and "
+            f"would train as well: put what the script does below `{GUARD}`"
+        )
 
 
 def _top_level_of(main: Mapping[str, object]) -> FrameType | None:
@@ -58,9 +59,3 @@ def _top_level_of(main: Mapping[str, object]) -> FrameType | None:
     while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is main):
         frame = frame.f_back
     return frame
-
-
-def _asks_for_name(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
-    )

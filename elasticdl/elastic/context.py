@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.collective import Endpoint
 from elasticdl.elastic.errors import Stopped
@@ -203,10 +204,10 @@ class JobContext(Generic[CollectiveT]):
             return
         try:
             path = self.handover.write(state)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  torch raises others for what the file did; values may bear no pickle
             if alone:
                 self.warn(
-                    f"the state after step {state.step} leaves with its last worker: {error}; give --checkpoint_dir"
+                    f"the state after step {state.step} leaves with its last worker: {one_line(error.__context__ or error)}; give --checkpoint_dir"
                 )
             return
         log.info("left the state after step %d in %s", state.step, path)

@@ -205,7 +205,9 @@ class Session:
         self._reports.flush()
         if message.WhichOneof("body") in ("finished", "failed"):
             self._last_word = message
-        self._stream.send(message)
+            self._stream.send_at_once(message)
+        else:
+            self._stream.send(message)
 
     def _send_ask(self, left: int, standing: Standing) -> None:
         self._ask = pb.WorkerMessage(

@@ -62,6 +62,8 @@ class MasterStream:
         self._outbox: Outbox = queue.SimpleQueue()
         self._under_way: pb.WorkerMessage | None = None  # given to gRPC, which has not asked for another since
         self._unsaid: list[pb.WorkerMessage] = []
+        self._awaited: pb.WorkerMessage | None = None
+        self._handed = threading.Event()  # to the connection: what is awaited
         self._closing = threading.Event()
         self._last_contact = time.monotonic()
         self._met = False
@@ -72,6 +74,13 @@ class MasterStream:
 
     def send(self, message: pb.WorkerMessage) -> None:
         self._outbox.put(message)
+
+    def send_at_once(self, message: pb.WorkerMessage) -> None:
+        """Send, and wait (bounded) until it is on its way: this process may end itself without another word."""
+        self._handed.clear()
+        self._awaited = message
+        self.send(message)
+        self._handed.wait(CLOSE_SECONDS)
 
     def close(self) -> None:
         """Send what is queued, end the stream and wait (bounded) for the master to take it.
@@ -142,6 +151,8 @@ class MasterStream:
             self._under_way = message
             yield message
             self._under_way = None
+            if message is self._awaited:
+                self._handed.set()
 
     def _left(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
         """What a stream that is over has not sent."""

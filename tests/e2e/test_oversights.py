@@ -88,6 +88,13 @@ def test_a_worker_that_is_killed_after_the_last_step_does_not_fail_the_job(tmp_p
         assert len(job.entries("worker_started")) == 2
 
 
+def test_a_script_that_ends_without_another_word_after_its_training_has_succeeded(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "1", *write(tmp_path, "False", "os._exit(0)")) as job:
+        assert job.finish() == 0, job.describe()
+        assert "succeeded: 10 steps" in job.output
+        assert len(job.entries("worker_started")) == 1
+
+
 def test_one_that_ends_with_code_0_in_the_midst_is_replaced_and_no_step_is_missing(tmp_path):
     mark = tmp_path / "ended"
     stops = f"epoch == 2 and elastic.rank() == 1 and not os.path.exists({str(mark)!r}) and not end({str(mark)!r})"

@@ -70,3 +70,11 @@ def test_whose_job_is_stopped_leaves_nothing(tmp_path):
     member = trainee(tmp_path)  # alone, SIGTERM is the end
     leave_after(member, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path, caplog):
+    member = trainee(tmp_path, Drained())
+    member.state.values["rule"] = lambda step: step  # no pickle can hold it; a full disk ends in a RuntimeError, too
+    leave_after(member, 1)
+    assert "the state after step 1 leaves with its last worker: " in caplog.text
+    assert list(tmp_path.iterdir()) == []

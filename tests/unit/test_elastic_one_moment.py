@@ -13,6 +13,7 @@ from elasticdl.elastic.batch_plan import BatchPolicy
 from elasticdl.elastic.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.session import Alone
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.reducer import GradientReducer
 
 EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
 # At which point, and how often it has been passed before.
@@ -271,3 +272,18 @@ def test_a_change_of_the_world_at_a_commit_is_raised_there():
     batch = next(iter(training.loader))
     with pytest.raises(WorldChanged):
         training.make_step(batch)
+
+
+def test_a_parameter_that_is_added_late_is_refused_as_it_would_differ_between_workers():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    training.optimizer.add_param_group({"params": torch.nn.Linear(1, 1).parameters()})
+    with pytest.raises(UserError, match=r"did not require a gradient, or that it had not, when TorchState"):
+        training.make_step(next(iter(training.loader)))
+
+
+def test_so_is_one_that_is_unfrozen_late():
+    parameter = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    reducer = GradientReducer([parameter], [], SumOfThreads(0, Board(1)))
+    assert reducer.knows([parameter])
+    parameter.requires_grad_(True)
+    assert not reducer.knows([parameter])

@@ -81,6 +81,11 @@ class GradientReducer:
     def _moving(self) -> list[torch.Tensor]:
         return [*self._statistics, *self._counters]
 
+    def knows(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Whether these are reduced, as far as they require a gradient."""
+        known = {id(parameter) for parameter in self._parameters}
+        return all(id(parameter) in known for parameter in parameters if parameter.requires_grad)
+
     def begin(self) -> None:
         """Set all gradients to zero, and make backward passes accumulate where they will be reduced."""
         for flat in self._flats:

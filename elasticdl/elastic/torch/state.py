@@ -11,6 +11,7 @@ from typing import IO, Any, Protocol
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic import state
 from elasticdl.elastic.learning_rate import LearningRate
 from elasticdl.elastic.torch.collective import TorchCollective
@@ -100,8 +101,14 @@ class TorchState(state.TrainingState):
         """Sum the gradients of all workers now, for what needs them before ``optimizer.step()``: clipping, a GradScaler.
 
         Raises:
+            UserError: the optimizer has further parameters by now.
             WorldBroken: the step is torn; parameters are untouched.
         """
+        if not self._reducer.knows(parameter for group in self.optimizer.param_groups for parameter in group["params"]):
+            raise UserError(
+                "the optimizer has parameters that did not require a gradient, or that it had not, when TorchState(...) was "
+                "made, and which would differ between workers: give them to it before, with a learning rate of 0 until then"
+            )
         batch = self._batch
         size = self._job.world.size
         self._job.advance(waiting=True)
