@@ -204,10 +204,11 @@ class JobContext(Generic[CollectiveT]):
             return
         try:
             path = self.handover.write(state)
-        except Exception as error:  # noqa: BLE001  torch raises others for what the file did; values may bear no pickle
+        except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
             if alone:
+                why = one_line(error.__context__ or error)
                 self.warn(
-                    f"the state after step {state.step} leaves with its last worker: {one_line(error.__context__ or error)}; give --checkpoint_dir"
+                    f"the state after step {state.step} leaves with its last worker: {why}; give --checkpoint_dir"
                 )
             return
         log.info("left the state after step %d in %s", state.step, path)

@@ -166,6 +166,15 @@ class OwnJob(Generic[ContextT]):
             sys.exit(0)
         except Overtaken:
             raise
+        except SystemExit as end:  # the others would wait, and a replacement would come to the same place
+            self._tell_failure(
+                UserError(
+                    f"sys.exit({end.code!r}) was called within training: return from the function below @elastic.run "
+                    "instead, on all workers"
+                )
+            )
+            context.close()
+            raise
         except Exception as error:
             self._tell_failure(error)
             context.close()

@@ -37,7 +37,8 @@ class Ending:
         out: list[Instruction] = []
         told: list[int] = []
         for worker in self._fleet.workers.values():
-            if worker.state is WorkerState.RUNNING and not (worker.finished or worker.failure):
+            # One that is draining may be training on until its replacement has its state.
+            if worker.state in (WorkerState.RUNNING, WorkerState.DRAINING) and not (worker.finished or worker.failure):
                 told.append(worker.worker_id)
             elif worker.state is WorkerState.STARTING and self._settings.own_program:
                 out.append(TerminateWorker(worker.worker_id, outcome.reason))

@@ -353,8 +353,8 @@ class Job:
         if self._step == 0 or any(member.has_state for member in world.members):
             return []
         message = (
-            f"no worker was left that held the state after step {self._step}: training goes on from the last checkpoint, "
-            "or from the beginning if there is none"
+            f"no worker was left that held the state after step {self._step}: training goes on from what the last has left, "
+            "or the last checkpoint, or from the beginning if there is neither"
         )
         return [i.Record("warning", {"message": message})]
 

@@ -95,6 +95,13 @@ def test_a_script_that_ends_without_another_word_after_its_training_has_succeede
         assert len(job.entries("worker_started")) == 1
 
 
+def test_leaving_by_sys_exit_within_training_fails_the_job_at_once(tmp_path):
+    with start(tmp_path, "run", "--num_workers", "2", *write(tmp_path, "epoch == 1 and exit(0)")) as job:
+        assert job.finish() == 1, job.describe()
+        assert "sys.exit(0) was called within training: return from the function below @elastic.run" in job.output
+        assert len(job.entries("worker_started")) == 2
+
+
 def test_one_that_ends_with_code_0_in_the_midst_is_replaced_and_no_step_is_missing(tmp_path):
     mark = tmp_path / "ended"
     stops = f"epoch == 2 and elastic.rank() == 1 and not os.path.exists({str(mark)!r}) and not end({str(mark)!r})"

@@ -50,6 +50,7 @@ class GradientReducer:
     ) -> None:
         self._collective = collective
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._known = {id(parameter) for parameter in self._parameters}
         buffers = list(buffers)
         self._statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._counters = [buffer for buffer in buffers if _counts(buffer)]
@@ -83,8 +84,7 @@ class GradientReducer:
 
     def knows(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Whether these are reduced, as far as they require a gradient."""
-        known = {id(parameter) for parameter in self._parameters}
-        return all(id(parameter) in known for parameter in parameters if parameter.requires_grad)
+        return all(id(parameter) in self._known for parameter in parameters if parameter.requires_grad)
 
     def begin(self) -> None:
         """Set all gradients to zero, and make backward passes accumulate where they will be reduced."""

@@ -77,6 +77,7 @@ class ElasticSampler(sampler.EpochPosition, Sampler[list[int]]):
         self._job = host
         self._reducer: GradientReducer | None = None
         self._ahead: Iterator[StepPlan] | None = None
+        self.guarded = False  # the script was read: it may be edited while it runs
 
     def attach(self, reducer: GradientReducer) -> None:
         """Say where gradients are accumulated; done by the training state."""
@@ -131,5 +132,6 @@ def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:
             "sampler.steps(loader): its processes would be forked, and take this one's threads and locks along; "
             'make it DataLoader(..., num_workers=..., multiprocessing_context="forkserver")'
         )
-    if loader.num_workers:
+    if loader.num_workers and not own.guarded:
         require_guard(loader.num_workers)
+        own.guarded = True
