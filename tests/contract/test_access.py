@@ -219,7 +219,7 @@ def first_word(port, context):
         try:
             with context.wrap_socket(plain, server_hostname="master.digits.elasticdl") as tls:
                 return tls.recv(9)
-        except (ssl.SSLEOFError, ConnectionResetError):
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError):
             return b""
 
 

@@ -80,6 +80,7 @@ def test_the_users_module_adapts_pods_and_service_but_not_the_labels(tmp_path):
         "class Site:\n"
         "    def with_pod(self, pod):\n"
         "        pod.spec.node_selector = {'zone': 'a'}\n"
+        "        assert pod.metadata.labels['elasticdl.org/role'] in ('master', 'worker')\n"
         "        pod.metadata.labels = {'team': 'x'}\n"
         "        return pod\n"
         "    def with_service(self, service):\n"

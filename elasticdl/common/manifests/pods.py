@@ -89,8 +89,9 @@ def make_pod(spec: JobSpec, program: Program) -> Manifest:
     }
     if program.priority_class:
         pod_spec["priorityClassName"] = program.priority_class
-    annotations = dict(program.annotations)
-    return {"metadata": {"annotations": annotations, "labels": dict(program.labels)}, "spec": pod_spec}
+    # Also here, not only in `finish_pod`: by its labels the user's module tells a master from a worker.
+    own_labels = {**program.labels, **labels(spec.job_name, program.role)}
+    return {"metadata": {"annotations": dict(program.annotations), "labels": own_labels}, "spec": pod_spec}
 
 
 def finish_pod(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
