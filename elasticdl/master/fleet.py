@@ -94,6 +94,12 @@ class Fleet:
         return bool(self.completed) and idle and not self._crashes.holding
 
     @property
+    def nobody_comes(self) -> bool:
+        """All who are not leaving wait for a place."""
+        live = [worker for worker in self.workers.values() if worker.live]
+        return bool(live) and all(worker.state is WorkerState.PENDING for worker in live)
+
+    @property
     def finishing(self) -> bool:
         """A worker whose training is complete still runs."""
         return any(w.finished for w in self.workers.values())

@@ -181,7 +181,10 @@ class Job:
         """What a worker that still counts has said, or what was said about it."""
         match event:
             case e.WorkerPending(worker_id, reason):
-                return self._fleet.pending(worker_id, reason)
+                out = self._fleet.pending(worker_id, reason)
+                if self._fleet.nobody_comes:  # who waits for a replacement may have its place
+                    out += [i.DrainWorker(waits, "no replacement has a place") for waits in self._rendezvous.lingering]
+                return out
             case e.WorkerPlaced(worker_id, host, pid):
                 return self._fleet.placed(worker_id, host, pid, now)
             case e.WorkerConnected():

@@ -402,6 +402,29 @@ def test_a_rank_0_that_is_killed_before_it_could_say_that_all_have_finished_is_n
     assert r.clean_exit(2) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
 
 
+def test_the_only_worker_waits_for_its_replacement_unless_there_is_no_place_for_one():
+    r = Run(minimum=1, maximum=1)
+    r.train()
+    assert only(i.DrainWorker, r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))) == []
+    assert only(i.DrainWorker, r.pass_time(5)) == []
+    (told,) = only(i.DrainWorker, r.post(e.WorkerPending(1, "every GPU is taken (1)")))
+    assert told.worker_id == 0
+
+
+def test_a_worker_that_waits_for_its_replacement_is_stopped_with_the_job():
+    r = Run(minimum=1, maximum=1)
+    r.train()
+    r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))
+    (stop,) = only(i.StopWorkers, r.post(e.StopRequested("enough")))
+    assert stop.worker_ids == (0,)
+
+
+def test_one_of_two_that_offers_to_wait_for_its_replacement_is_told_to_go():
+    r = Run(minimum=1, maximum=2)
+    r.train()
+    assert [told.worker_id for told in only(i.DrainWorker, r.post(e.WorkerDraining(0, "SIGTERM", lingers=True)))] == [0]
+
+
 def test_one_that_is_told_to_leave_after_its_last_step_has_finished_all_the_same():
     r = Run(minimum=1, maximum=1)
     r.train()
