@@ -260,9 +260,10 @@ def test_a_program_that_never_starts_fails_the_job_and_says_so(start):
     assert status["traceback"].splitlines()[-1] == "can't run no-such-program: No such file or directory"
 
 
-def test_a_program_without_the_library_succeeds_when_it_ends_well(start):
+def test_a_program_without_the_library_does_not_succeed_though_it_ends_well(start):
     job = start(command=("true",))
-    assert job.wait() == 0, job.log()
+    assert job.wait() == 1
+    assert "took no part in the job" in json.loads(job.dir.status.read_text())["reason"]
 
 
 def test_a_worker_does_not_outlive_a_master_that_is_killed(start):
