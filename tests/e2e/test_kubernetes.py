@@ -68,7 +68,7 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     # Once; at the end it may come to a place that another has left.
-    assert len(re.findall(r"worker \d waits: 0/2 nodes .* Insufficient nvidia.com/gpu", done.stdout)) == 1, done.stdout
+    assert len(re.findall(r"worker \d waits: 0/\d nodes .* Insufficient nvidia.com/gpu", done.stdout)) == 1, done.stdout
     about = {"field_selector": "involvedObject.name=digits-master,reason=WorkerPending"}
     assert "Insufficient nvidia.com/gpu" in core.list_namespaced_event(namespace, **about).items[0].message
     assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stdout
