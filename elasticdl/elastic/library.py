@@ -67,8 +67,8 @@ class OwnJob(Generic[ContextT]):
     ) -> ContextT:
         """Join the job that this process was started for, or run alone; call it once, before building the optimizer.
 
-        In a process that the script itself has started this only makes the other functions answer, as for a script that
-        runs alone; `run` refuses to train there.
+        A process that the script itself has started takes no part in the job: the functions answer as for a script that runs
+        alone. Where multiprocessing has started it, `run` refuses to train.
 
         ``global_batch_size`` samples make one optimizer step whatever the number of workers, none of which runs more
         than ``max_gpu_batch_size`` at once. With ``batch_size_per_worker`` instead, the global batch grows with the

@@ -244,14 +244,14 @@ class Fleet:
             self._crashes.count(in_training=worker.reached_world, step=step, now=now)
             if verdict := self._crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {event.worker_id}: {reason}"
-        late = ""
+        warning = ""
         if worker.finished and self._own_program and event.code != 0:
             late = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
-        if late and event.cause in _CRASHES:
-            fatal = late
-        elif late:
-            late += "; what its program does after training may not have been done"
-        return Verdict(cause, reason, fatal, late)
+            if event.cause in _CRASHES:
+                fatal = late
+            else:
+                warning = f"{late}; what its program does after training may not have been done"
+        return Verdict(cause, reason, fatal, warning)
 
     def _misuse(self, worker: Worker, event: WorkerExited) -> str:
         """Why a program that has ended well has not trained, if that is so: no other worker would do better."""

@@ -276,7 +276,9 @@ def test_the_users_own_program_may_not_fail_after_training():
     y = Yard(own_program=True)
     y.start()
     y.fleet.finished(0)
-    assert "after its training was complete" in y.crash(0).fatal
+    verdict = y.crash(0)
+    assert "after its training was complete" in verdict.fatal
+    assert verdict.warning == ""  # it is told once
 
 
 @pytest.mark.parametrize("cause", [ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED])
