@@ -19,9 +19,9 @@ from pathlib import Path
 
 from elasticdl.common.jobdir import JobDir, MasterAddress
 from elasticdl.common.spec import JobSpec
-from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Launcher, Report
-from elasticdl.master.local import serve_here
+from elasticdl.master.service.local_master import serve_here
 
 SOCKET = "hosts.sock"
 

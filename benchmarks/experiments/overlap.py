@@ -19,16 +19,16 @@ from benchmarks.experiments.measures import (
     work_conserving,
 )
 
-Numbers = Mapping[str, Any]
+BatchShape = Mapping[str, Any]
 
 # Of the report's text; mean and GPU-seconds from the series behind its figure.
-PUBLISHED: Numbers = {
+PUBLISHED: BatchShape = {
     "gang": {"makespan": 968, "ends": [465, 968], "mean_gpus": 3.73, "second_waited_for_gpus": 398, "idle_gap": 53},
     "elastic": {"makespan": 809, "ends": [474, 809], "mean_gpus": 4.65, "second_waited_for_gpus": 0, "idle_gap": 0},
     "ratio": 0.836,
     "gpu_seconds_overhead": 0.044,
 }
-TARGETS: Numbers = {
+TARGETS: BatchShape = {
     "ratio": 0.82,
     "second_first_step": 10.0,
     "distance": 0.05,
@@ -113,7 +113,7 @@ def _job(job: JobRun, changes: Sequence[Change], until: float) -> dict[str, Any]
     }
 
 
-def compared(gang: Numbers, elastic: Numbers) -> dict[str, float]:
+def compared(gang: BatchShape, elastic: BatchShape) -> dict[str, float]:
     return {
         "ratio": elastic["makespan"] / gang["makespan"],
         "second_first_step": elastic["second_first_step"],
@@ -123,7 +123,7 @@ def compared(gang: Numbers, elastic: Numbers) -> dict[str, float]:
     }
 
 
-def table(gang: Numbers, elastic: Numbers) -> list[tuple[str, ...]]:
+def table(gang: BatchShape, elastic: BatchShape) -> list[tuple[str, ...]]:
     """Rows of: what, ours gang and elastic, published gang and elastic."""
     theirs = (PUBLISHED["gang"], PUBLISHED["elastic"])
 
@@ -150,7 +150,7 @@ def table(gang: Numbers, elastic: Numbers) -> list[tuple[str, ...]]:
     ]
 
 
-def verdicts(ours: Numbers) -> list[tuple[str, ...]]:
+def verdicts(ours: BatchShape) -> list[tuple[str, ...]]:
     """Rows of: what, ours, target, published, whether the target is met."""
     titles = {
         "ratio": "elastic ends at ... of gang",

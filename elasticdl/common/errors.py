@@ -7,7 +7,7 @@
     +-- UnreachableError     the other side did not answer in time; try again or look after it
         +-- RefusedError     it will not have this caller: trying again is of no use
 
-What the elastic loop raises to change its course is in ``elasticdl.elastic.errors``.
+What the elastic loop raises to change its course is in ``elasticdl.elastic.core.errors``.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 
 DEFAULT_MINIBATCH = 64
 

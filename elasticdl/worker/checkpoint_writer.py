@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.notices import notify
-from elasticdl.elastic.session import Membership
+from elasticdl.elastic.session.membership import Membership
+from elasticdl.elastic.session.notices import notify
 from elasticdl.worker.checkpoint import CheckpointStore
 from elasticdl.worker.learner import Dump
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import split
+from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.device import to_device
 from elasticdl.elastic.torch.loader import LoaderOptions, fetch

@@ -18,9 +18,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
 from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.link import Link
-from elasticdl.elastic.order import step_seed
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.session.connection import MasterConnection
 from elasticdl.worker.learner import Context, Learner
 from elasticdl.worker.zoo import Function, ModelModule
 
@@ -51,7 +51,7 @@ class Twin(Protocol):
     """What the modules ``torch_trainer`` and ``keras_trainer`` hold."""
 
     def connect(
-        self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None
+        self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
     ) -> Context:
         """This worker's part in the job.
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import split
+from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.loader import fetch
 from elasticdl.worker.learner import Evaluation

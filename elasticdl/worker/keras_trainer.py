@@ -15,6 +15,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
 from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.callbacks import refuse_needless
@@ -24,9 +26,7 @@ from elasticdl.elastic.keras.context import connect as connect
 from elasticdl.elastic.keras.loader import load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.sampler import StepBatch
-from elasticdl.elastic.world import World
+from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import open_datasets

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
 from elasticdl.callbacks import Callback
-from elasticdl.elastic.context import JobContext
-from elasticdl.elastic.sampler import EpochPosition, StepBatch
-from elasticdl.elastic.state import TrainingState
-from elasticdl.elastic.world import World
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.sampler import DataCursor, StepBatch
+from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
 
 Dump = Callable[[IO[bytes]], object]  # writes a state that was copied before
@@ -34,7 +34,7 @@ class Loader(Protocol[BatchT_co]):
     """Gives the batches of each step from where training stands."""
 
     @property
-    def sampler(self) -> EpochPosition: ...
+    def sampler(self) -> DataCursor: ...
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""

@@ -21,10 +21,10 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import Stopped
-from elasticdl.elastic.link import Link, prepare_horovod
-from elasticdl.elastic.notices import say_failure
-from elasticdl.elastic.session import Membership
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
+from elasticdl.elastic.session.membership import Membership
+from elasticdl.elastic.session.notices import say_failure
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
@@ -49,7 +49,7 @@ def main() -> int:
         _log_to_stderr(spec, environment.worker_id)
         prepare_horovod(os.environ)
         set_defaults(os.environ)
-        link = Link(environment)
+        link = MasterConnection(environment)
         link.open()  # before what takes long and may fail: the framework's import and the user's code
     except (ElasticDLError, OSError) as error:
         print(f"elasticdl worker: {error}", file=sys.stderr)
@@ -65,7 +65,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already, and what is left has a deadline
 
 
-def _work(spec: JobSpec, link: Link, closers: contextlib.ExitStack) -> int:
+def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) -> int:
     """``closers`` take what must stay open until a failure has been reported."""
     try:
         module = load_module(spec)

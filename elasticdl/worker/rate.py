@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.core.learning_rate import LearningRate
 
 
 def rate_rules(

@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.state import TrainingState
+from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
 from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import import_horovod
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.context import connect as connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.world import World
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets

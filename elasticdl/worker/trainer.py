@@ -16,11 +16,11 @@ from typing import Any
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import Stopped, WorldChanged
-from elasticdl.elastic.loop import Hooks
-from elasticdl.elastic.notices import notify
-from elasticdl.elastic.sampler import StepBatch
-from elasticdl.elastic.world import World
+from elasticdl.elastic.core.errors import Stopped, WorldChanged
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.session.notices import notify
+from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.export import export
 from elasticdl.worker.learner import Context, Learner

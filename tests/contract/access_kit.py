@@ -6,9 +6,9 @@ import time
 from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
-from elasticdl.master.journal import Journal
-from elasticdl.master.servicer import Server, Servicer, StatusFeed
-from elasticdl.master.sessions import KeyValueRelay, Sessions
+from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.service.servicer import Server, Servicer, StatusFeed
+from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0

@@ -11,7 +11,7 @@ from test_launcher_contract import DEADLINE, Bench
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.manifests.names import labels, selector, state_name
-from elasticdl.master.events import WorkerPending
+from elasticdl.master.core.events import WorkerPending
 from elasticdl.master.launchers.kubernetes.api import OfficialPods, connect, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from access_kit import DEADLINE, serving
 
-import elasticdl.elastic.stream as stream
+import elasticdl.elastic.session.stream as stream
 from elasticdl.cli import client as command_line
 from elasticdl.cli.client import connect
 from elasticdl.common.certificates import LIFETIME, issue
@@ -20,8 +20,8 @@ from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UserError
-from elasticdl.master.access import ALLOWED, Guard, TlsAccess, TokenAccess
-from elasticdl.master.events import NoticeReported, StopRequested
+from elasticdl.master.core.events import NoticeReported, StopRequested
+from elasticdl.master.service.access import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

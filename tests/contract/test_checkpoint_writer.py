@@ -8,14 +8,14 @@ import uuid
 
 import pytest
 
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.worker.checkpoint import CheckpointStore
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 
 PATIENCE = 30.0  # seconds; for what is expected to happen at once
 
 
-class Listener(Alone):
+class Listener(StandaloneMembership):
     def __init__(self):
         super().__init__()
         self.said = []

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.devices import Slots
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
 

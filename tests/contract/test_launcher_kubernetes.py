@@ -8,7 +8,7 @@ from kubernetes import client
 from kubernetes_bench import JOB, kubernetes_bench, make_launcher, pods_left, threads_left, worker_pods
 from test_launcher_contract import CHECKS, DEADLINE
 
-from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.kubernetes.api import connect
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -21,8 +21,8 @@ from kubernetes import client
 from zoo import watched_softmax
 
 from elasticdl.common.journal import Entry
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.record import consumed
+from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.training.record import consumed
 from tests.cluster.cluster import Cluster
 
 ZOO = Path(__file__).parent / "zoo"

@@ -14,10 +14,10 @@ import threading
 import horovod.torch as hvd
 import torch
 
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.world import Member, World
 
 ELEMENTS = 32 << 20  # more than all buffers on the way take
 

@@ -15,13 +15,13 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.common.spec import JobSpec
-from elasticdl.master.access import TokenAccess
-from elasticdl.master.events import FoundWorker, WorkerExited, WorkerPlaced
+from elasticdl.master.core.events import FoundWorker, WorkerExited, WorkerPlaced
+from elasticdl.master.core.snapshot import Snapshot
 from elasticdl.master.launchers.local import judge_exit
-from elasticdl.master.main import EXIT_CODES
-from elasticdl.master.memory import Memory
-from elasticdl.master.serve import Site, serve
-from elasticdl.master.servicer import Server
+from elasticdl.master.service.access import TokenAccess
+from elasticdl.master.service.entry import EXIT_CODES
+from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.servicer import Server
 
 HOST = "127.0.0.1"
 TOKEN = "of-this-test"
@@ -30,13 +30,13 @@ KEEP_CODE = '"$@"; code=$?; echo $code > "$0.tmp"; mv "$0.tmp" "$0"'
 
 
 class FileStore:
-    """See `elasticdl.master.keeper.MemoryStore`."""
+    """See `elasticdl.master.service.saver.SnapshotStore`."""
 
     def __init__(self, path):
         self._path = path
 
     async def load(self):
-        return Memory.from_json(self._path.read_text()) if self._path.exists() else None
+        return Snapshot.from_json(self._path.read_text()) if self._path.exists() else None
 
     async def save(self, memory):
         write_aside(self._path, memory.to_json())
@@ -126,14 +126,16 @@ async def run(job_dir, port):
     address = MasterAddress(f"{HOST}:{server.bind(port)}", TOKEN, os.getpid())
 
     @asynccontextmanager
-    async def attend(post):
+    async def lifespan(post):
         job_dir.write_master(address)
         yield
 
     def make_launcher(report):
         return LastingLauncher(job_dir, spec.command, address, report)
 
-    return await serve(spec, job_dir, Site(server, make_launcher, FileStore(job_dir.path / "memory.json"), attend))
+    return await serve(
+        spec, job_dir, Platform(server, make_launcher, FileStore(job_dir.path / "memory.json"), lifespan)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker that speaks to its master as all do (`elasticdl.elastic.session`), and counts instead of training.
+"""A worker that speaks to its master as all do (`elasticdl.elastic.session.membership`), and counts instead of training.
 
 The loss of a step is its number. Argument: the number of steps after which it has finished.
 """
@@ -9,9 +9,9 @@ import sys
 import threading
 
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.elastic.errors import Stopped
-from elasticdl.elastic.reports import StepReport
-from elasticdl.elastic.session import Session, Standing
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.session.membership import JoinRequest, Session
+from elasticdl.elastic.session.reports import StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
 
 STEP_SECONDS = 0.02
@@ -37,7 +37,7 @@ def report(step, world, steps):
 
 def train(session, broken, steps):
     """Through as many worlds as it takes."""
-    standing = Standing(step=0, has_state=False)
+    standing = JoinRequest(step=0, has_state=False)
     while standing.step < steps:
         world = session.join(standing)
         broken.clear()
@@ -47,7 +47,7 @@ def train(session, broken, steps):
             session.advance(waiting=False)
             session.reached(step)
             session.report_step(report(step, world, steps))
-        standing = Standing(step, has_state=True, broken=broken.is_set(), reason="left")
+        standing = JoinRequest(step, has_state=True, broken=broken.is_set(), reason="left")
     print("finished", flush=True)
     session.say(pb.WorkerMessage(finished=pb.Finished(step=steps, epochs=steps // EPOCH, metrics={"accuracy": 0.9})))
 

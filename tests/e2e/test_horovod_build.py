@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.elastic.kv_store import KvServer, KvStore
-from elasticdl.elastic.world import ALONE, horovod_host
+from elasticdl.elastic.collectives.store import KvServer, KvStore
+from elasticdl.elastic.core.world import ALONE, horovod_host
 
 SCRIPT = str(Path(__file__).parent / "frozen_peer.py")
 DEADLINE = 120.0

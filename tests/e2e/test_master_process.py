@@ -38,7 +38,7 @@ class MasterProcess:
         self.channel = self.stub = self.metadata = None
 
     def start(self, *more):
-        command = [sys.executable, "-m", "elasticdl.master.main", "--job_dir", str(self.dir.path), *more]
+        command = [sys.executable, "-m", "elasticdl.master.service.entry", "--job_dir", str(self.dir.path), *more]
         with self.dir.master_log.open("a") as log:
             return subprocess.Popen(command, stderr=log, start_new_session=True)
 
@@ -277,7 +277,14 @@ def test_a_worker_does_not_outlive_a_master_that_is_killed(start):
 def test_a_master_does_not_outlive_its_parent(start):
     job = start(steps=1)  # only for its directory
     job.wait()
-    command = [sys.executable, "-m", "elasticdl.master.main", "--job_dir", str(job.dir.path), "--die_with_parent"]
+    command = [
+        sys.executable,
+        "-m",
+        "elasticdl.master.service.entry",
+        "--job_dir",
+        str(job.dir.path),
+        "--die_with_parent",
+    ]
     script = f"import os, subprocess; subprocess.Popen([*{command!r}, str(os.getpid())]); input()"
     job.spec = JobSpec(num_workers=1, command=(sys.executable, str(WORKER), str(FOREVER)))
     job.dir.spec.write_text(job.spec.to_json())
@@ -295,7 +302,15 @@ def test_a_master_does_not_outlive_its_parent(start):
 def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
     job = JobDir(tmp_path / "job")
     job.path.mkdir()
-    command = [sys.executable, "-m", "elasticdl.master.main", "--job_dir", str(job.path), "--die_with_parent", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "elasticdl.master.service.entry",
+        "--job_dir",
+        str(job.path),
+        "--die_with_parent",
+        "1",
+    ]
     assert subprocess.run(command, timeout=DEADLINE, check=False).returncode == 130
     assert list(job.path.iterdir()) == []
 

@@ -1,6 +1,6 @@
 """Keras with real processes and real Horovod: whatever happens to the workers, the losses are those of plain Keras.
 
-Numbers of workers that do not change, more histories, and resuming are in ``tests/unit/test_elastic_keras.py``,
+BatchShape of workers that do not change, more histories, and resuming are in ``tests/unit/test_elastic_keras.py``,
 ``test_elastic_keras_histories.py`` and ``test_worker_keras.py``: there, not every worker has to import TensorFlow.
 """
 
@@ -18,8 +18,8 @@ from running_job import QUICK_KERAS, ZOO, RunningJob, run_cli, start
 from test_training import losses
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.record import consumed
+from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.training.record import consumed
 
 SAMPLES, BATCH = 1500, 250
 EPOCHS = 50

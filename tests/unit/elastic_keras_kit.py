@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.session import Alone
-from elasticdl.elastic.world import Member, World
+from elasticdl.elastic.session.membership import StandaloneMembership
 
 
 def loss(labels, predictions):
@@ -101,7 +101,7 @@ class Trainee:
 
     def __init__(self, rank, board, policy, model=None, optimizer=None, data=None):
         self.collective = SumOfThreads(rank, board)
-        self.context = ElasticContext(Alone(), self.collective, policy, seed=0)
+        self.context = ElasticContext(StandaloneMembership(), self.collective, policy, seed=0)
         self.model = model or make_model()
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)

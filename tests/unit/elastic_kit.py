@@ -9,12 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.errors import WorldBroken
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.world import Member, World
 
 
 def make_model(batch_norm=False):
@@ -73,7 +73,7 @@ class Trainee:
     """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that."""
 
     def __init__(self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False):
-        self.context = ElasticContext(Alone(), SumOfThreads(rank, board), policy, seed=0)
+        self.context = ElasticContext(StandaloneMembership(), SumOfThreads(rank, board), policy, seed=0)
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)

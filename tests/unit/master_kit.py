@@ -5,11 +5,11 @@ it is frozen, stuck or cut off. The master may die between any two things that i
 from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import instructions as i
-from elasticdl.master.job import Job
-from elasticdl.master.memory import Memory, TrainingMemory
-from elasticdl.master.settings import Settings
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import Snapshot, TrainingSnapshot
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0
@@ -232,7 +232,7 @@ class Cluster:
         """Another master, from what was saved and what there is; some ended workers may not even be found."""
         memory = None
         if remember and self.saved:
-            memory = Memory.from_json(Memory(self.saved, TrainingMemory(), 0.0).to_json()).job
+            memory = Snapshot.from_json(Snapshot(self.saved, TrainingSnapshot(), 0.0).to_json()).job
         self.job = Job(self.settings, memory)
         ended, self.unreported = self.unreported, []
         reported = [exited for exited in ended if exited.worker_id % 2 or exited.cause is e.ExitCause.CLEAN]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from elastic_kit import Board, Trainee
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import Stopped
-from elasticdl.elastic.handover import Handover
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.session.membership import StandaloneMembership
+from elasticdl.elastic.training.handover import Handover
 
 POLICY = BatchPolicy(20, None, 10)
 
@@ -20,7 +20,7 @@ def trainee(folder, membership=None):
     return made
 
 
-class Drained(Alone):
+class Drained(StandaloneMembership):
     """Told to leave at once: what it is told of is the end of this worker, not of the job."""
 
     def drain(self, reason):

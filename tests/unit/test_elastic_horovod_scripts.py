@@ -17,7 +17,8 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
-from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.horovod_scripts.account import Account
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.mends import (
@@ -31,8 +32,7 @@ from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
-from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
-from elasticdl.elastic.world import Member, World
+from elasticdl.elastic.training.loop import MAX_FRUITLESS_WORLDS
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()

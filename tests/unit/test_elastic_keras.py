@@ -11,15 +11,15 @@ import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.keras.collective import KerasCollective, is_failure
 from elasticdl.elastic.keras.context import connect
 from elasticdl.elastic.keras.learning_rate import OptimizerRate
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.keras.transfer import SMALL_BYTES, broadcast_state
-from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.world import ALONE, Member, World
 
 EACH_ONCE = {"micro": 1, "add": 1, "apply": 1}
 WHOLE = BatchPolicy(16, None, None)

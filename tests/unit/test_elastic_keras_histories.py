@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from elastic_keras_kit import Board, Samples, Trainee, make_model, plain_losses, run_all
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.world import Member, World
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.resume import Origin, content
 

@@ -10,18 +10,18 @@ import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
-from elasticdl.elastic.batch_plan import BatchPolicy
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.order import epoch_order
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, fetch, load
 from elasticdl.elastic.keras.prefetch import Prefetch
-from elasticdl.elastic.order import epoch_order
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.session.membership import StandaloneMembership
 
 TWO = np.array([3, 1])
 
 
 def make_loader(dataset, **options):
-    context = ElasticContext(Alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
+    context = ElasticContext(StandaloneMembership(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
     return context.loader(dataset, **options)
 
 

@@ -13,12 +13,12 @@ from worker_kit import BreakingCollective, Script
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken
-from elasticdl.elastic.learning_rate import LearningRate, Ramp, RateControl, scale
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.learning_rate import LearningRate, Ramp, RateControl, scale
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.learning_rate import OptimizerRate
-from elasticdl.elastic.world import Member, World
 
 PER_WORKER = BatchPolicy(None, 8)
 

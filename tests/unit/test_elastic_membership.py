@@ -8,12 +8,12 @@ import pytest
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
-from elasticdl.elastic.kv_store import KvServer, KvStore
-from elasticdl.elastic.pause import PauseClock
-from elasticdl.elastic.reports import Reports, StepReport
-from elasticdl.elastic.session import rank_entry
-from elasticdl.elastic.sockets import open_sockets, shut
-from elasticdl.elastic.world import Member, World, horovod_host
+from elasticdl.elastic.collectives.breaking import open_sockets, shut
+from elasticdl.elastic.collectives.store import KvServer, KvStore
+from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core.world import Member, World, horovod_host
+from elasticdl.elastic.session.membership import rank_entry
+from elasticdl.elastic.session.reports import Reports, StepReport
 
 
 def world(hosts, rank=0, **kwargs):

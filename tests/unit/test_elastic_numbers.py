@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy, plan_step, split, worker_slices
-from elasticdl.elastic.order import epoch_order, step_seed
-from elasticdl.elastic.progress import Progress, SampleOrder
+from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step, split, worker_slices
+from elasticdl.elastic.core.order import epoch_order, step_seed
+from elasticdl.elastic.core.progress import Progress, SampleOrder
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)

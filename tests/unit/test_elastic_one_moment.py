@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
 
@@ -60,7 +60,9 @@ class Training:
 
     def __init__(self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, **options):
         self.board = Board(1)
-        self.context = ElasticContext(Alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
+        self.context = ElasticContext(
+            StandaloneMembership(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0
+        )
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = self.context.loader(make_data())

@@ -9,8 +9,8 @@ from elastic_kit import Board, SumOfThreads, make_data
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.context import ElasticContext
 
 EPOCHS, BATCH, SAMPLES = 5, 32, 256
@@ -29,7 +29,9 @@ class Net(torch.nn.Module):
 
 class Member:
     def __init__(self, rank, board, micro_batch, dtype):
-        self.context = ElasticContext(Alone(), SumOfThreads(rank, board), BatchPolicy(BATCH, None, micro_batch), seed=0)
+        self.context = ElasticContext(
+            StandaloneMembership(), SumOfThreads(rank, board), BatchPolicy(BATCH, None, micro_batch), seed=0
+        )
         torch.manual_seed(0)
         self.half = dtype is torch.bfloat16
         self.dtype = torch.float32 if self.half else dtype

@@ -5,9 +5,9 @@ import pytest
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.reports import KEPT_STEPS, Reports, StepReport
-from elasticdl.elastic.session import Session, Standing
-from elasticdl.elastic.stream import MasterStream
+from elasticdl.elastic.session.membership import JoinRequest, Session
+from elasticdl.elastic.session.reports import KEPT_STEPS, Reports, StepReport
+from elasticdl.elastic.session.stream import MasterStream
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("t"), 3, "job.json")
@@ -94,7 +94,7 @@ def session(monkeypatch):
 def test_a_greeting_says_again_what_is_still_true(session):
     assert kinds(session) == ["hello"]
     session.take(world(7, 3, 5))
-    session.join(Standing(4, has_state=True))
+    session.join(JoinRequest(4, has_state=True))
     session.store.put(("scope", "key"), b"value")
     session.report_step(step(5, world=7))
     assert kinds(session) == ["hello", "kv_put", "progress"]
@@ -108,11 +108,11 @@ def test_a_greeting_says_again_what_is_still_true(session):
 
 def test_between_worlds_a_greeting_asks_and_claims_none(session):
     session.take(world(7, 3, 5))
-    session.join(Standing(4, has_state=True))
+    session.join(JoinRequest(4, has_state=True))
     session.store.put(("scope", "key"), b"value")
     session.take(pb.MasterMessage(stop_work=pb.StopWork(reason="enough")))
     with pytest.raises(Exception, match="enough"):
-        session.join(Standing(5, has_state=True))
+        session.join(JoinRequest(5, has_state=True))
     hello, ask = session.greeting()
     assert (hello.hello.world_version, list(hello.hello.members)) == (0, [])
     assert (ask.ask.left_world, ask.ask.step) == (7, 5)

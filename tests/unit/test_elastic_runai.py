@@ -10,9 +10,9 @@ from running_job import QUICK_KERAS
 
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy, plan_step
-from elasticdl.elastic.current import CurrentJob, Numbers, make_policy
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.script.batch_shape import BatchShape, CurrentJob, make_policy
+from elasticdl.elastic.session.membership import StandaloneMembership
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "runai.md"
@@ -35,7 +35,7 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
     size = batch // (steps * gpus)
     assert (steps, size, steps * size * gpus) == theirs
     assert size > most or theirs[2] != batch
-    numbers = Numbers.of(BatchPolicy(batch, None, most), gpus, rank=0)
+    numbers = BatchShape.of(BatchPolicy(batch, None, most), gpus, rank=0)
     assert (numbers.steps, numbers.batch_size) == ours
     plan = plan_step(batch, gpus, most)
     assert sum(map(sum, plan)) == batch
@@ -47,11 +47,11 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
 
 @pytest.mark.parametrize(("gpus", "steps"), [(1, 4), (2, 2), (4, 1)])
 def test_where_run_ai_was_right(gpus, steps):
-    assert Numbers.of(BatchPolicy(256, None, 64), gpus, 0) == Numbers(steps, 64, 256, gpus, True)
+    assert BatchShape.of(BatchPolicy(256, None, 64), gpus, 0) == BatchShape(steps, 64, 256, gpus, True)
 
 
 def test_a_memory_bound_above_the_batch_never_matters():
-    assert Numbers.of(make_policy(100, None, 256), 3, 0) == Numbers(1, 34, 100, 3, True)
+    assert BatchShape.of(make_policy(100, None, 256), 3, 0) == BatchShape(1, 34, 100, 3, True)
 
 
 class Context:
@@ -65,14 +65,14 @@ class Context:
 def test_the_numbers_follow_the_world():
     job, context = CurrentJob(), Context(membership=object())
     job.enter(context, gpus=8)
-    assert job.numbers == Numbers(4, 64, 256, 1, True)
+    assert job.numbers == BatchShape(4, 64, 256, 1, True)
     context.size, context.rank = 3, 2
-    assert job.numbers == Numbers(2, 43, 256, 3, False)
+    assert job.numbers == BatchShape(2, 43, 256, 3, False)
 
 
 def test_alone_the_numbers_follow_the_gpus():
     job = CurrentJob()
-    job.enter(Context(Alone()), gpus=2)
+    job.enter(Context(StandaloneMembership()), gpus=2)
     assert (job.numbers.gpus, job.numbers.steps) == (2, 2)
     assert job.use_one_gpu() == 2
     assert (job.numbers.gpus, job.numbers.steps) == (1, 4)

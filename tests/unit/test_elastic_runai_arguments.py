@@ -6,11 +6,11 @@ import pytest
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.elastic.current import checked_seed
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData
 from elasticdl.elastic.keras.fit_checks import check_weights
 from elasticdl.elastic.keras.job import own
+from elasticdl.elastic.script.batch_shape import checked_seed
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
 TEXTS = np.array(["cat", "dog"] * 3)

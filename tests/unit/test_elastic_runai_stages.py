@@ -7,10 +7,10 @@ import pytest
 from elastic_keras_kit import Board, SumOfThreads, make_model, run_all
 
 from elasticdl.common.errors import JobFailedError
-from elasticdl.elastic.errors import Overtaken, WorldChanged
+from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.keras.fit_stages import Outcome, Stages
-from elasticdl.elastic.progress import Progress
-from elasticdl.elastic.world import ALONE, Member, World
 
 
 def advance(*, waiting):
@@ -44,7 +44,7 @@ def meet(members, has_state):
         collective.world = World(7, listed, rank)
         try:
             members[rank].meet(collective)
-        except (Overtaken, WorldChanged, JobFailedError) as error:
+        except (StageSuperseded, WorldChanged, JobFailedError) as error:
             return type(error)
         return None
 
@@ -63,7 +63,7 @@ def test_members_of_one_stage_train_at_once():
 
 def test_newcomers_are_handed_what_they_have_missed():
     root, newcomer, halfway = after(2), Stages(), after(1)
-    assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, Overtaken, Overtaken]
+    assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, StageSuperseded, StageSuperseded]
     for stage in (1, 2):
         assert newcomer.overtaken
         model, callback = make_model(), Kept()
@@ -78,11 +78,11 @@ def test_newcomers_are_handed_what_they_have_missed():
 
 def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
     behind, ahead, newcomer = Stages(), after(1), Stages()
-    assert meet([behind, ahead, newcomer], [True, True, False]) == [Overtaken, WorldChanged, WorldChanged]
+    assert meet([behind, ahead, newcomer], [True, True, False]) == [StageSuperseded, WorldChanged, WorldChanged]
     assert not behind.overtaken
     behind.end(outcome(1), advance)
     behind.begin()
-    assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, Overtaken]
+    assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, StageSuperseded]
 
 
 @pytest.mark.parametrize("size", [1, 2])

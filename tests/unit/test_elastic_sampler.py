@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken
-from elasticdl.elastic.progress import Progress, SampleOrder
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.progress import Progress, SampleOrder
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.sampler import ElasticSampler
-from elasticdl.elastic.world import Member, World
 
 
 class Host:

@@ -10,15 +10,15 @@ import torch
 from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, train_together
 from torch.nn.functional import cross_entropy
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.horovod_collective import HEAD_BYTES
-from elasticdl.elastic.outline import put_tensors, take_tensors
+from elasticdl.elastic.collectives.horovod import HEAD_BYTES
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.reducer import GradientReducer
-from elasticdl.elastic.world import Member, World
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])

@@ -11,7 +11,7 @@ from benchmarks.experiments.convergence.course import require_plan
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes, make_jobs
 from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
 from benchmarks.processes import Failed
-from elasticdl.elastic.batch_plan import plan_step
+from elasticdl.elastic.core.batch_plan import plan_step
 
 
 @pytest.mark.parametrize("recipe", [DIGITS, CIFAR10])

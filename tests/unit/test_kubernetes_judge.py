@@ -4,7 +4,7 @@ import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.common.quantities import Priority
-from elasticdl.master.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
 from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods, place_of, worker_id_of
 

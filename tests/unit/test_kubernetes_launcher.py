@@ -9,7 +9,7 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.master.events import (
+from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,

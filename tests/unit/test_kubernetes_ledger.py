@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_kit import RUNNING, condition, event, pod, terminated, waiting
 
-from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.kubernetes.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)

@@ -9,11 +9,11 @@ import pytest
 from elasticdl.common.errors import UserError
 from elasticdl.common.manifests.state import HOLDER, JOURNAL, Packer, State, unpack_state
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.launchers.kubernetes import state as state_module
+from elasticdl.master.core.snapshot import FleetSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.core.workers import WorkerState
+from elasticdl.master.launchers.kubernetes import state_config_map as state_module
 from elasticdl.master.launchers.kubernetes.api import ApiFailure
-from elasticdl.master.launchers.kubernetes.state import ClusterState, Mark, ReplacedError
-from elasticdl.master.memory import FleetMemory, JobMemory, Memory, TrainingMemory, WorkerMemory
-from elasticdl.master.workers import WorkerState
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark, ReplacedError
 
 
 class FakeApi:
@@ -55,7 +55,7 @@ def _merge(target, change):
 
 
 def memory(step=0):
-    return Memory(JobMemory(WorkerRange(minimum=1, maximum=2), step=step), TrainingMemory(), started=1.0)
+    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), step=step), TrainingSnapshot(), started=1.0)
 
 
 @pytest.fixture
@@ -95,13 +95,13 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
     events = [json.loads(line)["event"] for line in api.state.journal.splitlines()]
     assert events == ["a", "b", "c"]
     assert (api.state.status, api.state.holder) == ('{"phase": "failed"}', "two")
-    assert Memory.from_json(api.state.memory) == memory(8)
+    assert Snapshot.from_json(api.state.memory) == memory(8)
 
 
 def test_whose_end_is_in_the_journal_is_not_missed_by_the_next_master(api, tmp_path):
-    there, gone = (WorkerMemory(worker_id, WorkerState.RUNNING, "") for worker_id in (3, 4))
-    both = FleetMemory(next_id=5, workers=(there, gone))
-    before = Memory(JobMemory(WorkerRange(minimum=1, maximum=2), both), TrainingMemory(), started=1.0)
+    there, gone = (WorkerSnapshot(worker_id, WorkerState.RUNNING, "") for worker_id in (3, 4))
+    both = FleetSnapshot(next_id=5, workers=(there, gone))
+    before = Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), both), TrainingSnapshot(), started=1.0)
 
     async def run():
         first, second = Bench(api, tmp_path, "one"), Bench(api, tmp_path, "two")
@@ -159,7 +159,7 @@ def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
             await first.store.finish("{}")
 
     asyncio.run(run())
-    assert Memory.from_json(api.state.memory).job.step == 3
+    assert Snapshot.from_json(api.state.memory).job.step == 3
     assert api.state.status == ""
 
 
@@ -194,7 +194,7 @@ def test_a_write_that_fails_is_done_when_it_is_tried_again(api, tmp_path, failur
         assert bench.replaced == 0
 
     asyncio.run(run())
-    assert Memory.from_json(api.state.memory).job.step == 2
+    assert Snapshot.from_json(api.state.memory).job.step == 2
 
 
 def test_damage_is_the_users_business(api, tmp_path):

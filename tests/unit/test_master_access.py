@@ -3,7 +3,7 @@
 import pytest
 
 from elasticdl.common.credentials import Role, Token
-from elasticdl.master.access import ALLOWED, TokenAccess
+from elasticdl.master.service.access import ALLOWED, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

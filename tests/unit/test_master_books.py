@@ -11,18 +11,18 @@ import pytest
 
 from elasticdl.common.journal import dump_entry, read_journal
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import instructions as i
-from elasticdl.master.convert import to_event
-from elasticdl.master.instructions import EndJob, Phase
-from elasticdl.master.job import Job
-from elasticdl.master.journal import Journal
-from elasticdl.master.metrics import TensorBoard
-from elasticdl.master.sessions import KeyValueRelay, Sessions
-from elasticdl.master.settings import Settings
-from elasticdl.master.status import Training
-from elasticdl.master.steps import StepFilter
-from elasticdl.master.summary import summarize
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.instructions import EndJob, Phase
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.steps import StepFilter
+from elasticdl.master.core.training import Training
+from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.observers.summary import summarize
+from elasticdl.master.observers.tensorboard import TensorBoard
+from elasticdl.master.service.convert import to_event
+from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -165,7 +165,9 @@ def test_the_summary_tells_the_whole_story(tmp_path):
 
 
 def test_scalars_need_no_framework():
-    program = "import sys, elasticdl.master.metrics; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
+    program = (
+        "import sys, elasticdl.master.observers.tensorboard; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False False\n"
 
 

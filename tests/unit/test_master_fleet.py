@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.master.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY
-from elasticdl.master.events import ExitCause, WorkerExited
-from elasticdl.master.fleet import Fleet, WorkerState
-from elasticdl.master.instructions import DrainWorker, KillWorker, LaunchWorker
+from elasticdl.master.core.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY
+from elasticdl.master.core.events import ExitCause, WorkerExited
+from elasticdl.master.core.fleet import Fleet, WorkerState
+from elasticdl.master.core.instructions import DrainWorker, KillWorker, LaunchWorker
 
 START, GRACE = 600.0, 30.0
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from master_kit import Cluster
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import instructions as i
-from elasticdl.master.instructions import Phase
-from elasticdl.master.job import Job
-from elasticdl.master.settings import Settings
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
 
 FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)

@@ -1,11 +1,11 @@
 """The job as a whole: events in, instructions out."""
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import instructions as i
-from elasticdl.master.instructions import Phase
-from elasticdl.master.job import Job
-from elasticdl.master.settings import Settings
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
 
 TICK = 0.1
 

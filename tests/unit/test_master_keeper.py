@@ -4,19 +4,19 @@ import asyncio
 import itertools
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import keeper as keeping
-from elasticdl.master.keeper import SAVE_SECONDS, Keeper
-from elasticdl.master.loop import Mailbox
-from elasticdl.master.memory import FleetMemory, JobMemory, Memory, TrainingMemory
-from elasticdl.master.sessions import KeyValueRelay, Sessions
-from elasticdl.master.status import Training
+from elasticdl.master.core import events as e
+from elasticdl.master.core.snapshot import FleetSnapshot, JobSnapshot, Snapshot, TrainingSnapshot
+from elasticdl.master.core.training import Training
+from elasticdl.master.service import saver as keeping
+from elasticdl.master.service.loop import Mailbox
+from elasticdl.master.service.saver import SAVE_SECONDS, StateSaver
+from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
 def remember(next_id=0, step=0):
-    job = JobMemory(WorkerRange(minimum=1, maximum=2), FleetMemory(next_id), step=step)
-    return Memory(job, TrainingMemory(step=step), 0.0)
+    job = JobSnapshot(WorkerRange(minimum=1, maximum=2), FleetSnapshot(next_id), step=step)
+    return Snapshot(job, TrainingSnapshot(step=step), 0.0)
 
 
 class Desk:
@@ -29,7 +29,7 @@ class Desk:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures = 0
-        self.keeper = Keeper(self, lambda: self.memory, lambda: self.now)
+        self.keeper = StateSaver(self, lambda: self.memory, lambda: self.now)
 
     async def load(self):
         return None

@@ -1,7 +1,7 @@
 """Who is given up for being silent."""
 
-from elasticdl.master.events import HeartbeatReceived
-from elasticdl.master.liveness import Liveness
+from elasticdl.master.core.events import HeartbeatReceived
+from elasticdl.master.core.liveness import Liveness
 
 
 def silent_at(liveness, now):

@@ -18,12 +18,12 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.manifests import names
 from elasticdl.common.spec import JobSpec
-from elasticdl.master.journal import Journal
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.notices import BURST, SECONDS_EACH, Digest, Notice, make_event, notice_of
-from elasticdl.master.metrics_server import CONNECTIONS, MetricsServer
-from elasticdl.master.prometheus import Prometheus
+from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.observers.metrics_server import CONNECTIONS, MetricsServer
+from elasticdl.master.observers.prometheus import Prometheus
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master import events as e
-from elasticdl.master import instructions as i
-from elasticdl.master.instructions import Member, Outcome, Phase, World
-from elasticdl.master.job import Job
-from elasticdl.master.memory import (
-    CrashMemory,
-    FleetMemory,
-    JobMemory,
-    Memory,
-    TrainingMemory,
-    WorkerMemory,
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.instructions import Member, Outcome, Phase, World
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import (
+    CrashSnapshot,
+    FleetSnapshot,
+    JobSnapshot,
+    Snapshot,
+    TrainingSnapshot,
+    WorkerSnapshot,
 )
-from elasticdl.master.settings import Settings
-from elasticdl.master.workers import WorkerState
+from elasticdl.master.core.workers import WorkerState
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 DEATHS = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=3)
@@ -234,8 +234,8 @@ def test_the_account_of_crashes_goes_on():
 
 def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     """Their pods are kept for their logs, and found by every master anew."""
-    there = tuple(WorkerMemory(number, WorkerState.RUNNING, "", reached_world=True) for number in (4, 5))
-    memory = JobMemory(WorkerRange(minimum=1, maximum=2), FleetMemory(next_id=6, workers=there))
+    there = tuple(WorkerSnapshot(number, WorkerState.RUNNING, "", reached_world=True) for number in (4, 5))
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), FleetSnapshot(next_id=6, workers=there))
     job = Job(Settings(memory.limits, recovery_timeout=1.0), memory)
     over = [e.FoundWorker(number, over=True) for number in range(4)]
     told = job.step(e.WorkersFound((*over, *(e.FoundWorker(number, "host", 1) for number in (4, 5)))), 0.0)
@@ -372,11 +372,11 @@ def test_a_stop_is_not_held_up_by_those_who_have_not_come_back():
 
 def test_a_memory_is_the_same_after_it_was_written_and_read():
     world = World(3, (Member(1, "a", 7, True), Member(4, "b", 0, False)), "worker 4 joins")
-    workers = (WorkerMemory(1, WorkerState.DRAINING, "SIGTERM", reached_world=True, failure="no"),)
-    fleet = FleetMemory(5, (0, 2), CrashMemory(1, 2, 3), workers)
-    job = JobMemory(WorkerRange(minimum=1, maximum=3), fleet, world, Phase.STOPPING, Outcome(Phase.FAILED, "no"), 7)
-    memory = Memory(job, TrainingMemory(2, metrics={"accuracy": 0.5}), 12.5)
-    again = Memory.from_json(memory.to_json())
+    workers = (WorkerSnapshot(1, WorkerState.DRAINING, "SIGTERM", reached_world=True, failure="no"),)
+    fleet = FleetSnapshot(5, (0, 2), CrashSnapshot(1, 2, 3), workers)
+    job = JobSnapshot(WorkerRange(minimum=1, maximum=3), fleet, world, Phase.STOPPING, Outcome(Phase.FAILED, "no"), 7)
+    memory = Snapshot(job, TrainingSnapshot(2, metrics={"accuracy": 0.5}), 12.5)
+    again = Snapshot.from_json(memory.to_json())
     assert math.isnan(again.training.loss)
     assert again.to_json() == memory.to_json()
     assert again.job == memory.job
@@ -386,7 +386,7 @@ def test_a_memory_is_the_same_after_it_was_written_and_read():
 @pytest.mark.parametrize("text", ["", "[]", '{"job": 1}', "no"])
 def test_what_is_no_memory_is_refused(text):
     with pytest.raises(ValueError, match=r"validation error|Expecting value"):
-        Memory.from_json(text)
+        Snapshot.from_json(text)
 
 
 def test_numbers_that_only_grow_make_no_difference():

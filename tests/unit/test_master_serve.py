@@ -9,13 +9,13 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.spec import JobSpec
-from elasticdl.master import events as e
-from elasticdl.master.access import TokenAccess
-from elasticdl.master.boards import Board
-from elasticdl.master.instructions import Phase
-from elasticdl.master.keeper import Nowhere
-from elasticdl.master.serve import Site, serve
-from elasticdl.master.servicer import Server
+from elasticdl.master.core import events as e
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.observers.observer import Observer
+from elasticdl.master.service.access import TokenAccess
+from elasticdl.master.service.saver import Nowhere
+from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.servicer import Server
 
 
 class NoPlace:
@@ -45,7 +45,7 @@ class NoPlace:
         self.calls.append("detach")
 
 
-class Ears(Board):
+class Ears(Observer):
     def __init__(self, broken):
         self.heard = []
         self.closed = False
@@ -78,7 +78,7 @@ class Run:
     async def _serve(self):
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
-        site = Site(server, self._make_launcher, Nowhere(), self._attend, lambda status: [self.ears])
+        site = Platform(server, self._make_launcher, Nowhere(), self._attend, lambda status: [self.ears])
         return await serve(self._spec, self._job_dir, site)
 
     def _make_launcher(self, report):

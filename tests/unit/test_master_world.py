@@ -3,10 +3,10 @@
 import pytest
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.events import WorkerAsked, WorkerConnected
-from elasticdl.master.instructions import AnnounceChange, BreakWorld, PublishWorld
-from elasticdl.master.peers import Standing
-from elasticdl.master.world import Rendezvous
+from elasticdl.master.core.events import WorkerAsked, WorkerConnected
+from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
+from elasticdl.master.core.peers import Standing
+from elasticdl.master.core.rendezvous import Rendezvous
 
 WINDOW = 0.3
 

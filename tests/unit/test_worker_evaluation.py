@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.loader import LoaderOptions
-from elasticdl.elastic.world import Member, World
 from elasticdl.worker.evaluation import Evaluator
 
 

@@ -10,10 +10,10 @@ from worker_kit import Script
 import keras  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras import callbacks as callbacks_module
 from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
-from elasticdl.elastic.world import Member, World
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def work(tmp_path, monkeypatch):
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
         context = ElasticContext(master, BreakingCollective(), batch_policy(spec), spec.seed)
-        monkeypatch.setattr(main, "Link", lambda _: SimpleNamespace(session=master, open=list, close=list))
+        monkeypatch.setattr(main, "MasterConnection", lambda _: SimpleNamespace(session=master, open=list, close=list))
         monkeypatch.setattr(torch_trainer, "connect", lambda *_, **__: context)
         return main.main()
 

@@ -4,7 +4,7 @@ import pytest
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.worker.rate import rate_rules
 
 

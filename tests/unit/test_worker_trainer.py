@@ -10,7 +10,7 @@ from worker_kit import BreakingCollective, Script, make_job, write_zoo
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import Stopped
+from elasticdl.elastic.core.errors import Stopped
 
 # 40 samples in batches of 10: four steps an epoch.
 STEPS_PER_EPOCH = 4

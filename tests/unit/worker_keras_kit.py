@@ -11,7 +11,7 @@ import tensorflow as tf
 from worker_kit import Script, write_zoo
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import WorldBroken
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.core.errors import Stopped, WorldBroken
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.world import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter

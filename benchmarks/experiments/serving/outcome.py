@@ -16,11 +16,11 @@ from benchmarks.pod_times import Fact, Times
 from elasticdl.common.journal import Entry
 from elasticdl.common.manifests.names import worker_name
 
-Numbers = Mapping[str, Any]
+BatchShape = Mapping[str, Any]
 
 # Of the series behind its figure; the lags of its three releases of GPUs: 19 to 25, 18 to 24, and 23 s.
-PUBLISHED: Numbers = {"mean_gpus": 7.72, "utilisation": 0.965, "gpus": 8, "reclaim_for_training": "18-25"}
-TARGETS: Numbers = {"utilisation": 0.98, "reclaim": 5.0}
+PUBLISHED: BatchShape = {"mean_gpus": 7.72, "utilisation": 0.965, "gpus": 8, "reclaim_for_training": "18-25"}
+TARGETS: BatchShape = {"utilisation": 0.98, "reclaim": 5.0}
 
 
 @dataclass(frozen=True, slots=True)

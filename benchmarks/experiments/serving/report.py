@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Numbers
+from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, BatchShape
 
 NOTHING = "-"
 
 
-def table(ours: Numbers, gpus: int) -> list[tuple[str, str, str]]:
+def table(ours: BatchShape, gpus: int) -> list[tuple[str, str, str]]:
     """Rows of: what, ours, published."""
     requests, steps = ours["requests"], ours["steps"]
     latency = requests["latency"]
@@ -33,7 +33,7 @@ def table(ours: Numbers, gpus: int) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def verdicts(ours: Numbers) -> list[tuple[str, str, str, str]]:
+def verdicts(ours: BatchShape) -> list[tuple[str, str, str, str]]:
     """Rows of: what, ours, target, whether it is met; the worst of all cases counts."""
 
     def row(title: str, shown: str, limit: str, met: bool) -> tuple[str, str, str, str]:
@@ -52,7 +52,7 @@ def verdicts(ours: Numbers) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _longest(found: Numbers) -> float | None:
+def _longest(found: BatchShape) -> float | None:
     """Of those that came to an end, and those that did not."""
     return max([*found["unfinished"], *([found["max"]] if found["n"] else [])], default=None)
 
@@ -61,7 +61,7 @@ def _within(value: float | None, limit: float) -> bool:
     return value is not None and value <= limit
 
 
-def _lag(found: Numbers) -> str:
+def _lag(found: BatchShape) -> str:
     if not found["n"]:
         return NOTHING
     return f"{found['median']:.2f} ({found['min']:.2f}-{found['max']:.2f}, n={found['n']})"

@@ -19,7 +19,7 @@ from elasticdl.common.manifests.worker import TEMPLATE_FILE
 from elasticdl.common.quantities import parse_envs, parse_priority, requirements
 from elasticdl.common.spec import JobSpec
 
-MASTER_COMMAND = ("python", "-m", "elasticdl.master.cluster", "--job_folder", SPEC_FOLDER)
+MASTER_COMMAND = ("python", "-m", "elasticdl.master.service.cluster_master", "--job_folder", SPEC_FOLDER)
 # A master that was lost is started again whatever its number; one whose job is over sets this to 0 itself.
 BACKOFF_LIMIT = 10_000
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from elasticdl.elastic.notices import say_pause
-from elasticdl.elastic.pause import PauseClock
-from elasticdl.elastic.reports import StepReport
-from elasticdl.elastic.session import Membership
-from elasticdl.elastic.world import World
+from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.session.membership import Membership
+from elasticdl.elastic.session.notices import say_pause
+from elasticdl.elastic.session.reports import StepReport
 
 
 class Account:

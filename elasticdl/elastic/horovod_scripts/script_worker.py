@@ -22,17 +22,17 @@ from types import FrameType, TracebackType
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.reason import one_line, reason
-from elasticdl.elastic.collective import HorovodModule, HorovodWorld
-from elasticdl.elastic.errors import Stopped, WorldBroken
+from elasticdl.elastic.collectives.port import HorovodModule, HorovodWorld
+from elasticdl.elastic.core.errors import Stopped, WorldBroken
+from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.horovod_scripts.account import Account
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
-from elasticdl.elastic.link import Link, prepare_horovod
-from elasticdl.elastic.loop import MAX_FRUITLESS_WORLDS
-from elasticdl.elastic.notices import say_failure
-from elasticdl.elastic.session import Session, Standing
-from elasticdl.elastic.world import ALONE, World
+from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
+from elasticdl.elastic.session.membership import JoinRequest, Session
+from elasticdl.elastic.session.notices import say_failure
+from elasticdl.elastic.training.loop import MAX_FRUITLESS_WORLDS
 from elasticdl.proto import elasticdl_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class _Part:
     """A process's part in the job, from when it has connected."""
 
     pid: int  # a fork of it is no worker
-    link: Link
+    link: MasterConnection
     account: Account
     stillness: Stillness
     ended: threading.Event
@@ -57,7 +57,9 @@ class ScriptWorker:
     """A worker from the script's first ``hvd.init()`` on; until then nobody has connected."""
 
     def __init__(
-        self, environ: MutableMapping[str, str], make_link: Callable[[WorkerEnvironment], Link] = Link
+        self,
+        environ: MutableMapping[str, str],
+        make_link: Callable[[WorkerEnvironment], MasterConnection] = MasterConnection,
     ) -> None:
         self._environ = environ
         self._make_link = make_link
@@ -252,7 +254,7 @@ class ScriptWorker:
         account = self._connected.account
         reason = broken or ("committed" if account.step else "ready")
         try:
-            return self._session.join(Standing(account.step, account.has_state, broken=bool(broken), reason=reason))
+            return self._session.join(JoinRequest(account.step, account.has_state, broken=bool(broken), reason=reason))
         except Stopped as stopped:
             self._end_told = True
             print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)

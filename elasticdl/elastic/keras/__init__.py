@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
 from elasticdl.elastic.keras.job import own
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
 from elasticdl.elastic.keras.state import KerasState as _State
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.learning_rate import LearningRate
 
 __all__ = ["DataLoader", "KerasState", "LearningRate", "context", "init", "models", "rank", "run", "size"]
 

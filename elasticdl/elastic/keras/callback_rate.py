@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.state import TrainingState
+from elasticdl.elastic.training.state import TrainingState
 
 KEPT = ("before", "factor", "epoch")
 

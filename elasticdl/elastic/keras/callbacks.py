@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import keras
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.horovod_collective import HorovodCollective
+from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.callback_rate import KerasRate
-from elasticdl.elastic.state import TrainingState
-from elasticdl.elastic.world import World
+from elasticdl.elastic.training.state import TrainingState
 
 ON_RANK_0 = tuple(
     getattr(keras.callbacks, name)

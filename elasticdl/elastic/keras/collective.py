@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.horovod_collective import Bytes, HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.horovod import Bytes, HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.port import Endpoint
 
 
 def import_horovod() -> ModuleType:

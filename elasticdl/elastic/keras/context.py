@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.context import JobContext, open_context
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
 from elasticdl.elastic.keras.device import can_reduce_on_gpu, prepare_devices
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.link import Link
-from elasticdl.elastic.sampler import EpochPosition
+from elasticdl.elastic.session.connection import MasterConnection
+from elasticdl.elastic.training.context import JobContext, open_context
+from elasticdl.elastic.training.sampler import DataCursor
 
 
 class ElasticContext(JobContext[KerasCollective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
-    def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> EpochPosition:
+    def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> DataCursor:
         """``data``: the data set, or the number of its samples."""
-        return EpochPosition(self.order(data, shuffle=shuffle, drop_last=drop_last), self)
+        return DataCursor(self.order(data, shuffle=shuffle, drop_last=drop_last), self)
 
     def loader(self, dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
         return ElasticDataLoader(dataset, self.sampler(dataset, shuffle=shuffle, drop_last=drop_last), self)
@@ -32,7 +32,9 @@ class ElasticContext(JobContext[KerasCollective]):
         return KerasState(self, train_step, loader, values)
 
 
-def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None) -> ElasticContext:
+def connect(
+    policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
+) -> ElasticContext:
     """The context of this process: under the master that the environment names, or alone.
 
     ``link``: the open link to that master, if there is one already; the context closes it.

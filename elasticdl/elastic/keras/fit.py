@@ -11,7 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from elasticdl.elastic.batch_plan import split
+from elasticdl.elastic.core.batch_plan import split
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.context import ElasticContext
@@ -20,10 +22,8 @@ from elasticdl.elastic.keras.fit_data import Samples
 from elasticdl.elastic.keras.fit_stages import Outcome, Stages
 from elasticdl.elastic.keras.fit_step import EpochLedger, FitStep
 from elasticdl.elastic.keras.loader import fetch, load
-from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.loop import Hooks
-from elasticdl.elastic.sampler import StepBatch
-from elasticdl.elastic.world import World
+from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.training.sampler import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

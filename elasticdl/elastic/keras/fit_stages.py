@@ -21,18 +21,18 @@ import keras
 import numpy as np
 
 from elasticdl.common.errors import JobFailedError
-from elasticdl.elastic.errors import Overtaken, WorldChanged
+from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.world import ALONE
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.progress import Progress
-from elasticdl.elastic.world import ALONE
 
 BREATH_SECONDS = 1.0
 
 
 class Advance(Protocol):
-    """As `elasticdl.elastic.context.JobContext.advance`."""
+    """As `elasticdl.elastic.training.context.JobContext.advance`."""
 
     def __call__(self, *, waiting: bool) -> None: ...
 
@@ -101,7 +101,7 @@ class Stages:
         """See that all members of the world are in the same stage, before anything else is done in it.
 
         Raises:
-            Overtaken: the others have ended this stage.
+            StageSuperseded: the others have ended this stage.
             WorldChanged: another member has to catch up; join the next world.
             WorldBroken: a member was lost meanwhile.
             JobFailedError: nobody is left who holds the state.
@@ -124,7 +124,7 @@ class Stages:
         if stages[0] == newest:
             self._hand_over(collective, int(stages.min()) - 1)
         if self.overtaken or (self.present < newest and world.members[world.rank].has_state):
-            raise Overtaken(f"the others are at fit() number {newest} already")
+            raise StageSuperseded(f"the others are at fit() number {newest} already")
         raise WorldChanged(f"a worker has to catch up to fit() number {newest}")
 
     def _hand_over(self, collective: KerasCollective, first: int) -> None:

@@ -6,7 +6,7 @@ from elasticdl.elastic.keras.backend import seed_keras
 from elasticdl.elastic.keras.context import connect
 from elasticdl.elastic.keras.device import count_gpus
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.library import OwnJob
+from elasticdl.elastic.script.runtime import ScriptRuntime
 
-own = OwnJob(connect, seed_keras, count_gpus)
+own = ScriptRuntime(connect, seed_keras, count_gpus)
 stages = Stages()

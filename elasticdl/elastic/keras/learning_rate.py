@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.learning_rate import LearningRate, RateControl
-from elasticdl.elastic.world import World
+from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
+from elasticdl.elastic.core.world import World
 
 
 class OptimizerRate(RateControl):

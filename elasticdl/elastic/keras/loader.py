@@ -12,10 +12,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.prefetch import Prefetch
 from elasticdl.elastic.keras.rng import seed_step
-from elasticdl.elastic.progress import StepPlan
-from elasticdl.elastic.sampler import EpochPosition, Host, StepBatch
+from elasticdl.elastic.training.sampler import DataCursor, Host, StepBatch
 
 Indices = npt.NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class ElasticDataLoader:
     thread.
     """
 
-    def __init__(self, dataset: Dataset, sampler: EpochPosition, host: Host) -> None:
+    def __init__(self, dataset: Dataset, sampler: DataCursor, host: Host) -> None:
         self.dataset = dataset
         self.sampler = sampler
         self._host = host
@@ -53,7 +53,7 @@ class ElasticDataLoader:
         return self.sampler.epochs(count)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch; see `EpochPosition`."""
+        """Steps of a whole epoch; see `DataCursor`."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[StepBatch]:

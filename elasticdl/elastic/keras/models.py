@@ -17,12 +17,12 @@ from typing import Any
 import keras
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.current import job
-from elasticdl.elastic.errors import Overtaken
+from elasticdl.elastic.core.errors import StageSuperseded
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData, complete, refuse, verbosity
 from elasticdl.elastic.keras.job import own, stages
-from elasticdl.elastic.session import Alone
+from elasticdl.elastic.script.batch_shape import job
+from elasticdl.elastic.session.membership import StandaloneMembership
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Model:
                     f"Model(model): {type(model).__name__} has a {name}() of its own; use elastic.keras.run"
                 )
         object.__setattr__(self, "model", model)
-        if isinstance(context.membership, Alone) and (gpus := job.use_one_gpu()) > 1:
+        if isinstance(context.membership, StandaloneMembership) and (gpus := job.use_one_gpu()) > 1:
             log.warning("alone, one of %d GPUs is used: start it by `elasticdl run --num_workers %d`", gpus, gpus)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +149,7 @@ class Model:
         stages.begin()
         try:
             own.train_stage(fit.train, fit.state, fit.hooks)
-        except Overtaken as overtaken:
+        except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
                 stages.repeat(self.model, call.callbacks)

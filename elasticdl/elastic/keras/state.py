@@ -15,16 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic import state
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.learning_rate import OptimizerRate
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import Part, Sums, TrainStep
 from elasticdl.elastic.keras.transfer import broadcast_state
-from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.order import step_seed
-from elasticdl.elastic.sampler import StepBatch
-from elasticdl.elastic.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.training import state
+from elasticdl.elastic.training.sampler import StepBatch
 
 
 class Engine(state.Engine, Protocol):
@@ -35,7 +35,7 @@ class Engine(state.Engine, Protocol):
 
 
 class KerasState(state.TrainingState):
-    """See `elasticdl.elastic.state.TrainingState`."""
+    """See `elasticdl.elastic.training.state.TrainingState`."""
 
     rate: OptimizerRate | None
 

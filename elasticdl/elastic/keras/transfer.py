@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
 from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.outline import put_tensors, take_tensors
 
 # Tensors below the first travel together, in buffers not much above the second; larger ones without being copied first.
 SMALL_BYTES = 4 << 20

@@ -36,8 +36,8 @@ import_dynamo_late()  # before the first optimizer, and before `torch.compiler` 
 # ruff: noqa: E402
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.learning_rate import LearningRate
-from elasticdl.elastic.library import OwnJob
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch import optim
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
@@ -59,7 +59,7 @@ __all__ = [
     "size",
 ]
 
-_job = OwnJob(connect, torch.manual_seed, torch.cuda.device_count)
+_job = ScriptRuntime(connect, torch.manual_seed, torch.cuda.device_count)
 init, context, rank, size, run = _job.init, _job.context, _job.rank, _job.size, _job.run
 
 

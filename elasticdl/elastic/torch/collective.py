@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.horovod_collective import Bytes, HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.horovod import Bytes, HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.port import Endpoint
 
 # Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
 SLEEP_PART = 1 / 16

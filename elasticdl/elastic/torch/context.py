@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elasticdl.elastic.batch_plan import BatchPolicy
-from elasticdl.elastic.collective import Endpoint
-from elasticdl.elastic.context import JobContext, open_context
-from elasticdl.elastic.link import Link
-from elasticdl.elastic.session import Membership
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.session.connection import MasterConnection
+from elasticdl.elastic.session.membership import Membership
 from elasticdl.elastic.torch.collective import TorchCollective, import_horovod
 from elasticdl.elastic.torch.device import can_reduce_on_gpu, choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.training.context import JobContext, open_context
 
 
 class ElasticContext(JobContext[TorchCollective]):
@@ -56,7 +56,9 @@ class ElasticContext(JobContext[TorchCollective]):
         return TorchState(self, model, optimizer, data, values, snapshot=snapshot)
 
 
-def connect(policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: Link | None = None) -> ElasticContext:
+def connect(
+    policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
+) -> ElasticContext:
     """The context of this process: under the master that the environment names, or alone.
 
     ``link``: the open link to that master, if there is one already; the context closes it.

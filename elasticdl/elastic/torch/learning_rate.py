@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.learning_rate import LearningRate, RateControl
-from elasticdl.elastic.world import World
+from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
+from elasticdl.elastic.core.world import World
 
 
 class OptimizerRate(RateControl):

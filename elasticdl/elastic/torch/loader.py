@@ -36,7 +36,7 @@ class ElasticDataLoader:
         return self.sampler.epochs(count)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch; see `EpochPosition`."""
+        """Steps of a whole epoch; see `DataCursor`."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[StepBatch]:

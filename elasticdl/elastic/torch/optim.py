@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.current import job
+from elasticdl.elastic.script.batch_shape import job
 from elasticdl.elastic.torch.sampler import StepBatch
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.ga.torch import optim

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
 from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic import sampler
-from elasticdl.elastic.children import require_guard
-from elasticdl.elastic.progress import SampleOrder, StepPlan
-from elasticdl.elastic.sampler import Host as JobHost
+from elasticdl.elastic.core.progress import SampleOrder, StepPlan
+from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.device import to_device
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.rng import seed_step
+from elasticdl.elastic.training import sampler
+from elasticdl.elastic.training.sampler import Host as JobHost
 
 
 class Host(JobHost, Protocol):
@@ -61,7 +61,7 @@ class StepBatch(sampler.StepBatch):
         self.weigh(loss).backward()  # type: ignore[no-untyped-call]
 
 
-class ElasticSampler(sampler.EpochPosition, Sampler[list[int]]):
+class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
     """A batch sampler for ``torch.utils.data.DataLoader``: each batch of indices is one micro-batch of this worker.
 
     Iterate over `steps`, not over the loader: workers have unequal numbers of micro-batches, and each has to take part

@@ -12,16 +12,16 @@ from typing import IO, Any, Protocol
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic import state
-from elasticdl.elastic.learning_rate import LearningRate
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.learning_rate import OptimizerRate
 from elasticdl.elastic.torch.loader import ElasticDataLoader
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.transfer import broadcast_state
-from elasticdl.elastic.vote import Vote
-from elasticdl.elastic.world import World
+from elasticdl.elastic.training import state
 
 
 class Engine(state.Engine, Protocol):
@@ -35,7 +35,7 @@ class Engine(state.Engine, Protocol):
 
 
 class TorchState(state.TrainingState):
-    """See `elasticdl.elastic.state.TrainingState`.
+    """See `elasticdl.elastic.training.state.TrainingState`.
 
     The optimizer needs no wrapper: its ``step()`` reduces the gradients of all workers first.
     """

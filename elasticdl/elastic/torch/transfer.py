@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.outline import put_tensors, take_tensors
+from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
 from elasticdl.elastic.torch.collective import TorchCollective
 
 # Smaller tensors travel together in one buffer; larger ones by themselves, without being copied first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from elasticdl.master.events import FoundWorker, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import FoundWorker, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
 
 Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | LauncherFailed], None]
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.master.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
-from elasticdl.master.tether import tethered
+from elasticdl.master.launchers.tether import tethered
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.

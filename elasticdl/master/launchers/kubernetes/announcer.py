@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from elasticdl.master.boards import Board
 from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.notices import Digest, Notice, make_event, notice_of
+from elasticdl.master.observers.observer import Observer
 
 FINISH_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class EventApi(Protocol):
         """Blocks; raises `ApiFailure`."""
 
 
-class Announcer(Board):
+class Announcer(Observer):
     """Events about ``subject``, a reference to an object, while `announcing`."""
 
     def __init__(self, api: EventApi, subject: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from elasticdl.common.manifests.image_trouble import image_trouble
 from elasticdl.common.manifests.names import CONTAINER
-from elasticdl.master.events import ExitCause
+from elasticdl.master.core.events import ExitCause
 from elasticdl.master.launchers.local import judge_exit
 
 Object = Mapping[str, Any]

@@ -25,15 +25,15 @@ from typing import Any
 
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.manifests.names import without_name, worker_name
-from elasticdl.master.events import ExitCause, FoundWorker, LauncherFailed
+from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
 from elasticdl.master.launchers.kubernetes.backoff import Backoff
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
+from elasticdl.master.launchers.kubernetes.pod_informer import PodInformer, View
 from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
-from elasticdl.master.launchers.kubernetes.room import Room
-from elasticdl.master.launchers.kubernetes.sight import Sight, View
+from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8
@@ -77,10 +77,10 @@ class KubernetesLauncher:
         self._patience = patience
         self._backoff = functools.partial(Backoff, rng, patience.first_retry, patience.longest_retry)
         self._ledger = Ledger()
-        self._room = Room(REQUESTS_AT_ONCE)
+        self._room = TaskRunner(REQUESTS_AT_ONCE)
         soon = functools.partial(_soon, asyncio.get_running_loop())
         pods_seen, events_seen = _PodReceiver(soon, self), _EventReceiver(soon, self)
-        self._sight = Sight(
+        self._sight = PodInformer(
             View(cluster.pod_source, pods_seen), View(cluster.event_source, events_seen), self._room, self._backoff
         )
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.master.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
 from elasticdl.master.launchers.kubernetes.pods import place_of, worker_id_of
 

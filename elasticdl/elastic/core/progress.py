@@ -1,0 +1,92 @@
+"""Where training stands, and what comes next: epochs, position in samples, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy, worker_slices
+from elasticdl.elastic.core.order import epoch_order
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Everything before this point has been trained on exactly once.
+
+    ``position`` counts samples of the epoch, not steps, so that it means the same for any number of workers;
+    ``samples`` those of all epochs.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    step: int = 0
+    samples: int = 0
+
+    def after(self, samples: int) -> Progress:
+        return replace(self, position=self.position + samples, step=self.step + 1, samples=self.samples + samples)
+
+    def next_epoch(self) -> Progress:
+        return replace(self, epoch=self.epoch + 1, position=0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step as one worker sees it."""
+
+    epoch: int
+    step: int  # number of the step that this is, from 1
+    batch: int  # samples in the global batch
+    after: Progress  # where training stands when this step has been made
+    micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The data set as the plan sees it: a number of samples, and how they are ordered and cut."""
+
+    samples: int
+    policy: BatchPolicy
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False  # whether an epoch ends where no whole global batch is left
+
+    def remaining_steps(self, position: int, workers: int) -> int:
+        """Steps to the end of the epoch, if the number of workers stays as it is."""
+        whole, rest = divmod(max(self.samples - position, 0), self.policy.batch_size(workers))
+        return whole if self.drop_last else whole + (rest > 0)
+
+    def require_step(self, workers: int) -> None:
+        """Raises:
+        UserError: an epoch would be over before its first step.
+        """
+        if not self.remaining_steps(0, workers):
+            raise UserError(
+                f"drop_last=True: the {self.samples} samples of an epoch are fewer than one global batch of "
+                f"{self.policy.batch_size(workers)}; expected at least as many"
+            )
+
+    def steps(self, progress: Progress, rank: int, workers: int) -> Iterator[StepPlan]:
+        """The steps from ``progress`` to the end of its epoch; unless it is left out, the last batch is simply smaller.
+
+        Raises:
+            UserError: with so many workers an epoch has no step.
+        """
+        self.require_step(workers)
+        order = epoch_order(self.samples, self.seed, progress.epoch, shuffle=self.shuffle)
+        size = self.policy.batch_size(workers)
+        for _ in range(self.remaining_steps(progress.position, workers)):
+            indices = order[progress.position : progress.position + size]
+            cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch)
+            after = progress.after(len(indices))
+            yield StepPlan(
+                epoch=progress.epoch,
+                step=progress.step + 1,
+                batch=len(indices),
+                after=after,
+                micro_batches=tuple(indices[cut.start : cut.stop] for cut in cuts),
+            )
+            progress = after

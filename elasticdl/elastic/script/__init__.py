@@ -1,0 +1,1 @@
+"""What a training script of one's own calls, for every framework."""

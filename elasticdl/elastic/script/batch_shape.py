@@ -1,0 +1,144 @@
+"""The job of this process in the numbers that a script asks for: ``elasticdl.elastic.steps`` and its like.
+
+For a global batch of G samples, at most M in one micro-batch and N GPUs:
+
+    steps        micro-batches accumulated per optimizer step      ceil(G / (M * N))
+    batch_size   samples of a micro-batch on one GPU               ceil(G / (steps * N)), never above M
+
+Where G can't be divided evenly these are those of the GPU with the largest share; others run micro-batches that are smaller
+by one sample, or one fewer of them, so that the sum is always G.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.session.membership import StandaloneMembership
+from elasticdl.elastic.training.context import JobContext
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How a step is divided at present."""
+
+    steps: int
+    batch_size: int
+    global_batch_size: int
+    gpus: int
+    master: bool  # whether this process is the one that writes what is to be written once
+
+    @classmethod
+    def of(cls, policy: BatchPolicy, gpus: int, rank: int) -> BatchShape:
+        batch = policy.batch_size(gpus)
+        largest = plan_step(batch, gpus, policy.max_micro_batch)[0]
+        return cls(len(largest), largest[0], batch, gpus, rank == 0)
+
+
+def check_gpus(gpus: Any) -> None:
+    """Raises:
+    ArgumentError: it is neither None nor a number of GPUs.
+    """
+    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
+        raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
+
+
+def checked_seed(seed: Any) -> int:
+    """``seed`` if random generators can start from it.
+
+    Raises:
+        ArgumentError: they can't.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
+        raise ArgumentError(f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
+    return int(seed)
+
+
+def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
+    """The policy that `init` was asked for. The memory bound may be above the batch: then it never matters.
+
+    Raises:
+        ArgumentError: the numbers make no sense.
+    """
+    given = {
+        "global_batch_size": global_batch_size,
+        "batch_size_per_worker": batch_size_per_worker,
+        "max_gpu_batch_size": max_gpu_batch_size,
+    }
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise ArgumentError(f"elastic.init: {name} must be a whole number of at least 1, not {value!r}")
+    if (global_batch_size is None) == (batch_size_per_worker is None):
+        raise ArgumentError("elastic.init: give either global_batch_size or batch_size_per_worker")
+    return BatchPolicy(*(None if value is None else int(value) for value in given.values()))
+
+
+class CurrentJob:
+    """The one job of this process: under a master its workers count, alone the GPUs."""
+
+    def __init__(self) -> None:
+        self._context: JobContext[Any] | None = None
+        self._gpus = 1
+
+    def enter(self, context: JobContext[Any], gpus: int) -> None:
+        """``gpus``: that a script which runs alone computes on."""
+        self._context = context
+        self._gpus = gpus
+
+    def require_none(self) -> None:
+        """Raises:
+        UserError: this process has its job already, be it of another framework.
+        """
+        if self._context is not None:
+            raise UserError("elastic.init() was called before; a process takes part in one job")
+
+    def use_one_gpu(self) -> int:
+        """Alone, this process computes on one GPU from now on; returns how many it might have used."""
+        gpus, self._gpus = self._gpus, 1
+        return gpus
+
+    @property
+    def under_master(self) -> bool:
+        """Whether there may be other workers."""
+        return self._context is not None and not isinstance(self._context.membership, StandaloneMembership)
+
+    @property
+    def numbers(self) -> BatchShape:
+        """Raises:
+        UserError: `init` has not been called.
+        """
+        if self._context is None:
+            raise UserError(
+                "call elasticdl.elastic.torch.init(global_batch_size, max_gpu_batch_size), or that of elastic.keras, first"
+            )
+        context = self._context
+        gpus = context.size if self.under_master else self._gpus
+        return BatchShape.of(context.policy, gpus, context.rank)
+
+    def number(self, name: str) -> Any:
+        """One of `numbers`, as a script asks for it.
+
+        Raises:
+            UserError: `init` has not been called, or it would be used for what it is not: to divide batches among workers
+                that are not known yet.
+        """
+        context = self._context
+        if (
+            context is not None
+            and context.divides_batches
+            and not context.has_world
+            and name in ("steps", "batch_size")
+        ):
+            raise UserError(
+                f"elasticdl.elastic.{name}: under `elasticdl run` the workers are not known before the function under "
+                "@elastic.run, and come and go: a loop of your own gets its batches from elastic.DataLoader, as in "
+                "`for inputs, labels in optimizer.micro_batches(state)` (docs/runai.md)"
+            )
+        return getattr(self.numbers, name)
+
+
+# Horovod, too, knows one world per process: `elasticdl.elastic.steps` can only mean that one.
+job = CurrentJob()

@@ -1,0 +1,204 @@
+"""The functions that a training script of one's own calls; each framework's package offers them under their names.
+
+A process takes part in one job, as Horovod knows one world per process; so they speak of that one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import reason
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import StageSuperseded, Stopped
+from elasticdl.elastic.script.batch_shape import check_gpus, checked_seed, job, make_policy
+from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
+from elasticdl.elastic.training.context import ContextT
+from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.training.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+StateT = TypeVar("StateT", bound=TrainingState)
+ContextT_co = TypeVar("ContextT_co", covariant=True)
+
+
+class Connect(Protocol[ContextT_co]):
+    """As `elasticdl.elastic.torch.context.connect`."""
+
+    __module__: str
+
+    def __call__(self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ContextT_co: ...
+
+
+class ScriptRuntime(Generic[ContextT]):
+    """The job that this process takes part in, once `init` has been called."""
+
+    def __init__(
+        self, connect: Connect[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
+    ) -> None:
+        self._connect = connect
+        self._seed_framework = seed_framework
+        self._count_gpus = count_gpus
+        self._context: ContextT | None = None
+        self._pid = 0  # of the process that called `init`
+        self._in_child = False  # which takes no part in the job
+        self._finished = False  # the master was told that training is complete
+        self._failed = False  # the master was told what went wrong
+        self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
+
+    def init(
+        self,
+        global_batch_size: int | None = None,
+        max_gpu_batch_size: int | None = None,
+        gpus: int | None = None,
+        *,
+        batch_size_per_worker: int | None = None,
+        seed: int = 0,
+    ) -> ContextT:
+        """Join the job that this process was started for, or run alone; call it once, before building the optimizer.
+
+        A process that the script itself has started takes no part in the job: the functions answer as for a script that runs
+        alone. Where multiprocessing has started it, `run` refuses to train.
+
+        ``global_batch_size`` samples make one optimizer step whatever the number of workers, none of which runs more
+        than ``max_gpu_batch_size`` at once. With ``batch_size_per_worker`` instead, the global batch grows with the
+        workers. ``gpus`` is only looked at by a script that runs alone: on how many its own loop computes; else all.
+
+        Raises:
+            UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
+        """
+        job.require_none()
+        check_gpus(gpus)
+        seed = checked_seed(seed)
+        policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
+        self._in_child = imports_the_script_anew()
+        alone = self._in_child or belongs_to_a_worker(os.environ)
+        if not self._in_child:  # processes that load data are forked from one that has the framework imported
+            multiprocessing.set_forkserver_preload([self._connect.__module__])
+        made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
+        self._seed_framework(seed)
+        self._context, self._pid = made, os.getpid()
+        job.enter(made, gpus or max(1, self._count_gpus()))
+        atexit.register(self._end)
+        return made
+
+    def context(self) -> ContextT:
+        """This process's part in its job.
+
+        Raises:
+            UserError: `init` has not been called.
+        """
+        if self._context is None:
+            raise UserError("call elastic.init(global_batch_size, max_gpu_batch_size) first")
+        return self._context
+
+    def rank(self) -> int:
+        """This worker's place in the present world."""
+        return self.context().rank
+
+    def size(self) -> int:
+        """Number of workers in the present world."""
+        return self.context().size
+
+    def run(self, train: Callable[[StateT], Any]) -> Callable[[StateT], Any]:
+        """Make a training function elastic: called with the state, it is entered anew in each world until it returns.
+
+        A worker that is told to leave ends its process with status 0 at the next commit.
+        """
+
+        @functools.wraps(train)
+        def wrapped(state: StateT) -> Any:
+            return self.train(lambda: train(state), state)
+
+        return wrapped
+
+    def train(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+        """Enter ``train`` in each world until it returns, and tell the master how it ended.
+
+        A worker that is told to leave ends its process with status 0.
+        """
+
+        def to_the_end() -> Result:
+            result = train()
+            state.end()
+            return result
+
+        result = self.train_stage(to_the_end, state, hooks)
+        if self.rank() == 0:
+            for oversight in state.oversights():
+                self.context().warn(oversight)
+        self._tell_end()
+        return result
+
+    def train_stage(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+        """As `train`, where more training may follow: the master hears that it is complete when the process ends.
+
+        Raises:
+            UserError: the master was told already that training is complete.
+            StageSuperseded: one of the hooks has raised it.
+        """
+        context = self.context()
+        if self._in_child or os.getpid() != self._pid:
+            raise UserError(
+                "training was begun in a process that the script has started, to load data perhaps, and which imports the "
+                f"script anew: put what the script does below `{GUARD}`"
+            )
+        if self._finished and job.under_master:
+            raise UserError(
+                "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
+            )
+        self._last = None
+        try:
+            result = context.run(train, state, hooks)
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            context.close()
+            sys.exit(0)
+        except StageSuperseded:
+            raise
+        except SystemExit as end:  # the others would wait, and a replacement would come to the same place
+            self._tell_failure(
+                UserError(
+                    f"sys.exit({end.code!r}) was called within training: return from the function below @elastic.run "
+                    "instead, on all workers"
+                )
+            )
+            context.close()
+            raise
+        except Exception as error:
+            self._tell_failure(error)
+            context.close()
+            raise
+        self._last = state
+        return result
+
+    def _end(self) -> None:
+        if self._context is not None and os.getpid() == self._pid:  # not in a fork
+            self._tell_end()
+            self._context.close()
+
+    def _tell_end(self) -> None:
+        """Tell the master how it ended, as far as that is known here and not there."""
+        state, self._last = self._last, None
+        error = getattr(sys, "last_value", None)  # what the interpreter ends with
+        if self._finished or self._failed:
+            return
+        if isinstance(error, Exception):  # outside training, or before it: no other worker would do better
+            self._tell_failure(error)
+        elif state is not None:
+            self._finished = True
+            self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._failed = True
+        self.context().fail(reason(error), "".join(traceback.format_exception(error)))

@@ -1,0 +1,1 @@
+"""A worker's session with its master."""

@@ -1,0 +1,60 @@
+"""A worker's line to its master: session and store, open before anything is known of the framework.
+
+What comes between a worker's start and its first world (the framework, the user's module, the model) takes long and may
+fail; the master hears of it through the session. A context takes the link over when there is a collective.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from elasticdl.common.environment import CONNECTED, WorkerEnvironment
+from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.store import KvServer
+from elasticdl.elastic.session.membership import Session
+
+
+def prepare_horovod(environ: Mapping[str, str]) -> None:
+    """Before anything of the user's is built on Horovod: what is built while it is off assumes a fixed world.
+
+    Raises:
+        UserError: the environment holds variables that an elastic Horovod can't bear.
+    """
+    refuse_variables(environ)
+    os.environ["HOROVOD_ELASTIC"] = "1"
+
+
+class MasterConnection:
+    """Session and key-value store of one worker. `open` it, `attach` a collective before the first world, `close` it."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self.session = Session(environment)
+        self._environment = environment
+        self._server = KvServer(self.session.store)
+        self._on_broken: Callable[[], None] = lambda: None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        master_port = int(self._environment.master.rpartition(":")[2])
+        return Endpoint(self._server.port, master_port, self._environment.interface)
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec.from_json(Path(self._environment.job_spec).read_text())
+
+    def open(self) -> None:
+        os.environ[CONNECTED] = self._environment.master
+        self._server.open()
+        self.session.open(on_broken=lambda: self._on_broken())
+
+    def attach(self, on_broken: Callable[[], None]) -> None:
+        """``on_broken`` is called from the stream's thread when a member of the present world is gone."""
+        self._on_broken = on_broken
+
+    def close(self) -> None:
+        self.session.close()
+        self._server.close()

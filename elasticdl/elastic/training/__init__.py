@@ -1,0 +1,1 @@
+"""The elastic loop and the training state that all frameworks share."""

@@ -1,0 +1,135 @@
+"""Which samples this worker takes next, exact for any history of workers; what all frameworks share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.world import World
+
+BatchT = TypeVar("BatchT", bound="StepBatch")
+
+_END = object()  # of what was loaded
+
+
+class Host(Protocol):
+    """What a sampler asks of the job it belongs to."""
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def has_world(self) -> bool: ...
+
+    def advance(self, *, waiting: bool) -> None: ...
+
+    def record_samples(self, plan: StepPlan) -> None: ...
+
+
+class StepBatch:
+    """This worker's share of one global batch: iterate over its micro-batches, once."""
+
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host) -> None:
+        self.plan = plan
+        self.micro_batch = -1  # number of the present one, from 0
+        self.over = False  # the loader has given another, or the world has changed
+        self._samples = samples
+        self._host = host
+
+    @property
+    def share(self) -> float:
+        """The part of the global batch that is this worker's."""
+        return sum(len(indices) for indices in self.plan.micro_batches) / self.plan.batch
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of the present micro-batch; 0 before the first."""
+        return len(self.plan.micro_batches[self.micro_batch]) if self.micro_batch >= 0 else 0
+
+    def require_present(self) -> None:
+        """Raises:
+        UserError: this batch is not the one that the present step is made on.
+        """
+        if self.over:
+            raise UserError(
+                f"the batch of step {self.plan.step} is over, as the loader has given a later one or the workers have "
+                "changed: use each batch up before the next is fetched"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.micro_batch >= 0:
+            raise UserError(
+                f"the micro-batches of step {self.plan.step} are loaded once, and something has gone through them before "
+                "(`in`, list(), a second loop): keep what is needed again in a list"
+            )
+        for number in range(len(self.plan.micro_batches)):
+            self.require_present()
+            self._host.advance(waiting=False)
+            self.micro_batch = number
+            sample = next(self._samples, _END)
+            if sample is _END:
+                raise RuntimeError("nothing was loaded for this batch: iterate over it within the loop that gave it")
+            yield sample
+
+
+class DataCursor:
+    """Where training stands in the data set: moved on by the training state after each optimizer step, not by iterating.
+
+    What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once per epoch.
+    """
+
+    def __init__(self, order: SampleOrder, host: Host) -> None:
+        self.order = order
+        self.progress = Progress()
+        self.current: StepBatch | None = None  # the step that is being made
+        self.on_step: Callable[[], None] = lambda: None  # called before a batch is given
+        self.planned_epochs = 0  # that the training function goes up to, if it says so
+        self._host = host
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        self.planned_epochs = count
+        while self.progress.epoch < count:
+            epoch = self.progress.epoch
+            yield epoch
+            if self.progress.epoch == epoch:  # no commit has ended it
+                self.progress = self.progress.next_epoch()
+
+    def begin(self, batch: BatchT) -> BatchT:
+        """From here on the present step is made on this batch, which is given to the training function."""
+        self.end()
+        self.on_step()
+        self._host.record_samples(batch.plan)
+        self.current = batch
+        return batch
+
+    def end(self) -> None:
+        """The present batch, if any, is over."""
+        if self.current is not None:
+            self.current.over = True
+        self.current = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether no step is left of the present epoch."""
+        return not self.order.remaining_steps(self.progress.position, self._host.world.size)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
+
+        Raises:
+            UserError: it depends on the workers, and there are none yet.
+        """
+        if not (self.order.policy.fixed or self._host.has_world):
+            raise UserError(
+                "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
+                "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
+            )
+        return self.order.remaining_steps(0, self._host.world.size)
+
+    def plans(self) -> Iterator[StepPlan]:
+        """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""
+        world = self._host.world
+        return self.order.steps(self.progress, world.rank, world.size)

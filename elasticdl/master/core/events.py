@@ -1,0 +1,255 @@
+"""What can happen to a job: everything that the core is ever told.
+
+Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job.Job.step` alone acts on them. Any
+event may come late, twice or out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core.instructions import Member
+
+
+class ExitCause(StrEnum):
+    """Why a worker's process is gone. A launcher reports what it saw; the last three are the fleet's judgement."""
+
+    CLEAN = "clean"  # it ended by itself with exit code 0
+    CRASHED = "crashed"  # a non-zero exit code, or a signal of its own making (SIGSEGV, SIGABRT)
+    OUT_OF_MEMORY = "out_of_memory"  # it took more memory than it may
+    KILLED = "killed"  # ended from outside, by a signal or by the launcher that was told to: SIGKILL, SIGTERM
+    PREEMPTED = "preempted"  # its place was given to something more urgent
+    EVICTED = "evicted"  # its node was drained or ran short of something
+    NODE_LOST = "node_lost"  # its node is gone or does not answer
+    DELETED = "deleted"  # somebody else than the launcher took it away
+    DRAINED = "drained"  # it was told to leave
+    FROZEN = "frozen"  # the master had given it up
+    FINISHED = "finished"  # its training was complete
+
+
+class FailureCause(StrEnum):
+    """Who is to blame for a failure that a worker reports."""
+
+    USER = "user"  # the user's code raised: no other worker would do better
+    WORKER = "worker"  # this worker can't go on; another may
+
+
+# ---- from a worker's session ----
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConnected:
+    """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
+
+    With its session a worker says again what it said in the one before: its asking, that it leaves, its last word.
+    """
+
+    worker_id: int
+    host: str
+    pid: int
+    world_version: int = 0
+    step: int = 0
+    members: tuple[Member, ...] = ()  # of that world, by rank
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDisconnected:
+    """The session ended, for whatever reason; the process may or may not be alive."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    worker_id: int
+    world_version: int
+    step: int
+    progress: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAsked:
+    """The worker is in no world (any more) and ready for the next."""
+
+    worker_id: int
+    left_world: int
+    step: int
+    has_state: bool
+    broken: bool = False
+    reason: str = ""
+    epoch: int = 0  # that it stands in
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """The worker was told to leave by somebody else (SIGTERM).
+
+    ``lingers``: it alone holds the state, and stays until another has it; it then says that it leaves.
+    """
+
+    worker_id: int
+    reason: str
+    lingers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFinished:
+    worker_id: int
+    step: int
+    epochs: int
+    metrics: Mapping[str, float]
+    together: bool = False  # as have all the members of its world
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    worker_id: int
+    cause: FailureCause
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One optimizer step, as rank 0 saw it."""
+
+    step: int
+    epoch: int
+    loss: float
+    samples: int
+    learning_rate: float
+    seconds: float
+    world_version: int
+    total_samples: int  # since the first step of the model
+    ends_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    worker_id: int
+    steps: tuple[StepReport, ...]
+    total_steps: int
+    total_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReported:
+    """Time that a survivor did not train; ``parts`` are the journal's fields of a pause, without the worker."""
+
+    worker_id: int
+    parts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReported:
+    """Something for the journal."""
+
+    worker_id: int
+    event: str
+    fields: Mapping[str, Any]
+
+
+# ---- from a launcher ----
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker that an earlier master launched; without a host it has no place yet."""
+
+    worker_id: int
+    host: str = ""
+    pid: int = 0
+    over: bool = False  # its process has ended; the launcher tells that, too
+    doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFound:
+    """What was there when this master started: always its first event. Those whose process has ended are among them."""
+
+    workers: tuple[FoundWorker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPending:
+    """There is no place for this worker yet; the launcher goes on trying."""
+
+    worker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlaced:
+    """The worker's process has been started."""
+
+    worker_id: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """The worker's process is gone for good; with code 0 it ended by itself, whatever it was that made it.
+
+    ``output`` is the end of what it printed.
+    """
+
+    worker_id: int
+    cause: ExitCause
+    code: int
+    detail: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFailed:
+    """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
+
+    reason: str
+
+
+# ---- from commands and timers ----
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    workers: WorkerRange
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    reason: str
+    checkpoint: bool = True
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    WorkerConnected
+    | WorkerDisconnected
+    | HeartbeatReceived
+    | WorkerAsked
+    | WorkerDraining
+    | WorkerFinished
+    | WorkerFailed
+    | ProgressReported
+    | PauseReported
+    | NoticeReported
+    | WorkersFound
+    | WorkerPending
+    | WorkerPlaced
+    | WorkerExited
+    | LauncherFailed
+    | ScaleRequested
+    | StopRequested
+    | Tick
+)

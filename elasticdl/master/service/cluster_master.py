@@ -1,0 +1,268 @@
+"""`python -m elasticdl.master.service.cluster_master --job_folder DIR`: the master of a job on a Kubernetes cluster, in a pod.
+
+It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
+backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
+them over. Anything else: it broke, and another may do better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from elasticdl.common import environment as variables
+from elasticdl.common.credentials import TlsFolder
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.handshake import identify
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.journal import read_journal
+from elasticdl.common.manifests.names import MASTER_PORT, METRICS_PORT
+from elasticdl.common.manifests.worker import TEMPLATE_FILE
+from elasticdl.common.quantities import parse_priority
+from elasticdl.common.spec import JobSpec
+from elasticdl.master.core import events as e
+from elasticdl.master.core.instructions import EndJob, Phase
+from elasticdl.master.launchers.base import Report
+from elasticdl.master.launchers.kubernetes import api
+from elasticdl.master.launchers.kubernetes.announcer import Announcer
+from elasticdl.master.launchers.kubernetes.finalize import conclude, insist
+from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark
+from elasticdl.master.observers.metrics_server import MetricsServer
+from elasticdl.master.observers.observer import Observer
+from elasticdl.master.observers.prometheus import Prometheus
+from elasticdl.master.service.access import TlsAccess
+from elasticdl.master.service.entry import EXIT_CODES, EXIT_USER_ERROR, read_spec
+from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.servicer import Server
+from elasticdl.proto import elasticdl_pb2 as pb
+
+EXIT_LEFT = 143
+STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
+_LOOPBACKS = ("127.0.0.1", "[::1]")
+_log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """This master is not the job's any more, or will soon not be; the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The pod that this master is in."""
+
+    namespace: str
+    uid: str
+    address: str
+    tls: TlsFolder
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Pod:
+        """
+        Raises:
+            UserError: a variable is missing.
+        """
+        try:
+            namespace, uid, address, folder = (
+                environ[name] for name in (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+            )
+        except KeyError as missing:
+            raise UserError(
+                f"{missing.args[0]} is not set: a cluster's master is started by `elasticdl train`"
+            ) from None
+        return cls(namespace, uid, address, TlsFolder(Path(folder)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.service.cluster_master", description=__doc__)
+    parser.add_argument("--job_folder", required=True, type=Path, help="folder with job.json and worker.json")
+    folder = parser.parse_args(argv).job_folder
+    try:
+        pod = Pod.from_env(os.environ)
+        with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
+            return asyncio.run(run(pod, folder, Path(scratch)))
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except (RelievedError, UnreachableError) as error:
+        _log.warning("%s", error)
+        return EXIT_LEFT
+
+
+async def run(pod: Pod, folder: Path, scratch: Path) -> int:
+    """Returns the exit code. Whose master this is its certificate says, also if the specification can't be read.
+
+    Raises:
+        UserError: the job has failed for it.
+        RelievedError: the master was told to leave.
+        UnreachableError: the cluster does not answer.
+    """
+    name = identify(pod.tls, serves=True).job
+    job_dir = JobDir(scratch / name)
+    job_dir.path.mkdir()
+    client = api.connect()
+    job = api.OfficialJob(client, name, pod.namespace)
+    owner = Owner.of(await insist(job.read_job, "read the job"), await insist(job.read_state, "read the job's state"))
+    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def relieve(reason: str) -> None:
+        if not relieved.done():
+            relieved.set_result(reason)
+
+    mark = Mark(pod.uid, lambda: relieve("another master has taken over"))
+    state = ClusterState(job, mark, job_dir.journal)
+    announcer = Announcer(job, owner.about(pod.namespace))
+    with _signals(relieve):
+        async with announcer.announcing():
+            try:
+                spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
+                logging.basicConfig(
+                    level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
+                )
+                end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
+                status = job_dir.status.read_text()
+            except UserError as error:
+                announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
+                failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
+                await state.claim()
+                await conclude(job, state, json_format.MessageToJson(failed), Phase.FAILED)
+                raise
+        await conclude(job, state, status, end.phase)
+    return EXIT_CODES[end.phase]
+
+
+def _read_template(path: Path) -> dict[str, Any]:
+    try:
+        template: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"can't read the workers' template {path}: {error}") from None
+    return template
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    spec: JobSpec
+    pod: Pod
+    template: Mapping[str, Any]
+    job_dir: JobDir
+    owner: Owner
+
+    async def serve(
+        self, client: Any, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
+    ) -> EndJob:
+        """Until the job has ended.
+
+        Raises:
+            RelievedError: the master was told to leave.
+        """
+        launchers: list[KubernetesLauncher] = []
+
+        def make_launcher(report: Report) -> KubernetesLauncher:
+            launchers.append(self._launcher(client, report))
+            return launchers[0]
+
+        @asynccontextmanager
+        async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+            async with state.keeping_journal():
+                yield
+
+        def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
+            state.show(lambda: _unless_over(status()))
+            return [announcer, *self._metrics(status)]
+
+        site = Platform(self._server(), make_launcher, state, lifespan, make_observers)
+        return await self._unless_relieved(serve(self.spec, self.job_dir, site), launchers, relieved)
+
+    async def _unless_relieved(
+        self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
+    ) -> EndJob:
+        serving = asyncio.ensure_future(work)
+        awaited: set[asyncio.Future[Any]] = {serving, relieved}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return serving.result()
+        for launcher in launchers:
+            await launcher.detach()  # before the end of `serve` could end the workers
+        serving.cancel()
+        await asyncio.wait({serving})
+        raise RelievedError(f"leaving the job to another master: {relieved.result()}")
+
+    def _server(self) -> Server:
+        server = Server(_bracketed(self.pod.address), TlsAccess.load(self.pod.tls))
+        port = server.bind(MASTER_PORT)
+        # A port-forward comes in there; in a pod of its own network nobody else can have the port.
+        reached = [server.bind_also(loopback, port) for loopback in _LOOPBACKS]
+        if not any(reached):
+            _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
+        return server
+
+    def _metrics(self, status: Callable[[], pb.JobStatus]) -> list[Observer]:
+        """A job that nobody can collect metrics of goes on without."""
+        loop, journal = asyncio.get_running_loop(), self.job_dir.journal
+
+        async def answer() -> pb.JobStatus:
+            return status()
+
+        def ask() -> pb.JobStatus:
+            return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
+
+        metrics = Prometheus(ask, read_journal(journal) if journal.exists() else ())
+        try:
+            return [metrics, MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics.exposition)]
+        except OSError as error:
+            _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
+            return []
+
+    def _launcher(self, client: Any, report: Report) -> KubernetesLauncher:
+        job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
+        cluster = Cluster(
+            api.OfficialPods(client, job, namespace),
+            api.pod_source(client, job, namespace),
+            api.event_source(client, namespace),
+        )
+        priority = parse_priority(self.spec.worker_pod_priority)
+        pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
+        return KubernetesLauncher(cluster, pods, report, Patience(image=self.spec.image_timeout), random.Random())
+
+
+@contextmanager
+def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, relieve, f"it got {number.name}")
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _unless_over(status: pb.JobStatus) -> str:
+    """What is to be known of a job while it has no master; how it has ended is not told before the last is done."""
+    return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+if __name__ == "__main__":
+    sys.exit(main())

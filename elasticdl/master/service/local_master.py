@@ -1,0 +1,97 @@
+"""The master of a local job: on loopback, with a token in the job's directory, and stopped by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from elasticdl.common.credentials import Token
+from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
+from elasticdl.common.spec import JobSpec
+from elasticdl.common.startup import RUN_MODULE, python_path
+from elasticdl.master.core import events as e
+from elasticdl.master.core.instructions import EndJob
+from elasticdl.master.launchers.base import Launcher, Report
+from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
+from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
+from elasticdl.master.service.access import TokenAccess
+from elasticdl.master.service.saver import Nowhere
+from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.servicer import Server
+
+# Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
+PARENT_GONE = signal.SIGUSR1
+
+# Makes the launcher of a job, from what a worker must know to reach the master.
+LauncherFactory = Callable[[MasterAddress, Report], Launcher]
+
+
+async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) -> EndJob:
+    """Run the job to its end on this machine: nothing of it remains but its files.
+
+    Raises:
+        UserError: the port is taken, before anything was started.
+    """
+    token = secrets.token_urlsafe()
+    server = Server(LOOPBACK, TokenAccess(Token(token)))
+    address = MasterAddress(f"{LOOPBACK}:{server.bind(spec.port)}", token, os.getpid())
+
+    @asynccontextmanager
+    async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+        async with stopped_by_signals(post):
+            job_dir.write_master(address)
+            yield
+
+    try:
+        return await serve(spec, job_dir, Platform(server, partial(make_launcher, address), Nowhere(), lifespan))
+    finally:
+        job_dir.master.unlink(missing_ok=True)
+
+
+def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
+    """Workers are processes of this machine: the user's own command, or the worker of this package."""
+    cores = len(os.sched_getaffinity(0))
+    threads = str(max(1, cores // spec.num_workers.maximum))
+
+    def make(master: MasterAddress, report: Report) -> Launcher:
+        def environment(worker_id: int, slot: Slot) -> dict[str, str]:
+            worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
+            inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
+            startup = python_path(os.environ) if spec.command else {}
+            return {**inherited, **slot.environment, **worker.to_env(), **startup}
+
+        argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+        slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
+        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report)
+
+    return make
+
+
+@asynccontextmanager
+async def stopped_by_signals(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+    """The first SIGTERM or SIGINT stops the job with a checkpoint, the second at once; the parent's death the former."""
+    loop = asyncio.get_running_loop()
+    signals, seen = (signal.SIGTERM, signal.SIGINT), 0
+
+    def stop(name: str) -> None:
+        nonlocal seen
+        seen += 1
+        post(e.StopRequested(f"the master got {name}", checkpoint=seen == 1, now=seen > 1))
+
+    def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
+        post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
+
+    for number in signals:
+        loop.add_signal_handler(number, stop, number.name)
+    loop.add_signal_handler(PARENT_GONE, orphaned)
+    try:
+        yield
+    finally:
+        for number in (*signals, PARENT_GONE):
+            loop.remove_signal_handler(number)

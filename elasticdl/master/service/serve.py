@@ -1,0 +1,128 @@
+"""A master at work: everything around the core put together, from the first event to the last entry of the books."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+
+from elasticdl.common.folders import require_writable_folders
+from elasticdl.common.jobdir import JobDir, write_aside
+from elasticdl.common.spec import JobSpec
+from elasticdl.master.core import events as e
+from elasticdl.master.core.instructions import EndJob
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import Snapshot
+from elasticdl.master.core.training import Training
+from elasticdl.master.launchers.base import Launcher, Report
+from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.observers.observer import Observer, Observers
+from elasticdl.master.observers.summary import write_summary
+from elasticdl.master.service.convert import to_status
+from elasticdl.master.service.loop import Loop, Mailbox, Ports
+from elasticdl.master.service.saver import SnapshotStore, StateSaver
+from elasticdl.master.service.servicer import Server, Servicer, StatusFeed
+from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.proto import elasticdl_pb2 as pb
+
+HEARTBEATS_PER_TIMEOUT = 5
+SLOWEST_HEARTBEAT = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Where a master runs: what differs between this machine and a cluster.
+
+    ``lifespan`` is entered while the job runs and the master can be called; through what it is given it may post events.
+    """
+
+    server: Server  # its port is taken
+    make_launcher: Callable[[Report], Launcher]
+    store: SnapshotStore
+    lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
+    # Observers of the place; what they are given makes the status, on the event loop only.
+    make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
+
+
+async def serve(spec: JobSpec, job_dir: JobDir, site: Platform) -> EndJob:
+    """Run the job to its end, or on to it where an earlier master died: nothing of it remains but its files.
+
+    Raises:
+        UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
+    """
+    past = await site.store.load()
+    if past is None:  # in a pod they are others than where the job was submitted
+        require_writable_folders(spec)
+    started = past.started if past else time.time()
+    began = time.monotonic() - (time.time() - started)
+    mailbox, sessions = Mailbox(), Sessions()
+    relay = KeyValueRelay(sessions)
+    job = Job(Settings.from_spec(spec), past.job if past else None)
+    training = Training.go_on(began, past.training) if past else Training(began)
+
+    def recall() -> Snapshot:
+        return Snapshot(job.memory(), training.memory(), started)
+
+    def status() -> pb.JobStatus:
+        return to_status(job_dir.name, job.view(), training, time.monotonic())
+
+    board = Observers([*_tensorboard(spec), *site.make_observers(status)])
+    journal, feed = Journal(job_dir.journal, board.recorded), StatusFeed(status)
+    launcher = site.make_launcher(mailbox.post)
+    keeper = StateSaver(site.store, recall, time.monotonic)
+    ports = Ports(launcher, sessions, relay, journal, keeper, board.world_formed)
+    loop = Loop(job, ports, training, board.observe, time.monotonic)
+    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec))
+    try:
+        await site.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome, mailbox.settled))
+        if past is None:
+            about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
+            journal.append("job_started", about)
+        async with site.lifespan(mailbox.post):
+            end = await loop.run(mailbox)
+            await launcher.close()
+        _write_books(spec, job_dir, journal, end, training)
+        write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
+        return end
+    finally:
+        await launcher.detach()  # only a decided end takes the workers along
+        board.close()
+        feed.end()
+        journal.close()
+        await site.server.close()
+
+
+def _tensorboard(spec: JobSpec) -> list[Observer]:
+    if not spec.tensorboard_log_dir:
+        return []
+    from elasticdl.master.observers.tensorboard import TensorBoard  # takes seconds to import
+
+    return [TensorBoard(spec.tensorboard_log_dir)]
+
+
+def _write_books(spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training) -> None:
+    fields = {
+        "phase": str(end.phase),
+        "reason": end.reason,
+        "steps": training.step,
+        "epochs": training.epochs_done,
+        "samples": training.samples,
+        "metrics": training.metrics,
+    }
+    journal.append("job_finished", fields)
+    if not spec.output:
+        return
+    try:
+        write_summary(spec.output, end, training, job_dir.journal, time.monotonic())
+    except OSError as error:
+        _log.error("can't write summary.json to %s: %s", spec.output, error)
+
+
+def _heartbeat_interval(spec: JobSpec) -> float:
+    return min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)

@@ -1,0 +1,180 @@
+"""The master's gRPC service. Handlers only translate and post; nothing here decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+from pydantic import ValidationError
+
+from elasticdl.common.channel import SERVER_OPTIONS
+from elasticdl.common.errors import UserError
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.service.access import Access, Context, Guard
+from elasticdl.master.service.convert import connected, to_event
+from elasticdl.master.service.sessions import KeyValueRelay, Outbox, Sessions
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+WATCH_SECONDS = 0.25
+# How long open calls may take to bring their last messages across.
+CLOSE_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+class StatusFeed:
+    """The job's status, now and as it changes."""
+
+    def __init__(self, build: Callable[[], pb.JobStatus]) -> None:
+        self._build = build
+        self._ended = asyncio.Event()
+
+    def now(self) -> pb.JobStatus:
+        return self._build()
+
+    def end(self) -> None:
+        """The status will not change any more."""
+        self._ended.set()
+
+    async def updates(self) -> AsyncIterator[pb.JobStatus]:
+        """The status, again after each change, and at last as it is when the job has ended."""
+        shown = pb.JobStatus()
+        while not self._ended.is_set():
+            status = self._build()
+            if _without_clock(status) != _without_clock(shown):
+                shown = status
+                yield status
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), WATCH_SECONDS)
+        yield self._build()
+
+
+@dataclass(frozen=True, slots=True)
+class Servicer(pb_grpc.MasterServicer):
+    post: Callable[[e.Event], None]
+    sessions: Sessions
+    relay: KeyValueRelay
+    feed: StatusFeed
+    journal: Journal
+    welcome: pb.Welcome
+    settled: Callable[[], Awaitable[None]]  # waits until everything that was posted is acted upon and remembered
+
+    async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
+        worker_id = first.hello.worker_id
+        outbox = self.sessions.open(worker_id)
+        outbox.put(pb.MasterMessage(welcome=self.welcome))
+        self.relay.replay(worker_id)
+        self.post(connected(first.hello))
+        reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
+        try:
+            async for message in outbox.messages():
+                await context.write(message)
+            if outbox.replaced:
+                await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
+            if reader.done() and not reader.cancelled() and (error := reader.exception()):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            if self.sessions.close(worker_id, outbox):
+                self.post(e.WorkerDisconnected(worker_id))
+
+    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
+        """Post what the worker says; its last word closes the session."""
+        try:
+            async for message in messages:
+                if message.WhichOneof("body") == "kv_put":
+                    self.relay.put(worker_id, message.kv_put)
+                else:
+                    self.post(to_event(worker_id, message))
+            await self.settled()  # a worker may end once its session has
+        finally:
+            if not outbox.replaced:
+                outbox.close()
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
+        return self.feed.now()
+
+    async def Watch(self, request: pb.StatusRequest, context: Context) -> AsyncIterator[pb.JobStatus]:
+        async for status in self.feed.updates():
+            yield status
+
+    async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.JournalEntry]:
+        async for line in self.journal.entries(follow=request.follow):
+            yield pb.JournalEntry(json=line)
+
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
+        status = self.feed.now()
+        if status.phase in ("stopping", "succeeded", "failed", "stopped"):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the job is {status.phase}")
+        try:
+            workers = WorkerRange(minimum=request.min_workers, maximum=request.max_workers)
+        except ValidationError:
+            text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
+        self.post(e.ScaleRequested(workers))
+        await self.settled()
+        return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
+        reason = request.reason or "told to stop"
+        self.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        await self.settled()
+        return pb.StopReply()
+
+
+class Server:
+    """The listening socket with the service behind it."""
+
+    def __init__(self, host: str, access: Access) -> None:
+        self._host = host
+        self._access = access
+        self._server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
+
+    def bind(self, port: int) -> int:
+        """Take the port, 0 for any free one; returns the port taken.
+
+        Raises:
+            UserError: it is not to be had.
+        """
+        try:
+            bound = self._access.add_port(self._server, f"{self._host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
+        return bound
+
+    def bind_also(self, host: str, port: int) -> bool:
+        """Listen at one more address as well; whether it was to be had."""
+        try:
+            return self._access.add_port(self._server, f"{host}:{port}") != 0
+        except RuntimeError:
+            return False
+
+    async def start(self, servicer: Servicer) -> None:
+        pb_grpc.add_MasterServicer_to_server(servicer, self._server)
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._server.stop(CLOSE_SECONDS)
+
+
+def _without_clock(status: pb.JobStatus) -> pb.JobStatus:
+    """What counts as a change: not that time has passed."""
+    copy = pb.JobStatus()
+    copy.CopyFrom(status)
+    for name in ("elapsed", "time_left", "samples_per_second"):
+        copy.ClearField(name)
+    if copy.loss != copy.loss:  # NaN is unlike itself
+        copy.ClearField("loss")
+    return copy
