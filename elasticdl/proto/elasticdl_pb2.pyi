@@ -217,12 +217,14 @@ class MasterMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval")
+    __slots__ = ("job_name", "heartbeat_interval", "generation")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ...) -> None: ...
+    generation: int
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

@@ -1,0 +1,103 @@
+"""What becomes of a worker, seen from inside: its states, what moves it from one to the next, and what it does then.
+
+Read the table from top to bottom to learn what happens when. `elasticdl.elastic.core.worker` has the actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WorkerState(StrEnum):
+    PREPARING = "preparing"  # has not asked for a world: it imports, builds its model, or is between two trainings
+    WAITING = "waiting"  # has asked for a world
+    CONNECTING = "connecting"  # has a world, whose collective is being connected
+    SYNCING = "syncing"  # the members are brought to rank 0's state
+    BETWEEN = "between steps"  # in the training function
+    STEPPING = "stepping"  # has a batch, whose gradients are not reduced
+    REDUCED = "reduced"  # the gradients of all have arrived, and the parameters have not changed
+    APPLIED = "applied"  # the parameters have changed, and nothing is committed
+    ENDING = "ending"  # its training function has returned, and those of the others are awaited
+    COMPLETE = "complete"  # all training functions have returned
+    LEAVING = "leaving its world"  # the collective is being closed; it asks for the next world then
+    GONE = "gone"  # it leaves for good
+
+
+S = WorkerState
+TRAINING = (S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED, S.ENDING)
+IN_WORLD = (S.CONNECTING, S.SYNCING, *TRAINING, S.COMPLETE)
+
+
+class On(StrEnum):
+    """What moves a worker from state to state."""
+
+    READY = "it is warm"
+    WORLD = "a world is published"
+    TORN_WORLD = "a world is published that is broken already"
+    TOLD = "it is told to leave for good, or has lost its master"
+    CONNECTED = "the collective is connected"
+    SYNCED = "it stands where rank 0 stands"
+    BATCH = "a batch is given"
+    VOTE = "the gradients have arrived"
+    WRONG_VOTE = "the members do not make the same step"
+    STEP = "the parameters have changed"
+    COMMIT = "the script commits"
+    LAST_COMMIT = "the script commits after a vote to leave"
+    LEFT = "all members leave without a vote"
+    FAILURE = "a collective fails"
+    RETURNED = "the training function returns"
+    RETURNED_ALONE = "the training function returns in a world of one"
+    ALL_RETURNED = "all have voted that theirs has returned"
+    CLOSED = "the collective is closed"
+    LAST_WORD = "it says that it has finished or failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    state: WorkerState
+    action: str  # a method of `WorkerCore`
+
+
+def _table(
+    rows: Iterable[tuple[WorkerState | tuple[WorkerState, ...], On, WorkerState, str]],
+) -> Mapping[tuple[WorkerState, On], Transition]:
+    table: dict[tuple[WorkerState, On], Transition] = {}
+    for states, trigger, state, action in rows:
+        for before in states if isinstance(states, tuple) else (states,):
+            table[before, trigger] = Transition(state, action)
+    return table
+
+
+# What is not in the table changes nothing.
+TABLE = _table(
+    [
+        # It asks for a world, and gets one or is told to leave.
+        ((S.PREPARING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
+        (S.LEAVING, On.CLOSED, S.WAITING, "ask"),
+        (S.WAITING, On.WORLD, S.CONNECTING, "enter"),
+        (S.WAITING, On.TORN_WORLD, S.WAITING, "ask_again"),
+        (S.WAITING, On.TOLD, S.GONE, "leave_job"),
+        # All members connect, and are brought to one state.
+        (S.CONNECTING, On.CONNECTED, S.SYNCING, "synchronize"),
+        (S.SYNCING, On.SYNCED, S.BETWEEN, "train"),
+        # A step.
+        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.BATCH, S.STEPPING, "begin_step"),
+        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.VOTE, S.REDUCED, "nothing"),
+        (S.REDUCED, On.STEP, S.APPLIED, "step_made"),
+        # A batch stays in hand over a commit that comes before its step.
+        (S.STEPPING, On.COMMIT, S.STEPPING, "commit"),
+        ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
+        # The world is left: together after a vote, or at once because it broke.
+        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
+        (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
+        (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
+        # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
+        (TRAINING, On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
+        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED, S.ENDING, "cast_end_vote"),
+        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED_ALONE, S.COMPLETE, "complete"),
+        (S.ENDING, On.ALL_RETURNED, S.COMPLETE, "complete"),
+        (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
+    ]
+)

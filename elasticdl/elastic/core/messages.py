@@ -1,0 +1,109 @@
+"""What a worker says to its master; on the wire these are the messages of `proto/elasticdl.proto`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.elastic.core.pause import Pause
+from elasticdl.elastic.core.world import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of each session. ``members``: of the world that the worker is in, by rank."""
+
+    world_version: int
+    step: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    world_version: int
+    step: int
+    progress: int  # grows with everything that the worker does
+    waiting: bool  # in a collective
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """The worker is in no world (any more) and ready for the next."""
+
+    left_world: int
+    step: int
+    has_state: bool
+    broken: bool
+    reason: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker was told to leave. ``lingers``: it stays until another member has its state."""
+
+    reason: str
+    lingers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """An entry of the store by which the members of a world find each other."""
+
+    world_version: int
+    scope: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step on one global batch, as every member has seen it; ``loss`` is the mean over the global batch."""
+
+    step: int
+    epoch: int
+    loss: float
+    samples: int
+    learning_rate: float
+    seconds: float
+    world_version: int
+    total_samples: int
+    ends_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReports:
+    steps: tuple[StepReport, ...]
+    total_steps: int
+    total_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """For the job's journal: ``event`` and its fields as in `elasticdl.common.journal.EVENTS`."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Training is complete. ``together``: on all members of the worker's world."""
+
+    step: int
+    epochs: int
+    metrics: Mapping[str, float]
+    together: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better."""
+
+    users: bool
+    message: str
+    traceback: str
+
+
+Message = Hello | Heartbeat | JoinRequest | Draining | StoreEntry | StepReports | Pause | Notice | Finished | Failed

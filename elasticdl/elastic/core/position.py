@@ -1,0 +1,117 @@
+"""Where one worker's training stands, and what of it is safe.
+
+Parameters change only after every gradient of a step has arrived from every worker. So a worker whose step failed
+stands exactly before that step, and saving need not copy parameters or optimizer slots. If a step was made since all was
+saved, weights can't go back, and so nothing does: all parts of a state are of one moment.
+"""
+
+from __future__ import annotations
+
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.protocol import Instruction, Part, Restore, Save, Warn
+from elasticdl.elastic.core.vote import Vote
+
+_ORDER_WARNING = (
+    "the optimizer's learning rate (or momentum, ...) is changed after state.commit(): a change of workers there loses it; "
+    "call scheduler.step() before state.commit()"
+)
+
+
+class Position:
+    """Of one training state. ``copies_parameters``: each commit copies them, so that a torn step goes back to it."""
+
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        *,
+        has_state: bool = False,
+        order: SampleOrder | None = None,
+        copies_parameters: bool = False,
+    ) -> None:
+        self.progress = self.saved = progress or Progress()
+        self.has_state = has_state
+        self.order = order
+        self.batch: StepPlan | None = None  # that the present step is made on
+        self.vote: Vote | None = None  # of the last step
+        self.unsaved = False  # a step was made since all was saved
+        self.made = self.commits = 0  # steps and commits, by this process
+        self._copies_parameters = copies_parameters
+        self._committed = False  # the last thing that was done
+        self._warned = False
+
+    def at_end(self, workers: int) -> bool:
+        """Whether no step is left of the present epoch."""
+        return self.order is not None and not self.order.remaining_steps(self.progress.position, workers)
+
+    def begin(self, plan: StepPlan, *, settings_changed: bool) -> list[Instruction]:
+        """From here on a step may be torn: save what no commit has saved and can't be done again."""
+        out: list[Instruction] = []
+        changed_after_commit = settings_changed and self._committed and self.progress == self.saved
+        if self.unsaved or changed_after_commit:
+            if not self.unsaved and self.progress.position and not self._warned:
+                self._warned = True
+                out.append(Warn(_ORDER_WARNING))
+            out += self._save()
+        self._committed = False
+        self.batch = plan
+        return out
+
+    def step_made(self) -> list[Instruction]:
+        assert self.vote is not None, "a step is made after its vote"
+        self.progress = self.batch.after if self.batch else self.progress.after(self.vote.samples)
+        self.made += 1
+        if self._copies_parameters:
+            return []
+        self.unsaved = True
+        self.saved = self.progress
+        return [Save(Part.PLACE)]
+
+    def commit(self, workers: int, *, step_was_reduced: bool) -> list[Instruction]:
+        """``step_was_reduced``: and not made, as a GradScaler does with one whose gradients are not finite."""
+        if step_was_reduced and self.batch is not None:
+            self.progress = self.batch.after
+        elif self.batch is None and self.at_end(workers):
+            self.progress = self.progress.next_epoch()
+        self._committed = True
+        self.commits += 1
+        return self._save()
+
+    def restore(self) -> list[Instruction]:
+        """Drop a torn step: back to what was saved, or to where the torn step began if others came in between."""
+        out = self._save() if self.unsaved else []
+        self.progress = self.saved
+        self.batch = self.vote = None
+        self._committed = False
+        return [*out, Restore(self.saved)]
+
+    def synced(self, progress: Progress) -> list[Instruction]:
+        self.progress = progress
+        self.has_state = True
+        self.batch = self.vote = None
+        self._committed = False
+        return [Save(Part.PLACE), *self._save()]
+
+    def oversights(self, planned_epochs: int, workers: int) -> list[str]:
+        """What looks forgotten in a training that has ended, a line each. ``planned_epochs``: 0 if not known."""
+        found = []
+        if self.progress.step == 0:
+            found.append(
+                "training has ended without a step: no optimizer.step() of the optimizer that the state was given"
+            )
+        elif self.made and not self.commits:
+            found.append(
+                f"{self.made} steps were made without a state.commit(): no worker could join or leave meanwhile; call it "
+                "after each step"
+            )
+        epoch = self.progress.epoch
+        if self.progress.step and self.order and epoch + self.at_end(workers) < planned_epochs:
+            found.append(
+                f"training has ended in epoch {epoch + 1} of the {planned_epochs} that its loop plans, after step "
+                f"{self.progress.step}"
+            )
+        return found
+
+    def _save(self) -> list[Instruction]:
+        self.unsaved = False
+        self.saved = self.progress
+        return [Save(Part.ALL)]

@@ -1,0 +1,398 @@
+"""The words of the worker's core: what can happen to a worker, and what it wants done.
+
+`elasticdl.elastic.core.worker.WorkerCore.step` takes an event and returns instructions. Shells make the events and
+carry the instructions out: the session, the store, the collective, the framework's training state, signals and timers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from elasticdl.elastic.core.messages import Failed, Finished, Message, Notice, StoreEntry
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import World
+
+# ---- events: the session ----
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A stream to a master is open. ``unsent``: what an earlier stream did not come to send."""
+
+    unsent: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The master's first word. ``generation`` grows with each start of a master of the job; 0 if it has none."""
+
+    heartbeat_interval: float
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPublished:
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAnnounced:
+    """This world is to be left after a step."""
+
+    world_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakAnnounced:
+    """A member of this world is gone."""
+
+    world_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrdered:
+    reason: str
+    checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StacksAsked:
+    """The master wants to see where this worker is stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLost:
+    """There is no master to be had, and the session has given up."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPut:
+    """The collective's library has put an entry into this worker's store."""
+
+    entry: StoreEntry
+
+
+# ---- events: the process and the clock ----
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """Somebody else than the master told the process to leave (SIGTERM)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+# ---- events: training ----
+
+
+@dataclass(frozen=True, slots=True)
+class StateMade:
+    """There is a training state. ``order``: of its samples, None if the script has a loader of its own.
+
+    ``copies_parameters``: each commit copies them, so that a torn step goes back to the commit.
+    """
+
+    progress: Progress
+    has_state: bool = False
+    order: SampleOrder | None = None
+    copies_parameters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The training state was loaded from a file."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """This worker is warm, and asks for its first world, or for the next after a training that is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The collective of the present world is connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """This member stands where rank 0 stands."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGiven:
+    """A step begins. ``settings_changed``: what the optimizer is told differs from what was saved."""
+
+    plan: StepPlan
+    settings_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesOver:
+    """The loader has no further batch in this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """The training function goes on to the next epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """The gradients of all members have arrived, and with them their votes."""
+
+    vote: Vote
+
+
+@dataclass(frozen=True, slots=True)
+class StepMade:
+    """The parameters have changed."""
+
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCalled:
+    """The script declares everything up to here safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldLeft:
+    """All members leave the present world together, though no step has voted for it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The training function has returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The collective of the world that was left is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Something was done. ``waiting``: a collective was begun, which may last as long as another member takes."""
+
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClockResumed:
+    """Training goes on after what is neither a step nor a pause, such as an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How much there is to do in all, as far as is known; for the time left."""
+
+    steps: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The script, or a shell, has something for the master. `Finished` and `Failed` are last words."""
+
+    message: Notice | Finished | Failed
+
+
+Event = (
+    SessionOpened
+    | Welcomed
+    | WorldPublished
+    | ChangeAnnounced
+    | BreakAnnounced
+    | DrainOrdered
+    | StopOrdered
+    | StacksAsked
+    | MasterLost
+    | EntryPut
+    | Terminated
+    | Tick
+    | StateMade
+    | Loaded
+    | Ready
+    | Connected
+    | Synced
+    | BatchGiven
+    | BatchesOver
+    | EpochEnded
+    | Voted
+    | StepMade
+    | CommitCalled
+    | CollectiveFailed
+    | WorldLeft
+    | Returned
+    | Disconnected
+    | Advanced
+    | ClockResumed
+    | Totals
+    | Said
+)
+
+
+# ---- instructions: to the session ----
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Over the stream, if there is one. `Notice` and `Pause` are kept for the next if this one breaks."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseMaster:
+    """End this stream and look for the master again: a later one of the same job was heard already."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Print the stacks of all threads."""
+
+
+# ---- instructions: to the collective, from whatever thread ----
+
+
+@dataclass(frozen=True, slots=True)
+class BreakCollective:
+    """Make whoever waits in this world fail at once, here and on the other members."""
+
+    world_version: int
+    reason: str
+    entered: bool  # the worker is in that world
+
+
+# ---- instructions: to the training thread ----
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Enter this world; answered by `Connected` or `CollectiveFailed`."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """Bring all members to rank 0's state; answered by `Synced` or `CollectiveFailed`."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Call the training function."""
+
+    world: World
+
+
+class Part(Enum):
+    """What is saved of a training state."""
+
+    PLACE = "what moves with the parameters: buffers, the learning rate's rule"
+    ALL = "that, the user's values and the optimizer's settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Go back to what was saved; ``progress`` is where it stands."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWorld:
+    """Close the collective; answered by `Disconnected`."""
+
+    reason: str
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CastEndVote:
+    """Take part in a step with nothing to add; answered by `Voted` or `CollectiveFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All members' training functions have returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveJob:
+    """This worker is to leave for good. ``drained``: training goes on without it."""
+
+    reason: str
+    checkpoint: bool
+    drained: bool
+
+
+class Blame(Enum):
+    USER = "the script does what can't be made right"
+    JOB = "the job can't go on"
+    MASTER = "there is no master"
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    blame: Blame
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    message: str
+
+
+Instruction = (
+    Send
+    | RefuseMaster
+    | DumpStacks
+    | BreakCollective
+    | Connect
+    | Synchronize
+    | Train
+    | Save
+    | Restore
+    | LeaveWorld
+    | CastEndVote
+    | Complete
+    | LeaveJob
+    | Fail
+    | Warn
+)

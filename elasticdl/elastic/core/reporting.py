@@ -1,0 +1,105 @@
+"""What a worker tells its master unasked: heartbeats, steps in bunches, pauses."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import takewhile
+
+from elasticdl.elastic.core.messages import Heartbeat, Message, StepReport, StepReports
+from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import World
+
+HEARTBEAT_SECONDS = 0.5  # until the master has said how often
+# More than a rank 0 that is killed can have kept to itself: steps are never much faster than a millisecond.
+KEPT_STEPS = 1024
+
+
+class Reporting:
+    """Every worker keeps its last steps, and rank 0 sends them.
+
+    What a rank 0 that is killed did not come to send, the next one sends. What a stream may have lost is sent again in the
+    next: the master takes each step once.
+    """
+
+    def __init__(self) -> None:
+        self.interval = HEARTBEAT_SECONDS
+        self.clock = PauseClock()
+        self.total_steps = self.total_epochs = 0
+        self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
+        self._sent = (0, 0)  # world and step of the last report that was sent
+        self._is_reporter = False
+        self._progress = 0
+        self._waiting = False
+        self._beat_at: float | None = None
+        self._last_step_at: float | None = None
+        self._world: World | None = None
+        self._grew = False
+
+    def enter(self, world: World) -> None:
+        self._grew = self._world is None or world.size > self._world.size
+        self._world = world
+        self._is_reporter = world.rank == 0
+
+    def leave(self) -> None:
+        self._is_reporter = False
+
+    def advance(self, *, waiting: bool) -> None:
+        self._progress += 1
+        self._waiting = waiting
+
+    def resume_clock(self, now: float) -> None:
+        self.clock.resume(now)
+        self._last_step_at = now
+
+    def step_made(
+        self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool
+    ) -> list[Message]:
+        """Returns the pause that this step has ended, if it has."""
+        assert self._world is not None, "steps are made in a world"
+        seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
+        self._last_step_at = now
+        self._steps.append(
+            StepReport(
+                step=progress.step,
+                epoch=progress.epoch,
+                loss=vote.loss,
+                samples=vote.samples,
+                learning_rate=learning_rate,
+                seconds=seconds,
+                world_version=self._world.version,
+                total_samples=progress.samples,
+                ends_epoch=ends_epoch,
+            )
+        )
+        return self.pause_ended(now)
+
+    def pause_ended(self, now: float) -> list[Message]:
+        assert self._world is not None, "steps are made in a world"
+        pause = self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
+        return [] if pause is None else [pause]
+
+    def flush(self) -> list[Message]:
+        """The steps that were not sent."""
+        if not self._is_reporter:
+            return []
+        sent = self._sent
+        fresh = takewhile(lambda report: (report.world_version, report.step) > sent, reversed(self._steps))
+        steps = tuple(fresh)[::-1]
+        if not steps:
+            return []
+        self._sent = (steps[-1].world_version, steps[-1].step)
+        return [StepReports(steps, self.total_steps, self.total_epochs)]
+
+    def again(self) -> list[Message]:
+        """All the steps that are kept, for a stream that follows one in which some may have been lost."""
+        self._sent = (0, 0)
+        return self.flush()
+
+    def tick(self, world_version: int, step: int, now: float) -> list[Message]:
+        out = self.flush()
+        if self._beat_at is None or now - self._beat_at >= self.interval:
+            self._beat_at = now
+            out.append(Heartbeat(world_version, step, self._progress, self._waiting))
+        return out

@@ -1,0 +1,391 @@
+"""The worker's part of the protocol: the actions that the table of `elasticdl.elastic.core.lifecycle` names.
+
+`WorkerCore.step` is the only way in. An event becomes a trigger (`_trigger`); the table gives, for the state that the
+worker is in, the next state and the action. What may happen at any time, such as a message of the master, is in
+`_note`: it changes what the worker knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, On, WorkerState
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.reporting import Reporting
+from elasticdl.elastic.core.world import ALONE, World
+
+S = WorkerState
+# Worlds in a row that break before a single step has been made in them: by then it is not bad luck.
+MAX_FRUITLESS_WORLDS = 20
+
+
+class WorkerCore:
+    """Decides for one worker. ``under_master`` is False for a script that runs alone: its one world is there from the start.
+
+    ``linger_seconds``: how long the only member, told to leave, stays for another to take its state.
+    """
+
+    def __init__(self, worker_id: int = 0, *, under_master: bool = True, linger_seconds: float = 0.0) -> None:
+        self.state = S.PREPARING if under_master else S.BETWEEN
+        self.world: World = ALONE  # the present one, or the last
+        self.position = Position()
+        self.reporting = Reporting()
+        self.stopping: p.LeaveJob | None = None  # it is to leave for good
+        self._worker_id = worker_id
+        self._under_master = under_master
+        self._linger_seconds = linger_seconds
+        self._linger_until: float | None = None
+        self._lost = ""  # why there is no master any more
+        self._generation = 0  # of the latest master that was heard
+        self._refused = False  # the present stream is that of an earlier one
+        self._left = 0  # version of the world that was left last
+        self._broken = 0  # version of the newest world that is known to be broken
+        self._change = 0  # version of the world that is to be left
+        self._request: m.JoinRequest | None = None  # not answered yet
+        self._leaves_because = ("ready", False)  # reason, broken
+        self._entries: list[m.StoreEntry] = []  # into the store of the present world
+        self._draining: m.Draining | None = None
+        self._last_word: m.Finished | m.Failed | None = None
+        self._entered_at = 0  # step with which the present world began
+        self._fruitless = 0  # worlds in a row without a step
+        if not under_master:
+            self.reporting.enter(ALONE)
+
+    # ---- what shells ask ----
+
+    @property
+    def inside(self) -> int:
+        """Version of the world that this worker is in, 0 between worlds."""
+        return self.world.version if self.state in IN_WORLD or self.state is S.LEAVING else 0
+
+    @property
+    def leaving(self) -> bool:
+        """This member's vote: whether the present world is to be left after this step."""
+        return self.stopping is not None or bool(self._lost) or self._change == self.inside != 0
+
+    @property
+    def has_last_word(self) -> bool:
+        """The master must hear something before this worker ends."""
+        return self._last_word is not None
+
+    # ---- the way in ----
+
+    def step(self, event: p.Event, now: float) -> list[p.Instruction]:
+        """``now`` in seconds of a clock that only goes forward."""
+        out = self._note(event, now)
+        trigger = self._trigger(event)
+        if trigger is None and self.state is S.WAITING and (self.stopping or self._lost):
+            trigger = On.TOLD
+        transition = TABLE.get((self.state, trigger)) if trigger else None
+        if transition is None:
+            return out
+        before, self.state = self.state, transition.state
+        action = getattr(self, f"_{transition.action}")
+        return [*out, *action(event, before, now)]
+
+    def _trigger(self, event: p.Event) -> On | None:
+        match event:
+            case p.Voted(vote):
+                return self._vote_trigger(vote.ended, vote.samples)
+            case p.CommitCalled():
+                last = self.position.vote
+                return On.LAST_COMMIT if last is not None and last.leaving else On.COMMIT
+            case p.WorldPublished(world):
+                return self._world_trigger(world)
+            case p.Returned():
+                return On.RETURNED if self.world.size > 1 else On.RETURNED_ALONE
+            case p.Said(message) if isinstance(message, m.Finished | m.Failed):
+                return On.LAST_WORD
+        return _TRIGGERS.get(type(event))
+
+    def _vote_trigger(self, ended: int, samples: int) -> On:
+        batch = self.position.batch
+        if self.state is S.ENDING:
+            return On.ALL_RETURNED if ended == self.world.size else On.WRONG_VOTE
+        return On.WRONG_VOTE if ended or (batch and samples != batch.batch) else On.VOTE
+
+    def _world_trigger(self, world: World) -> On | None:
+        if self._refused or world.version < self._broken or world.version <= self._left:
+            return None
+        return On.TORN_WORLD if world.version == self._broken else On.WORLD
+
+    def validate(self) -> None:
+        """Raises:
+        AssertionError: an invariant does not hold; the message names it.
+        """
+        position, state = self.position, self.state
+        invariants = {
+            "a request to join is open exactly while the worker waits": (self._request is not None)
+            == (state is S.WAITING and self._under_master),
+            "a batch is in hand only within the training function": position.batch is None or state in TRAINING,
+            "a step is unsaved only within the training function": not position.unsaved or state in (*TRAINING, S.GONE),
+            "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
+            "an unsaved step is saved in its place": not position.unsaved or position.saved == position.progress,
+            "who trains holds the state": state not in TRAINING or position.has_state or not self._under_master,
+            "a worker that is to leave does not wait": state is not S.WAITING or not (self.stopping or self._lost),
+            "a last word is the end": self._last_word is None or state is S.GONE,
+            "no world is entered that was left": state not in IN_WORLD
+            or not self._under_master
+            or self.world.version > self._left,
+        }
+        broken = [sentence for sentence, holds in invariants.items() if not holds]
+        assert not broken, f"worker {self._worker_id}, {state}: {'; '.join(broken)}"
+
+    # ---- what may happen at any time ----
+
+    def _note(self, event: p.Event, now: float) -> list[p.Instruction]:
+        match event:
+            case p.Advanced(waiting):
+                self.reporting.advance(waiting=waiting)
+            case p.Tick():
+                return self._tick(now)
+            case p.Voted(vote):
+                self.position.vote = vote
+            case p.BatchesOver():
+                self.position.batch = None
+            case p.EpochEnded():
+                self.position.progress = self.position.progress.next_epoch()
+            case p.Said(m.Notice() as notice):
+                return [*self._flush(), p.Send(notice)]
+            case p.EntryPut(entry):
+                if entry.world_version == self.inside:
+                    self._entries.append(entry)
+                return [p.Send(entry)]
+            case p.StateMade(progress, has_state, order, copies):
+                self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
+            case p.Loaded(progress):
+                self.position.progress = self.position.saved = progress
+            case p.ClockResumed():
+                self.reporting.resume_clock(now)
+            case p.Totals(steps, epochs):
+                self.reporting.total_steps, self.reporting.total_epochs = steps, epochs
+            case p.Terminated(reason):
+                return self._terminated(reason, now)
+            case p.SessionOpened() | p.Welcomed() | p.MasterLost():
+                return self._note_master(event)
+            case _:
+                return [] if self._refused else self._obey(event)
+        return []
+
+    def _note_master(self, event: p.SessionOpened | p.Welcomed | p.MasterLost) -> list[p.Instruction]:
+        match event:
+            case p.SessionOpened(unsent):
+                self._refused = False
+                return [p.Send(message) for message in self._greeting(unsent)]
+            case p.Welcomed(interval, generation):
+                if generation < self._generation:
+                    self._refused = True
+                    return [p.RefuseMaster(f"a later master of this job than number {generation} was heard already")]
+                self._generation, self.reporting.interval = generation, interval
+            case p.MasterLost(reason):
+                self._lost = reason
+        return []
+
+    def _obey(self, event: p.Event) -> list[p.Instruction]:
+        """What the master says."""
+        match event:
+            case p.ChangeAnnounced(version):
+                self._change = version
+            case p.BreakAnnounced(version, reason):
+                self._broken = max(self._broken, version)
+                return [p.BreakCollective(version, reason, entered=version == self.inside != 0)]
+            case p.DrainOrdered(reason):
+                return self._drain(reason)
+            case p.StopOrdered(reason, checkpoint):
+                if not (self.stopping and self.stopping.checkpoint):
+                    self.stopping = p.LeaveJob(reason, checkpoint, drained=False)
+            case p.StacksAsked():
+                return [p.DumpStacks()]
+        return []
+
+    def _greeting(self, unsent: Iterable[m.Message]) -> list[m.Message]:
+        """What a master must know that has not heard of this worker, or not lately."""
+        members = self.world.members if self.inside else ()
+        hello = m.Hello(self.inside, self.position.progress.step, members)
+        again = [*self._entries, self._request, *self.reporting.again(), self._draining, *unsent, self._last_word]
+        return [hello, *(message for message in again if message is not None)]
+
+    def _tick(self, now: float) -> list[p.Instruction]:
+        out: list[p.Instruction] = []
+        if self._linger_until is not None and now >= self._linger_until and self._draining:
+            out += self._drain(self._draining.reason)
+        if self._under_master:
+            beat = self.reporting.tick(self.inside, self.position.progress.step, now)
+            out += [p.Send(message) for message in beat]
+        return out
+
+    def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
+        if self.world.size > 1 or not self.position.has_state or not self._under_master:  # others hold the state
+            return self._drain(reason)
+        if self.stopping is None and self._draining is None:
+            self._draining = m.Draining(reason, lingers=True)
+            self._linger_until = now + self._linger_seconds
+            return [p.Send(self._draining)]
+        return []
+
+    def _drain(self, reason: str) -> list[p.Instruction]:
+        self._linger_until = None
+        if self.stopping is not None:
+            return []
+        self.stopping = p.LeaveJob(reason, checkpoint=not self._under_master, drained=self._under_master)
+        self._draining = m.Draining(reason)
+        return [p.Send(self._draining)] if self._under_master else []
+
+    def _flush(self) -> list[p.Instruction]:
+        return [p.Send(message) for message in self.reporting.flush()]
+
+    # ---- actions ----
+
+    def _nothing(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        return []
+
+    def _ask(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        reason, broken = self._leaves_because if before is S.LEAVING else ("ready", False)
+        if before is not S.PREPARING:
+            self._left = self.world.version
+        if before is S.LEAVING:
+            self.reporting.clock.mark("stopped", now)
+        out = self._flush()
+        self.reporting.leave()
+        if self.stopping or self._lost or not self._under_master:
+            return [*out, *self._without_asking(now)]
+        return [*out, *self._send_request(self._left, reason, broken=broken)]
+
+    def _without_asking(self, now: float) -> list[p.Instruction]:
+        if self.stopping or self._lost:
+            self.state = S.GONE
+            return self._leave_job(None, S.WAITING, now)
+        self.state = S.CONNECTING
+        return self._enter(p.WorldPublished(ALONE), S.WAITING, now)
+
+    def _ask_again(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        """The world broke before this worker had entered it."""
+        assert isinstance(event, p.WorldPublished)
+        self._left = event.world.version
+        return self._send_request(self._left, "broken before it was entered", broken=True)
+
+    def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
+        progress = self.position.progress
+        self._request = m.JoinRequest(
+            left_world=left,
+            step=progress.step,
+            has_state=self.position.has_state,
+            broken=broken,
+            reason=reason,
+            epoch=progress.epoch,
+        )
+        return [p.Send(self._request)]
+
+    def _enter(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.WorldPublished)
+        self.world, self._request = event.world, None
+        self._entries.clear()
+        self.reporting.enter(self.world)
+        self.reporting.clock.mark("joined", now)
+        self._entered_at = self.position.progress.step
+        return [p.Connect(self.world)]
+
+    def _synchronize(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        self.reporting.clock.mark("started", now)
+        return [p.Synchronize(self.world)]
+
+    def _train(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.Synced)
+        self.reporting.clock.mark("synced", now)
+        self._entered_at = event.progress.step
+        out = self.position.synced(event.progress)
+        if self._draining is not None and self._draining.lingers and self.world.size > 1:
+            out += self._drain(self._draining.reason)  # the others hold the state now
+        return [*out, p.Train(self.world)]
+
+    def _begin_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.BatchGiven)
+        return self.position.begin(event.plan, settings_changed=event.settings_changed)
+
+    def _step_made(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.StepMade)
+        assert self.position.vote is not None
+        out = self.position.step_made()
+        self._fruitless = 0
+        ended = self.reporting.step_made(
+            self.position.progress,
+            self.position.vote,
+            event.learning_rate,
+            now,
+            ends_epoch=self.position.at_end(self.world.size),
+        )
+        return [*out, *(p.Send(message) for message in ended)]
+
+    def _commit(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        return self.position.commit(self.world.size, step_was_reduced=before is S.REDUCED)
+
+    def _commit_and_leave(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        reason = "the members voted to leave this world"
+        return [*self._commit(event, before, now), *self._leave(reason, now)]
+
+    def _leave_together(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.WorldLeft)
+        return self._leave(event.reason, now)
+
+    def _leave(self, reason: str, now: float) -> list[p.Instruction]:
+        self.position.vote = self.position.batch = None
+        self._fruitless = 0
+        self.reporting.clock.left(now, broken=False, torn=False)
+        self._leaves_because = (reason, False)
+        return [p.LeaveWorld(reason, broken=False)]
+
+    def _leave_broken(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.CollectiveFailed)
+        self.reporting.clock.left(now, broken=True, torn=before in TRAINING)
+        out = [p.BreakCollective(self.world.version, event.reason, entered=True), *self.position.restore()]
+        moved = self.position.progress.step > self._entered_at
+        self._fruitless = 0 if moved else self._fruitless + 1
+        if self._fruitless >= MAX_FRUITLESS_WORLDS:
+            self.state = S.GONE
+            text = f"{self._fruitless} worlds in a row broke before a step; the last: {event.reason}"
+            return [*out, p.Fail(p.Blame.JOB, text)]
+        self._leaves_because = (event.reason, True)
+        return [*out, p.LeaveWorld(event.reason, broken=True)]
+
+    def _refuse_uneven_steps(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.Voted)
+        vote, batch, step = event.vote, self.position.batch, self.position.progress.step
+        if vote.ended or batch is None:
+            text = (
+                f"{vote.ended} of {self.world.size} workers ended their training after step {step} and the others go on: "
+                "the training function must return after the same step on all workers"
+            )
+        else:
+            text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}"
+        return [p.Fail(p.Blame.USER, text)]
+
+    def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        return [p.CastEndVote()]
+
+    def _complete(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        return [*self._flush(), p.Complete()]
+
+    def _leave_job(self, event: p.Event | None, before: WorkerState, now: float) -> list[p.Instruction]:
+        self._request = None
+        return [self.stopping or p.Fail(p.Blame.MASTER, self._lost)]
+
+    def _say_last_word(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        assert isinstance(event, p.Said)
+        assert isinstance(event.message, m.Finished | m.Failed)
+        out = self._flush()
+        self._last_word = event.message
+        return [*out, p.Send(self._last_word)]
+
+
+_TRIGGERS: Mapping[type[p.Event], On] = {
+    p.Ready: On.READY,
+    p.Connected: On.CONNECTED,
+    p.Synced: On.SYNCED,
+    p.BatchGiven: On.BATCH,
+    p.StepMade: On.STEP,
+    p.WorldLeft: On.LEFT,
+    p.CollectiveFailed: On.FAILURE,
+    p.Disconnected: On.CLOSED,
+}
