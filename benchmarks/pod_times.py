@@ -16,9 +16,9 @@ from typing import Any
 from kubernetes import client
 
 from benchmarks.processes import Failed
-from elasticdl.master.launchers.kubernetes.api import OfficialSource
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
-from elasticdl.master.launchers.kubernetes.watch import Watch
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.retry import Backoff
+from elasticdl.kubernetes.watch import KindSource, Watch
 
 Times = Mapping["Fact", float]
 
@@ -60,7 +60,7 @@ class PodTimes:
 
     @contextmanager
     def watching(self, api: client.ApiClient, namespace: str) -> Iterator[None]:
-        source = OfficialSource(api, "Pod", namespace)
+        source = KindSource(Client(api, namespace), "Pod")
         watch = Watch(source, self, Backoff(random.Random()), time.monotonic)
         watch.start()
         try:

@@ -35,9 +35,10 @@ from benchmarks.processes import ROOT, Failed, wait_until
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.journal import Entry
-from elasticdl.common.manifests.names import master_name
 from elasticdl.common.quantities import GPU
-from elasticdl.master.launchers.kubernetes.api import connect
+from elasticdl.kubernetes.client import connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.names import master_name
 
 NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it
 COMMAND_SECONDS = 120.0
@@ -145,7 +146,7 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         kubeconfig = stack.enter_context(_tier1(gpus)) if options.cluster is ClusterKind.TIER1 else None
-        core = client.CoreV1Api(connect(options.kube_context, str(kubeconfig or "")))
+        core = client.CoreV1Api(connect(Place(context=options.kube_context, file=str(kubeconfig or ""))).api)
         with _refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
         namespace = stack.enter_context(_namespace(options, core, stays=kubeconfig is None))

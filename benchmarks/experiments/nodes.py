@@ -9,7 +9,7 @@ from typing import Any
 from kubernetes import client
 
 from elasticdl.common.quantities import GPU
-from elasticdl.master.launchers.kubernetes.api import ANSWER_SECONDS
+from elasticdl.kubernetes.client import ANSWER_SECONDS
 
 
 def gpu_capacity(core: client.CoreV1Api) -> dict[str, int]:

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from kubernetes import client
 
-from elasticdl.common.manifests.names import JOB_LABEL, ROLE_LABEL
 from elasticdl.common.quantities import GPU
-from elasticdl.master.launchers.kubernetes.api import OfficialSource
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
-from elasticdl.master.launchers.kubernetes.watch import Watch
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.manifests.names import JOB_LABEL, ROLE_LABEL
+from elasticdl.kubernetes.retry import Backoff
+from elasticdl.kubernetes.watch import KindSource, Watch
 
 Pod = dict[str, Any]
 Pods = Mapping[str, Pod]
@@ -51,7 +51,7 @@ class PodWatch:
     def __init__(self, core: client.CoreV1Api, namespace: str, tell: Callable[[Pods], None]) -> None:
         self._pods: Pods = {}
         self._tell = tell
-        source = OfficialSource(core.api_client, "Pod", namespace)
+        source = KindSource(Client(core.api_client, namespace), "Pod")
         self._watch = Watch(source, self, Backoff(random.Random(), 0.1, 2.0), time.monotonic)
 
     def __enter__(self) -> Self:

@@ -22,7 +22,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("elasticdl"):
             raise
-        raise UserError(MISSING.format(name=error.name)) from None
+        raise UserError(MISSING.format(name=(error.name or "").partition(".")[0])) from None
 
 
 def find_on_cluster(name: str | None, namespace: str, context: str) -> JobHandle:

@@ -65,6 +65,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"
 
 
+def flat(what: object) -> str:
+    """All of a text, in one line."""
+    return " ".join(str(what).split())
+
+
 def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
     """``file:line`` of the innermost frame in a file that is wanted; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:

@@ -10,11 +10,13 @@ from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
 from elasticdl.common.credentials import Role
-from elasticdl.common.manifests.names import labels, selector, state_name
+from elasticdl.kubernetes.client import Client, connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.names import labels, selector, state_name
 from elasticdl.master.core.events import WorkerPending
-from elasticdl.master.launchers.kubernetes.api import OfficialPods, connect, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi, event_source, pod_source
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.
@@ -63,16 +65,17 @@ def template(image, work, gpus, job=JOB, **spec):
 
 
 def make_launcher(api, pods, report, patience=None):
-    official = Cluster(
-        OfficialPods(api, pods.job, pods.namespace),
-        pod_source(api, pods.job, pods.namespace),
-        event_source(api, pods.namespace),
-    )
-    return KubernetesLauncher(official, pods, report, patience or Patience(), random.Random(7))
+    shared = Client(api, pods.namespace)
+    ports = Cluster(WorkerPodApi(shared, pods.job), pod_source(shared, pods.job), event_source(shared))
+    return KubernetesLauncher(ports, pods, report, patience or Patience(), random.Random(7))
+
+
+def api_of(cluster):
+    return connect(Place(file=str(cluster.kubeconfig))).api
 
 
 def worker_pods(cluster, namespace, work, gpus=3, **spec):
-    owner = make_owner(connect(kubeconfig=str(cluster.kubeconfig)), namespace)
+    owner = make_owner(api_of(cluster), namespace)
     return WorkerPods(JOB, namespace, owner, template(cluster.image, work, gpus, **spec), most=4)
 
 
@@ -113,7 +116,7 @@ async def kubernetes_bench(cluster, namespace, work):
         (work / f".{worker_id}").write_text(str(code))
         (work / f".{worker_id}").rename(work / str(worker_id))
 
-    bench, api = PatientBench(end), connect(kubeconfig=str(cluster.kubeconfig))
+    bench, api = PatientBench(end), api_of(cluster)
     bench.launcher = make_launcher(api, worker_pods(cluster, namespace, work), bench.reports.put_nowait)
     try:
         yield bench

@@ -12,13 +12,13 @@ import pytest
 from cluster_users import add_user, rule, write_kubeconfig
 from kubernetes import client, utils
 
-from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import Cluster, connect
-from elasticdl.cli.kubernetes.kubeconfig import Place
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.main import main
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.client import Client, connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests import job_objects as objects
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -181,11 +181,11 @@ def test_the_jobs_of_a_namespace_that_is_not_there(elasticdl):
 @pytest.mark.parametrize(("first", "second"), [(1, None), (2, None), (6, 9), (WHOLE, WHOLE + 2), (REQUESTS, None)])
 def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
     """Before the ``first`` request that changes something, and a second one from somebody impatient."""
-    numbers, ask = itertools.count(1), Cluster._ask
+    numbers, ask = itertools.count(1), Client._ask
 
     def counted(self, verb, kind, *arguments, **options):
         # How often the account's pod is tried depends on how fast the cluster is.
-        if verb in ("create", "patch", "delete") and "dry_run" not in options:
+        if verb in ("create", "patch", "delete") and "dry_run" not in (options.get("query") or {}):
             number = next(numbers) if making else 0
             if number in (first, second):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -194,7 +194,7 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
     making = []
     make = Submission.make
     monkeypatch.setattr(Submission, "make", lambda *arguments: (making.append(1), make(*arguments)))
-    monkeypatch.setattr(Cluster, "_ask", counted)
+    monkeypatch.setattr(Client, "_ask", counted)
     code, out, _ = elasticdl(*train())
     assert code == 130
     if first < REQUESTS:

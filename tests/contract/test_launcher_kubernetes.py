@@ -5,11 +5,10 @@ import contextlib
 
 import pytest
 from kubernetes import client
-from kubernetes_bench import JOB, kubernetes_bench, make_launcher, pods_left, threads_left, worker_pods
+from kubernetes_bench import JOB, api_of, kubernetes_bench, make_launcher, pods_left, threads_left, worker_pods
 from test_launcher_contract import CHECKS, DEADLINE
 
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.master.launchers.kubernetes.api import connect
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -28,7 +27,7 @@ class Scene:
     """A launcher on a cluster, and the hands of somebody else in it."""
 
     def __init__(self, cluster, namespace, work, **options):
-        self.api = connect(kubeconfig=str(cluster.kubeconfig))
+        self.api = api_of(cluster)
         self.core = client.CoreV1Api(self.api)
         self.namespace = namespace
         self.pods = worker_pods(cluster, namespace, work, **options)

@@ -7,9 +7,10 @@ import pytest
 from kubernetes import client
 from kubernetes_bench import make_owner
 
-from elasticdl.cli.kubernetes.api import Place, connect
-from elasticdl.cli.kubernetes.port_forward import forwarded
-from elasticdl.common.manifests.names import Role, labels
+from elasticdl.kubernetes.client import connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.names import Role, labels
+from elasticdl.kubernetes.port_forward import forwarded
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

@@ -7,15 +7,16 @@ import pytest
 from cluster_users import authority_of, token_of
 from kubernetes import client, config
 
-from elasticdl.cli.kubernetes import kubeconfig, objects
-from elasticdl.cli.kubernetes.api import connect
-from elasticdl.cli.kubernetes.kubeconfig import Place
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.master.launchers.kubernetes import api as master_api
-from elasticdl.master.launchers.kubernetes.api import ApiFailure, OfficialJob, OfficialPods, OfficialSource
+from elasticdl.kubernetes import kubeconfig
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.client import connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -50,17 +51,18 @@ def in_the_masters_pod(cluster, place, parts, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port or 443))
     monkeypatch.setattr(config.incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(config.incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setattr(master_api, "ACCOUNT", tmp_path)
     monkeypatch.setattr(kubeconfig, "ACCOUNT", tmp_path)
 
 
 @pytest.fixture
-def master(in_the_masters_pod):
-    return master_api.connect()
+def master(in_the_masters_pod, place):
+    return connect(Place(place.namespace), own_account=True)
 
 
 def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(master, place):
-    may = client.AuthorizationV1Api(master).create_self_subject_rules_review({"spec": {"namespace": place.namespace}})
+    may = client.AuthorizationV1Api(master.api).create_self_subject_rules_review(
+        {"spec": {"namespace": place.namespace}}
+    )
     assert may.status.incomplete is False
     given = {
         (verb, group, resource, name)
@@ -91,25 +93,23 @@ def refused(request, *arguments, **options):
 
 def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     """Also that a client within a pod finds its cluster by the pod's own files."""
-    namespace, core = place.namespace, client.CoreV1Api(master)
-    job = OfficialJob(master, JOB, namespace)
+    namespace, core = place.namespace, client.CoreV1Api(master.api)
+    job = OwnJobApi(master, JOB)
     assert job.read_job()["metadata"]["name"] == MASTER
     assert job.patch_state({"data": {"x": "1"}})["data"] == {"x": "1"}
     pod = objects.pod_of(parts, parts.worker, Role.WORKER)
-    made = OfficialPods(master, JOB, namespace).create(
-        {**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}}
-    )
+    made = WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
-    OfficialPods(master, JOB, namespace).delete_all(0)
-    with pytest.raises(ApiFailure, match="cannot list resource"):
-        OfficialSource(master, "Pod", "default").list()
+    WorkerPodApi(master, JOB).delete_all(0)
+    with pytest.raises(ApiError, match="cannot list resource"):
+        connect(Place("default"), own_account=True).list("Pod")
     assert refused(core.list_namespaced_secret, namespace)
     assert refused(core.read_namespaced_secret, "digits-owner-tls", namespace)
     assert refused(core.list_namespaced_config_map, namespace)
     assert refused(core.read_namespaced_config_map, "digits-spec", namespace)
     assert refused(core.connect_get_namespaced_pod_exec, "digits-worker-0", namespace, command=["true"])
     assert refused(core.patch_namespaced_pod, "digits-worker-0", namespace, {})
-    batch, rbac = client.BatchV1Api(master), client.RbacAuthorizationV1Api(master)
+    batch, rbac = client.BatchV1Api(master.api), client.RbacAuthorizationV1Api(master.api)
     assert refused(batch.delete_namespaced_job, MASTER, namespace)
     assert refused(batch.list_namespaced_job, namespace)
     assert refused(batch.create_namespaced_job, namespace, {"metadata": {"name": "x"}})

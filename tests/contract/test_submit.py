@@ -7,12 +7,12 @@ import pytest
 import yaml
 from kubernetes import client
 
-from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import connect
-from elasticdl.cli.kubernetes.kubeconfig import Place
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.client import connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests import job_objects as objects
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]

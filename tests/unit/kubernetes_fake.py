@@ -5,7 +5,8 @@ import itertools
 import queue
 import threading
 
-from elasticdl.master.launchers.kubernetes.api import ApiFailure, Change, Listing
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.watch import Change, Listing
 
 STOP = object()
 
@@ -100,7 +101,7 @@ class FakePods:
     def _create(self, manifest):
         name = manifest["metadata"]["name"]
         if name in self.objects.objects:
-            raise ApiFailure(409, f'pods "{name}" already exists')
+            raise ApiError(409, f'pods "{name}" already exists')
         made = copy.deepcopy(manifest)
         made["metadata"]["uid"] = f"uid-{name}-{next(self.uids)}"
         made["status"] = {"phase": "Pending"}
@@ -109,7 +110,7 @@ class FakePods:
     def create_unheard(self, manifest):
         """The server does it, and the answer is lost."""
         self._create(manifest)
-        self.failures.setdefault("create", []).append(ApiFailure(0, "the connection broke"))
+        self.failures.setdefault("create", []).append(ApiError(0, "the connection broke"))
 
     def read(self, name):
         self._call("read", name)
@@ -117,11 +118,14 @@ class FakePods:
 
     def delete(self, name, grace):
         self._call("delete", name, grace)
+        if name not in self.objects.objects:
+            return False
         pod = self._find(name)
         if grace == 0 or not (self.lingering or pod["spec"].get("finalizers")):
             self.objects.put(name, pod, "DELETED")
         else:
             self.objects.put(name, {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "now"}})
+        return True
 
     def delete_all(self, grace):
         self._call("delete_all", grace)
@@ -130,7 +134,7 @@ class FakePods:
 
     def _find(self, name):
         if name not in self.objects.objects:
-            raise ApiFailure(404, f'pods "{name}" not found')
+            raise ApiError(404, f'pods "{name}" not found')
         return self.objects.objects[name]
 
     def _call(self, method, *arguments):

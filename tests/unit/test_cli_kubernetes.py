@@ -16,17 +16,19 @@ from kubernetes import client
 
 from elasticdl.cli import follow
 from elasticdl.cli.kubernetes import follow as follow_cluster
-from elasticdl.cli.kubernetes import logs, objects
-from elasticdl.cli.kubernetes.api import Cluster, NotDoneError
+from elasticdl.cli.kubernetes import logs
 from elasticdl.cli.kubernetes.job import ClusterJob
 from elasticdl.cli.kubernetes.plight import ImagePatience, Plight, plight_of
-from elasticdl.cli.kubernetes.pods import find_master
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.main import main
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.manifests.image_trouble import ImageTrouble
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.api_error import NotDoneError
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.job_pods import find_master
+from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble
 from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -337,8 +339,8 @@ def test_all_jobs_are_those_of_the_cluster_as_well_and_one_line_if_they_can_not_
     assert written.err.startswith(
         "warning: the cluster's jobs are missing: the cluster at https://127.0.0.1:9 does not "
     )
-    monkeypatch.setattr(Cluster, "list", lambda *_, **__: [JOB])
-    monkeypatch.setattr(Cluster, "find", lambda *_, **__: None)
+    monkeypatch.setattr(Client, "list", lambda *_, **__: [JOB])
+    monkeypatch.setattr(Client, "find", lambda *_, **__: None)
     assert main(["status"]) == 0
     title, row = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["job", "namespace", "phase"]
@@ -366,7 +368,7 @@ def test_without_the_package_it_is_said_how_to_get_it():
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_cluster_that_has_too_much_to_do_is_no_mistake_of_the_users(monkeypatch, status):
-    cluster = Cluster(client.Configuration(host="https://cluster"), "lab")
+    cluster = Client(client.ApiClient(client.Configuration(host="https://cluster")), "lab")
 
     def refuse(*_, **__):
         raise client.ApiException(status=status, reason="too many requests")

@@ -126,14 +126,13 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, monkeypatch, caps
 
 def test_a_cluster_that_can_not_be_had_costs_no_results(tmp_path, monkeypatch, capsys):
     (tmp_path / "config").write_text("{{{")
-    # What $KUBECONFIG said when the client was imported.
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (tmp_path / "summary.json").touch()
     argv = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--steps", "5", "--out", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         experiment1.main(argv)
     assert ended.value.code == 2
-    assert "the kubeconfig can't be read: " in capsys.readouterr().err
+    assert f"the kubeconfig {tmp_path}/config can't be read: " in capsys.readouterr().err
     assert (tmp_path / "summary.json").exists()
 
 
@@ -204,10 +203,12 @@ class FakeCore:
     def api_client(self):
         return self
 
+    configuration = client.Configuration(host="https://cluster")
+
     def param_serialize(self, method, path, query_params, **_):
         return method, path, dict(query_params)
 
-    def call_api(self, method, path, query, **_):
+    def call_api(self, method, path, query, *_, **__):
         assert (method, path) == ("GET", "/api/v1/namespaces/n/pods")
         if "watch" not in query:
             return Reply(Answer(self.pods))

@@ -9,6 +9,8 @@ from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.common.errors import UnreachableError
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.retry import Backoff
 from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
@@ -17,14 +19,12 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.master.launchers.kubernetes.api import ApiFailure
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.pods import worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
 
 DEADLINE = 20.0
 QUICK = Patience(image=0.05, event=0.02, force=0.05, close=5.0, start=0.3, first_retry=0.01, longest_retry=0.02)
-GONE = ApiFailure(410, "too old resource version")
+GONE = ApiError(410, "too old resource version")
 
 
 class Scene:
@@ -94,10 +94,10 @@ def play():
 @pytest.mark.parametrize(
     "failure",
     [
-        ApiFailure(403, 'pods "x" is forbidden: exceeded quota: team'),
-        ApiFailure(429, "too many requests", retry_after=0.02),
-        ApiFailure(500, "etcdserver: request timed out"),
-        ApiFailure(0, "the cluster does not answer: connection refused"),
+        ApiError(403, 'pods "x" is forbidden: exceeded quota: team'),
+        ApiError(429, "too many requests", retry_after=0.02),
+        ApiError(500, "etcdserver: request timed out"),
+        ApiError(0, "the cluster does not answer: connection refused"),
     ],
 )
 def test_a_pod_that_is_refused_for_now_is_asked_for_again(play, failure):
@@ -116,7 +116,7 @@ def test_a_pod_that_is_refused_for_now_is_asked_for_again(play, failure):
 
 def test_a_pod_that_no_cluster_would_take_ends_the_job_with_that_line(play):
     async def story(scene):
-        scene.pods.failures["create"] = [ApiFailure(422, 'Pod "x" is invalid: spec.volumes[0]')]
+        scene.pods.failures["create"] = [ApiError(422, 'Pod "x" is invalid: spec.volumes[0]')]
         await scene.launcher.launch(0)
         assert (await scene.next(LauncherFailed)).reason.endswith('Pod "x" is invalid: spec.volumes[0]')
         assert (await scene.next(WorkerExited)).cause is ExitCause.CRASHED
@@ -150,7 +150,7 @@ def test_a_pod_of_an_older_job_of_the_name_is_waited_for(play):
 
 def test_a_worker_that_is_killed_while_it_is_asked_for_is_never_made(play):
     async def story(scene):
-        scene.pods.failures["create"] = [ApiFailure(403, "exceeded quota")] * 1000
+        scene.pods.failures["create"] = [ApiError(403, "exceeded quota")] * 1000
         await scene.launcher.launch(0)
         await scene.next(WorkerPending)
         scene.launcher.kill(0)
@@ -163,7 +163,7 @@ def test_a_worker_that_is_killed_while_it_is_asked_for_is_never_made(play):
 
 def test_a_worker_that_may_have_been_made_is_deleted_in_any_case(play):
     async def story(scene):
-        scene.pods.failures["create"] = [ApiFailure(0, "timed out")] * 1000
+        scene.pods.failures["create"] = [ApiError(0, "timed out")] * 1000
         await scene.launcher.launch(0)
         await scene.next(WorkerPending)
         scene.launcher.terminate(0)
@@ -188,7 +188,7 @@ def test_a_pod_that_its_node_does_not_end_is_forced_off_the_books(play):
 def test_deleting_goes_on_until_the_server_has_heard(play):
     async def story(scene):
         await scene.placed(0)
-        scene.pods.failures["delete"] = [ApiFailure(503, "x"), ApiFailure(0, "y"), ApiFailure(429, "z")]
+        scene.pods.failures["delete"] = [ApiError(503, "x"), ApiError(0, "y"), ApiError(429, "z")]
         scene.launcher.terminate(0)
         assert (await scene.next(WorkerExited)).cause is ExitCause.KILLED
         await scene.called("delete", f"{JOB}-worker-0", None, times=4)
@@ -198,7 +198,7 @@ def test_deleting_goes_on_until_the_server_has_heard(play):
 
 @pytest.mark.parametrize(
     ("failure", "forget"),
-    [(None, False), (ApiFailure(0, "connection reset"), False), (GONE, True), (ApiFailure(500, "x"), False)],
+    [(None, False), (ApiError(0, "connection reset"), False), (GONE, True), (ApiError(500, "x"), False)],
 )
 def test_what_happens_between_two_watches_is_told_once(play, failure, forget):
     async def story(scene):
@@ -236,7 +236,7 @@ def test_a_pod_that_went_while_nobody_watched_is_missed(play):
 def test_a_server_that_is_away_is_asked_again(play):
     async def story(scene):
         await scene.placed(0)
-        scene.objects.failures = [ApiFailure(0, "refused")] * 3 + [GONE, ApiFailure(503, "starting")]
+        scene.objects.failures = [ApiError(0, "refused")] * 3 + [GONE, ApiError(503, "starting")]
         scene.objects.interrupt()
         scene.show(0, "Failed", terminated(137, "OOMKilled"))
         assert (await scene.next(WorkerExited)).cause is ExitCause.OUT_OF_MEMORY
@@ -354,7 +354,7 @@ def test_a_pod_that_comes_late_from_a_master_that_is_gone_is_deleted(play):
 
 def test_a_pod_that_comes_after_it_was_given_up_is_deleted(play):
     async def story(scene):
-        scene.pods.failures["create"] = [ApiFailure(0, "timed out")] * 1000
+        scene.pods.failures["create"] = [ApiError(0, "timed out")] * 1000
         await scene.launcher.launch(0)
         await scene.next(WorkerPending)
         scene.launcher.kill(0)
@@ -380,7 +380,7 @@ def test_a_container_beside_the_worker_is_ended_with_it(play):
 
 def test_a_cluster_that_never_answers_is_unreachable(play):
     async def story(scene):
-        scene.objects.failures = [ApiFailure(0, "refused")] * 1000
+        scene.objects.failures = [ApiError(0, "refused")] * 1000
         with pytest.raises(UnreachableError, match="can't list the workers' pods: refused"):
             await scene.launcher.find()
         await scene.launcher.launch(0)
@@ -393,7 +393,7 @@ def test_a_cluster_that_never_answers_is_unreachable(play):
 def test_closing_waits_until_all_is_gone_and_is_bounded(play):
     async def story(scene):
         await scene.placed(0, 1)
-        scene.pods.failures["delete_all"] = [ApiFailure(503, "x")]
+        scene.pods.failures["delete_all"] = [ApiError(503, "x")]
         await scene.launcher.close()
         assert [type(scene.reports.get_nowait()) for _ in range(2)] == [WorkerExited] * 2
         assert scene.objects.objects == {}
@@ -402,7 +402,7 @@ def test_closing_waits_until_all_is_gone_and_is_bounded(play):
 
     async def hopeless(scene):
         await scene.placed(0)
-        scene.pods.failures["delete_all"] = [ApiFailure(503, "x")] * 1000
+        scene.pods.failures["delete_all"] = [ApiError(503, "x")] * 1000
         await scene.launcher.close()
         assert scene.reports.empty()
 

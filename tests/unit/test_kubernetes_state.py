@@ -7,12 +7,12 @@ import json
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.manifests.state import HOLDER, JOURNAL, Packer, State, unpack_state
 from elasticdl.common.spec import WorkerRange
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
 from elasticdl.master.core.snapshot import FleetSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.workers import WorkerState
 from elasticdl.master.launchers.kubernetes import state_config_map as state_module
-from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark, ReplacedError
 
 
@@ -30,15 +30,15 @@ class FakeApi:
     def patch_state(self, change):
         status, done = self.failures.pop(0) if self.failures else (0, True)
         if status and not done:
-            raise ApiFailure(status, "no")
+            raise ApiError(status, "no")
         wanted = change["metadata"].pop("resourceVersion")
         if wanted != self.object["metadata"]["resourceVersion"]:
-            raise ApiFailure(409, "conflict")
+            raise ApiError(409, "conflict")
         self.patches += 1
         _merge(self.object, copy.deepcopy(change))
         self.object["metadata"]["resourceVersion"] = str(int(wanted) + 1)
         if status:
-            raise ApiFailure(status, "the answer was lost")
+            raise ApiError(status, "the answer was lost")
         return copy.deepcopy(self.object)
 
     @property

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl.cli.kubernetes import objects
 from elasticdl.cli.kubernetes.submit import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
-from elasticdl.common.manifests import names
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import names
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.api import ApiFailure
 from elasticdl.master.launchers.kubernetes.notices import BURST, SECONDS_EACH, Digest, Notice, make_event, notice_of
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.metrics_server import CONNECTIONS, MetricsServer
@@ -274,7 +274,7 @@ class EventsTaken:
     def create_event(self, manifest):
         if self._failures:
             self._failures -= 1
-            raise ApiFailure(403, "may not create events")
+            raise ApiError(403, "may not create events")
         self.taken.append(manifest["reason"])
 
 

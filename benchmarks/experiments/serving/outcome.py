@@ -14,7 +14,7 @@ from benchmarks.experiments.serving.records import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.pod_times import Fact, Times
 from elasticdl.common.journal import Entry
-from elasticdl.common.manifests.names import worker_name
+from elasticdl.kubernetes.manifests.names import worker_name
 
 BatchShape = Mapping[str, Any]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from elasticdl.cli.kubernetes.api import Cluster, NotDoneError, Object, connect
-from elasticdl.cli.kubernetes.kubeconfig import Place
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.manifests.names import APPLICATION, APPLICATION_LABEL, JOB_LABEL
+from elasticdl.kubernetes.api_error import NotDoneError
+from elasticdl.kubernetes.client import Client, Object, connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.names import APPLICATION, APPLICATION_LABEL, JOB_LABEL
 
 # What the master works with goes after it; until then it may still leave in good order.
 KINDS = ("Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap")
@@ -32,7 +33,7 @@ def delete(name: str, namespace: str, context: str) -> str:
     return f"job {name} deleted"
 
 
-def wait_until_gone(cluster: Cluster, name: str) -> None:
+def wait_until_gone(cluster: Client, name: str) -> None:
     """What comes into being meanwhile is deleted as well."""
     deadline = time.monotonic() + TIMEOUT
     while left := _delete_once(cluster, name):
@@ -42,7 +43,7 @@ def wait_until_gone(cluster: Cluster, name: str) -> None:
         time.sleep(POLL)
 
 
-def _delete_once(cluster: Cluster, name: str) -> list[str]:
+def _delete_once(cluster: Client, name: str) -> list[str]:
     """What there was."""
     found = []
     for kind in KINDS:
@@ -54,7 +55,7 @@ def _delete_once(cluster: Cluster, name: str) -> list[str]:
     return found
 
 
-def _listed(cluster: Cluster, kind: str, name: str) -> list[Object]:
+def _listed(cluster: Client, kind: str, name: str) -> list[Object]:
     try:
         return cluster.list(kind, label_selector=f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}={name}")
     except NotDoneError as error:

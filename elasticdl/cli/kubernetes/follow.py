@@ -17,14 +17,14 @@ from elasticdl.cli.handle import Growing
 from elasticdl.cli.kubernetes.delete import wait_until_gone
 from elasticdl.cli.kubernetes.job import ClusterJob
 from elasticdl.cli.kubernetes.plight import ImagePatience, Plight, plight_of
-from elasticdl.cli.kubernetes.pods import find_master, is_running
 from elasticdl.cli.launch import make_screen
 from elasticdl.cli.panel import Screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught
 from elasticdl.cli.text import news, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.manifests.names import master_name, without_name
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.job_pods import find_master, is_running
+from elasticdl.kubernetes.manifests.names import master_name, without_name
 
 POLL = 0.1
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of

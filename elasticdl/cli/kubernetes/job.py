@@ -15,19 +15,19 @@ from google.protobuf import json_format
 from elasticdl.cli.client import MasterClient
 from elasticdl.cli.client import connect as connect_client
 from elasticdl.cli.handle import Growing
-from elasticdl.cli.kubernetes.api import Cluster, Object, connect
 from elasticdl.cli.kubernetes.journal import followed_journal
-from elasticdl.cli.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.cli.kubernetes.logs import followed_logs, read_logs
 from elasticdl.cli.kubernetes.plight import finished, plight_of
-from elasticdl.cli.kubernetes.pods import find_master, is_running
-from elasticdl.cli.kubernetes.port_forward import forwarded
 from elasticdl.cli.kubernetes.text import Text
 from elasticdl.cli.nearest import did_you_mean
 from elasticdl.cli.text import is_over
 from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
-from elasticdl.common.manifests.names import (
+from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.client import Client, Object, connect
+from elasticdl.kubernetes.job_pods import find_master, is_running
+from elasticdl.kubernetes.kubeconfig import Place, is_configured
+from elasticdl.kubernetes.manifests.names import (
     APPLICATION,
     APPLICATION_LABEL,
     JOB_LABEL,
@@ -37,9 +37,9 @@ from elasticdl.common.manifests.names import (
     state_name,
     tls_name,
 )
-from elasticdl.common.manifests.pods import SPEC_FILE
-from elasticdl.common.manifests.state import State, unpack_state
-from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests.packed_state import State, unpack_state
+from elasticdl.kubernetes.manifests.pod import SPEC_FILE
+from elasticdl.kubernetes.port_forward import forwarded
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5
@@ -49,7 +49,7 @@ POLL = 0.5
 class ClusterJob:
     """See `elasticdl.cli.handle.JobHandle`."""
 
-    cluster: Cluster
+    cluster: Client
     name: str
     place: Place = field(default_factory=Place)
 
@@ -232,7 +232,7 @@ def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
     return [ClusterJob(cluster, _name_of(job), place) for job in jobs]
 
 
-def _jobs(cluster: Cluster) -> list[Object]:
+def _jobs(cluster: Client) -> list[Object]:
     found = cluster.list("Job", label_selector=f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}")
     return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
 

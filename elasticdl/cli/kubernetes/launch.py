@@ -11,21 +11,21 @@ from pathlib import Path
 
 import yaml
 
-from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import Cluster, connect, namespace_of
 from elasticdl.cli.kubernetes.follow import follow
 from elasticdl.cli.kubernetes.job import ClusterJob
-from elasticdl.cli.kubernetes.kubeconfig import Place
-from elasticdl.cli.kubernetes.objects import Parts
 from elasticdl.cli.kubernetes.submit import Submission, make_parts
 from elasticdl.cli.names import made_up_name
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.submission import SubmissionOptions
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
-from elasticdl.common.manifests.names import master_name
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.client import Client, connect, namespace_of
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests.job_objects import Parts
+from elasticdl.kubernetes.manifests.names import master_name
 
 NAME_ATTEMPTS = 20
 
@@ -61,7 +61,7 @@ def run_job(spec: JobSpec, options: SubmissionOptions) -> int:
     return 0 if options.detach else follow(job, parts.spec)
 
 
-def _checked(spec: JobSpec, cluster: Cluster) -> Submission:
+def _checked(spec: JobSpec, cluster: Client) -> Submission:
     parts = make_parts(_named(spec, cluster), cluster.namespace, datetime.now(UTC))
     submission = Submission(cluster, parts, lambda line: print(line, file=sys.stderr, flush=True)).within_rights()
     submission.check()
@@ -85,7 +85,7 @@ def _heed(signals: SignalLog) -> None:
         raise Interrupted(signals.first)
 
 
-def _named(spec: JobSpec, cluster: Cluster | None) -> JobSpec:
+def _named(spec: JobSpec, cluster: Client | None) -> JobSpec:
     """The same job with a name that is not taken."""
     if spec.job_name:
         return spec

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import urllib3
 
-from elasticdl.cli.kubernetes.api import Cluster, NotDoneError, Object
-from elasticdl.cli.kubernetes.pods import find_pods
 from elasticdl.cli.kubernetes.text import Stream
 from elasticdl.cli.log_reader import in_order, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.manifests.names import WORKER_LABEL, Role
+from elasticdl.kubernetes.api_error import NotDoneError
+from elasticdl.kubernetes.client import Client, Object
+from elasticdl.kubernetes.job_pods import find_pods
+from elasticdl.kubernetes.manifests.names import WORKER_LABEL, Role
 
 if TYPE_CHECKING:
     from elasticdl.cli.kubernetes.job import ClusterJob
@@ -26,7 +27,7 @@ LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0
 
 
-def read_logs(cluster: Cluster, job: str, worker: int | None) -> list[str]:
+def read_logs(cluster: Client, job: str, worker: int | None) -> list[str]:
     """What there is, in the order of time as far as the lines tell it.
 
     Raises:
@@ -133,7 +134,7 @@ def _prefix(pod: Object, worker: int | None) -> str:
     return prefix(writer(pod), None if worker is None else writer(pod))
 
 
-def _text(cluster: Cluster, pod: Object) -> str:
+def _text(cluster: Client, pod: Object) -> str:
     name = pod["metadata"]["name"]
     with contextlib.closing(cluster.log(name)) as response:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.common.manifests.image_trouble import ImageTrouble, image_trouble
+from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble, image_trouble
 
 Object = Mapping[str, Any]
 _SIGNALLED = 128  # and the number of the signal

@@ -11,21 +11,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from elasticdl.cli.kubernetes import objects
-from elasticdl.cli.kubernetes.api import ABSENT, EXISTS, FORBIDDEN, STRANGER, Cluster, NotDoneError, Object
 from elasticdl.cli.kubernetes.cluster_spec import ClusterSpec
-from elasticdl.cli.kubernetes.objects import Parts
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.names import without_name
-from elasticdl.common.manifests.pods import Manifest, finish_pod
-from elasticdl.common.manifests.template import read_pod_templates
-from elasticdl.common.manifests.worker import worker_pod
 from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
+from elasticdl.kubernetes.client import Client, Object
+from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests.job_objects import Parts
+from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.names import without_name
+from elasticdl.kubernetes.manifests.pod import Manifest, finish_pod
+from elasticdl.kubernetes.manifests.pod_template import read_pod_templates
+from elasticdl.kubernetes.manifests.worker_pod import worker_pod
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -65,7 +66,7 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
 class Submission:
     """``say`` is told what the user should know, a line each."""
 
-    cluster: Cluster
+    cluster: Client
     parts: Parts
     say: Callable[[str], None]
 
@@ -133,8 +134,8 @@ class Submission:
             return self.cluster.create(manifest, dry_run=dry_run)
         except NotDoneError as error:
             kind, name = manifest["kind"], manifest["metadata"]["name"]
-            if error.status == EXISTS:
-                raise NotDoneError(EXISTS, self._taken(kind, name)) from error
+            if error.status == CONFLICT:
+                raise NotDoneError(CONFLICT, self._taken(kind, name)) from error
             if error.status in (ABSENT, STRANGER):
                 raise
             text = str(error) if error.by_rights else f"the cluster refuses the {kind} {name}: {error}"

@@ -32,19 +32,21 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import read_journal
-from elasticdl.common.manifests.names import MASTER_PORT, METRICS_PORT
-from elasticdl.common.manifests.worker import TEMPLATE_FILE
 from elasticdl.common.quantities import parse_priority
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.client import Client, connect
+from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT
+from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
-from elasticdl.master.launchers.kubernetes import api
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.finalize import conclude, insist
+from elasticdl.master.launchers.kubernetes.finalize import finalize, request
 from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
 from elasticdl.master.observers.metrics_server import MetricsServer
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.observers.prometheus import Prometheus
@@ -117,9 +119,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     name = identify(pod.tls, serves=True).job
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
-    client = api.connect()
-    job = api.OfficialJob(client, name, pod.namespace)
-    owner = Owner.of(await insist(job.read_job, "read the job"), await insist(job.read_state, "read the job's state"))
+    client = connect(Place(pod.namespace), own_account=True)
+    job = OwnJobApi(client, name)
+    owner = Owner.of(await request(job.read_job, "read the job"), await request(job.read_state, "read the job's state"))
     relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def relieve(reason: str) -> None:
@@ -142,9 +144,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
-                await conclude(job, state, json_format.MessageToJson(failed), Phase.FAILED)
+                await finalize(job, state, json_format.MessageToJson(failed), Phase.FAILED)
                 raise
-        await conclude(job, state, status, end.phase)
+        await finalize(job, state, status, end.phase)
     return EXIT_CODES[end.phase]
 
 
@@ -165,7 +167,7 @@ class Master:
     owner: Owner
 
     async def serve(
-        self, client: Any, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
+        self, client: Client, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
     ) -> EndJob:
         """Until the job has ended.
 
@@ -187,8 +189,8 @@ class Master:
             state.show(lambda: _unless_over(status()))
             return [announcer, *self._metrics(status)]
 
-        site = Platform(self._server(), make_launcher, state, lifespan, make_observers)
-        return await self._unless_relieved(serve(self.spec, self.job_dir, site), launchers, relieved)
+        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
+        return await self._unless_relieved(serve(self.spec, self.job_dir, platform), launchers, relieved)
 
     async def _unless_relieved(
         self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
@@ -230,13 +232,9 @@ class Master:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []
 
-    def _launcher(self, client: Any, report: Report) -> KubernetesLauncher:
+    def _launcher(self, client: Client, report: Report) -> KubernetesLauncher:
         job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
-        cluster = Cluster(
-            api.OfficialPods(client, job, namespace),
-            api.pod_source(client, job, namespace),
-            api.event_source(client, namespace),
-        )
+        cluster = Cluster(WorkerPodApi(client, job), pod_source(client, job), event_source(client))
         priority = parse_priority(self.spec.worker_pod_priority)
         pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
         return KubernetesLauncher(cluster, pods, report, Patience(image=self.spec.image_timeout), random.Random())

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from elasticdl.master.launchers.kubernetes.api import ApiFailure
+from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.master.launchers.kubernetes.notices import Digest, Notice, make_event, notice_of
 from elasticdl.master.observers.observer import Observer
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 class EventApi(Protocol):
     def create_event(self, manifest: dict[str, Any]) -> object:
-        """Blocks; raises `ApiFailure`."""
+        """Blocks; raises `ApiError`."""
 
 
 class Announcer(Observer):
@@ -69,7 +69,7 @@ class Announcer(Observer):
     async def _tell(self, notice: Notice) -> None:
         try:
             await asyncio.to_thread(self._api.create_event, make_event(notice, self._subject))
-        except ApiFailure as failure:
+        except ApiError as failure:
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True
             _log.log(level, "can't tell the cluster that %s: %s; going on without", notice.reason, failure)

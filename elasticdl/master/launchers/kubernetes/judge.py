@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from elasticdl.common.manifests.image_trouble import image_trouble
-from elasticdl.common.manifests.names import CONTAINER
+from elasticdl.common.reason import flat
+from elasticdl.kubernetes.manifests.image_trouble import image_trouble
+from elasticdl.kubernetes.manifests.names import CONTAINER
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.launchers.local import judge_exit
 
@@ -124,7 +125,7 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
         return _deletion(pod, told, code)
     if end is None:
-        return Ended(ExitCause.CRASHED, 1, _line(_status(pod).get("message") or "its pod has failed"))
+        return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
 
 
@@ -140,13 +141,13 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
         cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
-        return cause, _line(condition.get("message") or reason)
+        return cause, flat(condition.get("message") or reason)
     reason = str(status.get("reason") or "")
     if reason in _REASONS or reason.startswith(_OUT_OF):
-        return _REASONS.get(reason, ExitCause.EVICTED), _line(status.get("message") or reason)
+        return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
     for event in reversed(events):
         if event.get("reason") in _EVENTS:
-            return _EVENTS[event["reason"]], _line(event.get("message") or event["reason"])
+            return _EVENTS[event["reason"]], flat(event.get("message") or event["reason"])
         if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
             return taint, f"{_node(pod)} got a taint that it does not tolerate"
     return None
@@ -163,7 +164,7 @@ def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     if cause is ExitCause.CRASHED:
         metadata = pod["metadata"]
         if end.get("reason") in ("ContainerCannotRun", "StartError"):
-            return Ended(cause, code, f"can't start it: {_line(output)}")
+            return Ended(cause, code, f"can't start it: {flat(output)}")
         detail += f"; its log: kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
     return Ended(cause, code, detail, output)
 
@@ -174,10 +175,10 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         if scheduled.get("reason") == "SchedulingGated":
             return Waiting(Wait.PLACE, "it waits in its queue")
         if message := scheduled.get("message"):
-            return Waiting(Wait.PLACE, _line(message))
+            return Waiting(Wait.PLACE, flat(message))
         return Waiting(Wait.NOTHING, ON_ITS_WAY[0])
     for waiting in _waiting_states(pod):
-        reason, message = str(waiting.get("reason", "")), _line(waiting.get("message") or "")
+        reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
             return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
         if reason and reason not in _QUIET:
@@ -188,7 +189,7 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
     if warnings:
         last = warnings[-1]
         return Waiting(
-            Wait.MENDING, f"it can't be started on {_node(pod)}: {_line(last.get('message') or last['reason'])}"
+            Wait.MENDING, f"it can't be started on {_node(pod)}: {flat(last.get('message') or last['reason'])}"
         )
     return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
 
@@ -236,7 +237,3 @@ def _memory(pod: Object) -> str:
         if container.get("name") == CONTAINER and limit:
             return f"it took more memory than its limit of {limit}"
     return "its node was out of memory"
-
-
-def _line(text: object) -> str:
-    return " ".join(str(text).split())

@@ -15,34 +15,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.manifests.names import without_name, worker_name
+from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, INVALID, ApiError
+from elasticdl.kubernetes.manifests.names import without_name, worker_name
+from elasticdl.kubernetes.retry import Backoff, retry
+from elasticdl.kubernetes.watch import Listing, Source
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
-from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, PodApi, Source
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
 from elasticdl.master.launchers.kubernetes.pod_informer import PodInformer, View
-from elasticdl.master.launchers.kubernetes.pods import Manifest, WorkerPods, worker_id_of
+from elasticdl.master.launchers.kubernetes.ports import PodApi
 from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
+from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPods, worker_id_of
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
-_INVALID = (400, 422)
-_EXISTS = 409
-_ABSENT = 404
+_WRONG = (400, INVALID)
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,13 @@ class KubernetesLauncher:
         self._pods = pods
         self._report = report
         self._patience = patience
-        self._backoff = functools.partial(Backoff, rng, patience.first_retry, patience.longest_retry)
+        self._backoff = partial(Backoff, rng, patience.first_retry, patience.longest_retry)
         self._ledger = Ledger()
-        self._room = TaskRunner(REQUESTS_AT_ONCE)
-        soon = functools.partial(_soon, asyncio.get_running_loop())
+        self._runner = TaskRunner(REQUESTS_AT_ONCE)
+        soon = partial(_soon, asyncio.get_running_loop())
         pods_seen, events_seen = _PodReceiver(soon, self), _EventReceiver(soon, self)
-        self._sight = PodInformer(
-            View(cluster.pod_source, pods_seen), View(cluster.event_source, events_seen), self._room, self._backoff
+        self._informer = PodInformer(
+            View(cluster.pod_source, pods_seen), View(cluster.event_source, events_seen), self._runner, self._backoff
         )
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
@@ -94,13 +95,13 @@ class KubernetesLauncher:
         Raises:
             UnreachableError: the cluster can't be asked.
         """
-        listing = await self._sight.first(self._patience.start)
+        listing = await self._informer.first(self._patience.start)
         ours = [pod for pod in listing.items if self._pods.owns(pod)]
-        if self._sight.begins():
+        if self._informer.begins():
             for pod in ours:
                 if not self._ledger.known(worker_id_of(pod)):
                     self._ledger.adopt(pod)
-            # Only what was found is to be told before what becomes of it.
+            # What becomes of the workers is reported only after the caller knows that they were found.
             asyncio.get_running_loop().call_soon(self._begin, listing)
         return tuple(_found(pod) for pod in ours)
 
@@ -109,7 +110,7 @@ class KubernetesLauncher:
             raise ValueError(f"worker {worker_id} was launched before")
         place = self._ledger.launch(worker_id)
         self._creating[worker_id] = asyncio.Event()
-        self._room.start(self._create(worker_id, self._pods.manifest(worker_id, place)))
+        self._runner.start(self._create(worker_id, self._pods.manifest(worker_id, place)))
 
     def terminate(self, worker_id: int) -> None:
         self._end(worker_id, None)
@@ -118,7 +119,7 @@ class KubernetesLauncher:
         self._end(worker_id, KILL_GRACE)
 
     async def close(self) -> None:
-        if self._sight.closed:
+        if self._informer.closed:
             return
         deadline = asyncio.get_running_loop().time() + self._patience.close
         for worker_id in self._ledger.workers:
@@ -126,10 +127,10 @@ class KubernetesLauncher:
         for given_up in self._creating.values():
             given_up.set()
         if self._ledger.workers:
-            self._room.start(self._delete_all())
+            self._runner.start(self._delete_all())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self._room.until(lambda: not self._ledger.workers)
+                await self._runner.until(lambda: not self._ledger.workers)
         if left := self._ledger.workers:
             _log.error("the pods of workers %s could not be deleted: they go with the job", left)
         await self._leave()
@@ -141,27 +142,24 @@ class KubernetesLauncher:
     # ---- beginning and end ----
 
     def _begin(self, listing: Listing) -> None:
-        if not self._sight.closed:
-            self._sight.watch(listing)
+        if not self._informer.closed:
+            self._informer.watch(listing)
             self.pods_listed(listing.items)
 
     async def _leave(self) -> None:
         if self._image_timer:
             self._image_timer.cancel()
-        await asyncio.gather(self._sight.close(), self._room.close())
+        await asyncio.gather(self._informer.close(), self._runner.close())
 
     async def _delete_all(self) -> None:
         """By force, if pods do not go in time."""
-        backoff, started = self._backoff(), time.monotonic()
+        deadline = time.monotonic() + self._patience.force
         while self._ledger.workers:
-            force = time.monotonic() - started >= self._patience.force
-            delay = self._patience.force
-            try:
-                await self._room.call(self._cluster.pods.delete_all, 0 if force else KILL_GRACE)
-            except ApiFailure as failure:
-                delay = backoff.delay(failure.retry_after)
-                _log.info("deleting the pods again in %.1f s: %s", delay, failure)
-            await asyncio.sleep(delay)
+            grace = KILL_GRACE if time.monotonic() < deadline else 0
+            await retry(
+                partial(self._runner.call, self._cluster.pods.delete_all, grace), "delete pods", self._backoff()
+            )
+            await asyncio.sleep(self._patience.force)
 
     # ---- pods come and go ----
 
@@ -173,9 +171,9 @@ class KubernetesLauncher:
             while not given_up.is_set():
                 try:
                     pod = await self._request(manifest)
-                except ApiFailure as failure:
+                except ApiError as failure:
                     certain = certain and not failure.uncertain
-                    if failure.status in _INVALID:
+                    if failure.status in _WRONG:
                         self._refuse(worker_id, str(failure))
                         return
                     why = f"the cluster does not take its pod: {without_name(str(failure))}"
@@ -200,14 +198,14 @@ class KubernetesLauncher:
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
         try:
-            return await self._room.call(self._cluster.pods.create, manifest)
-        except ApiFailure as failure:
-            if failure.status != _EXISTS:
+            return await self._runner.call(self._cluster.pods.create, manifest)
+        except ApiError as failure:
+            if failure.status != CONFLICT:
                 raise
             name = manifest["metadata"]["name"]
-            pod = await self._room.call(self._cluster.pods.read, name)
+            pod = await self._runner.call(self._cluster.pods.read, name)
             if not self._pods.owns(pod):
-                raise ApiFailure(_EXISTS, f"there still is a pod {name} of another job") from failure
+                raise ApiError(CONFLICT, f"there still is a pod {name} of another job") from failure
             return pod
 
     def _refuse(self, worker_id: int, why: str) -> None:
@@ -220,42 +218,39 @@ class KubernetesLauncher:
         if given_up := self._creating.get(worker_id):
             given_up.set()
         else:
-            self._room.start(self._delete(worker_id, grace))
+            self._runner.start(self._delete(worker_id, grace))
 
     async def _delete(self, worker_id: int, grace: int | None) -> None:
         """Until the cluster has heard of it; one that is killed until it is gone."""
-        name, backoff = worker_name(self._pods.job, worker_id), self._backoff()
-        while True:
-            try:
-                await self._room.call(self._cluster.pods.delete, name, grace)
-            except ApiFailure as failure:
-                if failure.status == _ABSENT:
-                    self._look(worker_id, self._ledger.gone(worker_id))
-                    return
-                _log.info("deleting %s again: %s", name, failure)
-                await asyncio.sleep(backoff.delay(failure.retry_after))
-                continue
-            if grace is None or grace == 0:
+        while await self._ask(worker_id, self._cluster.pods.delete, grace):
+            if not grace:
                 return
             await asyncio.sleep(self._patience.force)
             if worker_id not in self._ledger:
                 return
             grace = 0
+        self._look(worker_id, self._ledger.gone(worker_id))
 
     async def _check(self, worker_id: int) -> None:
-        """It was not among all the pods: is it gone, or had it not yet come?"""
-        backoff = self._backoff()
-        while worker_id in self._ledger:
+        """It was not in the list of all pods: is it gone, or had it not yet come?"""
+        pod = await self._ask(worker_id, self._cluster.pods.read)
+        self._look(worker_id, self._ledger.seen(pod) if pod else self._ledger.gone(worker_id))
+
+    async def _ask(self, worker_id: int, request: Callable[..., T], *arguments: object) -> T | None:
+        """Ask about a worker's pod until there is an answer; None if there is no such pod."""
+        name = worker_name(self._pods.job, worker_id)
+
+        async def attempt() -> T | None:
             try:
-                pod = await self._room.call(self._cluster.pods.read, worker_name(self._pods.job, worker_id))
-            except ApiFailure as failure:
-                if failure.status == _ABSENT:
-                    self._look(worker_id, self._ledger.gone(worker_id))
-                    return
-                await asyncio.sleep(backoff.delay(failure.retry_after))
-            else:
-                self._look(worker_id, self._ledger.seen(pod))
-                return
+                return await self._runner.call(request, name, *arguments)
+            except ApiError as failure:
+                if failure.status != ABSENT:
+                    raise
+                return None
+
+        return await retry(
+            attempt, name, self._backoff(), failed=lambda failure: _log.info("asking again for %s: %s", name, failure)
+        )
 
     # ---- what the watches tell, on the event loop ----
 
@@ -264,7 +259,7 @@ class KubernetesLauncher:
         for pod in ours:
             self.pod_changed("MODIFIED", pod)
         for worker_id in self._ledger.missing(ours):
-            self._room.start(self._check(worker_id))
+            self._runner.start(self._check(worker_id))
 
     def pod_changed(self, kind: str, pod: Manifest) -> None:
         if not self._pods.owns(pod):
@@ -276,7 +271,7 @@ class KubernetesLauncher:
         self._look(worker_id, self._ledger.seen(pod))
         # Made late, for a master that is gone or a request that was given up; or only a container beside it still runs.
         if self._ledger.unwanted(worker_id) and not (_is_over(pod) or pod["metadata"].get("deletionTimestamp")):
-            self._room.start(self._delete(worker_id, KILL_GRACE))
+            self._runner.start(self._delete(worker_id, KILL_GRACE))
 
     def event_told(self, event: Manifest) -> None:
         job, _, number = str(event["involvedObject"].get("name", "")).rpartition("-worker-")
@@ -298,7 +293,7 @@ class KubernetesLauncher:
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
             self._image_timer = None
-        self._room.changed()
+        self._runner.changed()
 
     def _settle(self, worker_id: int) -> None:
         self._look(worker_id, self._ledger.settle(worker_id))

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
-from elasticdl.master.launchers.kubernetes.pods import place_of, worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import place_of, worker_id_of
 
 Object = Mapping[str, Any]
 Reports = list[WorkerPending | WorkerPlaced | WorkerExited]
@@ -66,7 +66,7 @@ class Ledger:
         return worker_id in self._entries or worker_id in self._ended
 
     def unwanted(self, worker_id: int) -> bool:
-        """Whether nobody waits for it: its end was told, or it was asked for before others by nobody here."""
+        """Whether nobody waits for it: its end was reported, or its id is older than one of ours and unknown here."""
         return worker_id not in self._entries and worker_id <= max([*self._entries, *self._ended], default=-1)
 
     def launch(self, worker_id: int) -> int:

@@ -1,4 +1,4 @@
-"""What is seen of a job's pods: one list, then two watches that go on from it. Used on one event loop."""
+"""A job's pods and the events about them: one list, then two watches that go on from it. Used on one event loop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elasticdl.common.errors import UnreachableError
-from elasticdl.master.launchers.kubernetes.api import ApiFailure, Listing, Source
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
+from elasticdl.kubernetes.retry import Backoff, retry
+from elasticdl.kubernetes.watch import Listing, Receiver, Source, Watch
 from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
-from elasticdl.master.launchers.kubernetes.watch import Receiver, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +21,13 @@ class View:
 
 
 class PodInformer:
-    """``backoff`` makes one for each who needs it; what blocks is done in ``room``."""
+    """``backoff`` makes one for each who needs it; what blocks is done by the ``runner``."""
 
-    def __init__(self, pods: View, events: View, room: TaskRunner, backoff: Callable[[], Backoff]) -> None:
+    def __init__(self, pods: View, events: View, runner: TaskRunner, backoff: Callable[[], Backoff]) -> None:
         self._pods = Watch(pods.source, pods.receiver, backoff(), time.monotonic)
         self._events = Watch(events.source, events.receiver, backoff(), time.monotonic)
         self._source = pods.source
-        self._room = room
+        self._runner = runner
         self._backoff = backoff
         self._opening: asyncio.Task[Listing] | None = None
         self._watching = False
@@ -65,12 +63,6 @@ class PodInformer:
         await asyncio.gather(*(asyncio.to_thread(watch.join) for watch in (self._pods, self._events)))
 
     async def _list(self, seconds: float) -> Listing:
-        backoff, deadline = self._backoff(), time.monotonic() + seconds
-        while True:
-            try:
-                return await self._room.call(self._source.list)
-            except ApiFailure as failure:
-                delay = backoff.delay(failure.retry_after)
-                if time.monotonic() + delay > deadline:
-                    raise UnreachableError(f"can't list the workers' pods: {failure}") from failure
-            await asyncio.sleep(delay)
+        return await retry(
+            lambda: self._runner.call(self._source.list), "list the workers' pods", self._backoff(), seconds
+        )

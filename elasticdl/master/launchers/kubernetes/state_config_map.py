@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.journal import read_journal
-from elasticdl.common.manifests.state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
+from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
+from elasticdl.kubernetes.retry import Backoff
 from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.launchers.kubernetes.api import ApiFailure
-from elasticdl.master.launchers.kubernetes.backoff import Backoff
 
 # The journal alone is written so often at most, and less often the longer it is.
 JOURNAL_SECONDS = 1.0
@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 
 
 class StateApi(Protocol):
-    """One ConfigMap. Both methods raise `ApiFailure`."""
+    """One ConfigMap. Both methods raise `ApiError`."""
 
     def read_state(self) -> Manifest: ...
 
@@ -176,7 +176,7 @@ class ClusterState:
                 self._version = ""  # nobody knows, until there is an answer
                 metadata = {**change.get("metadata", {}), "resourceVersion": version}
                 done = await asyncio.to_thread(self._api.patch_state, {**change, "metadata": metadata})
-            except ApiFailure as failure:
+            except ApiError as failure:
                 if failure.status != _CONFLICT:
                     raise OSError(str(failure)) from failure
                 version = ""

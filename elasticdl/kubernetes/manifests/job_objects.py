@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from elasticdl.common.credentials import Role, TlsFiles
 from elasticdl.common.environment import HOST, NAMESPACE, POD_UID
-from elasticdl.common.manifests import names
-from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.pods import SPEC_FILE, SPEC_FOLDER, Manifest, Program, finish_pod, make_pod
-from elasticdl.common.manifests.worker import TEMPLATE_FILE
 from elasticdl.common.quantities import parse_envs, parse_priority, requirements
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests import names
+from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.pod import SPEC_FILE, SPEC_FOLDER, Manifest, Program, finish_pod, make_pod
+from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
 
 MASTER_COMMAND = ("python", "-m", "elasticdl.master.service.cluster_master", "--job_folder", SPEC_FOLDER)
 # A master that was lost is started again whatever its number; one whose job is over sets this to 0 itself.

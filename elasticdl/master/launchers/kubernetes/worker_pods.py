@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common import environment as variables
-from elasticdl.common.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, state_name, worker_name
 from elasticdl.common.quantities import Priority
+from elasticdl.kubernetes.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, state_name, worker_name
 
 Manifest = dict[str, Any]
 

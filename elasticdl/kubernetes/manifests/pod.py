@@ -12,10 +12,10 @@ from typing import Any
 
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
-from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.names import CONTAINER, ELASTIC_LABEL, environment_name, labels, spec_name, tls_name
 from elasticdl.common.quantities import Volume, parse_envs, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.names import CONTAINER, ELASTIC_LABEL, environment_name, labels, spec_name, tls_name
 
 Manifest = dict[str, Any]
 TLS_FOLDER = "/etc/elasticdl/tls"

@@ -10,10 +10,10 @@ import math
 
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
-from elasticdl.common.manifests.names import master_address
-from elasticdl.common.manifests.pods import Manifest, Program, make_pod
 from elasticdl.common.quantities import KUEUE, parse_quantity, parse_queue, requirements
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests.names import master_address
+from elasticdl.kubernetes.manifests.pod import Manifest, Program, make_pod
 
 TEMPLATE_FILE = "worker.json"
 # A worker goes on so long without a master, which may have to be put on another node and pull its image there.

@@ -11,9 +11,9 @@ import yaml
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.manifests.merge import merge
-from elasticdl.common.manifests.pods import Manifest
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.pod import Manifest
 
 _KEYS = ("apiVersion", "kind", "metadata", "spec")
 _ACCOUNT = ("serviceAccountName", "serviceAccount")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from elasticdl.cli.kubernetes.api import Cluster, Object
-from elasticdl.common.manifests.names import JOB_LABEL, ROLE_LABEL, WORKER_LABEL, Role, master_name, selector
+from elasticdl.kubernetes.client import Client, Object
+from elasticdl.kubernetes.manifests.names import JOB_LABEL, ROLE_LABEL, WORKER_LABEL, Role, master_name, selector
 
 
-def find_master(cluster: Cluster, job: str) -> Object | None:
+def find_master(client: Client, job: str) -> Object | None:
     """The newest pod of the job's master, whatever its state; None if there is none (any more, or yet)."""
-    pods = _owned(cluster, job, selector(job, Role.MASTER))
+    pods = _owned(client, job, selector(job, Role.MASTER))
     return max(pods, key=_age, default=None)
 
 
@@ -18,15 +18,15 @@ def is_running(pod: Object | None) -> bool:
     )
 
 
-def find_pods(cluster: Cluster, job: str, worker: int | None) -> list[Object]:
+def find_pods(client: Client, job: str, worker: int | None) -> list[Object]:
     """The oldest first."""
     only = f",{WORKER_LABEL}={worker}" if worker is not None else ""
-    pods = _owned(cluster, job, f"{JOB_LABEL}={job}{only}")
+    pods = _owned(client, job, f"{JOB_LABEL}={job}{only}")
     return sorted((pod for pod in pods if ROLE_LABEL in pod["metadata"]["labels"]), key=_age)
 
 
-def _owned(cluster: Cluster, job: str, labels: str) -> list[Object]:
-    return [pod for pod in cluster.list("Pod", label_selector=labels) if _is_owned(pod, job)]
+def _owned(client: Client, job: str, labels: str) -> list[Object]:
+    return [pod for pod in client.list("Pod", label_selector=labels) if _is_owned(pod, job)]
 
 
 def _is_owned(pod: Object, job: str) -> bool:

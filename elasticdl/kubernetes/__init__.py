@@ -1,0 +1,10 @@
+"""Everything that master and command line share of Kubernetes; the rest of the package does without it.
+
+api_error     what may come of a request, in one line each
+kubeconfig    where a cluster is, and as whom it is asked
+client        the requests, over the connections of the official package ``kubernetes``
+retry         delays between attempts, and attempts until there is an answer
+watch         list objects of one kind and follow their changes
+port_forward  a port of this machine that leads to a job's master
+manifests     the objects of a job: pure functions of its specification
+"""

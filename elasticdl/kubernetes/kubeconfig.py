@@ -1,0 +1,93 @@
+"""Where a job's cluster is: a kubeconfig's context or, within a pod, the pod's own service account."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubernetes import client, config
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import flat
+
+DEFAULT_NAMESPACE = "default"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where jobs are, as people say it; empty is what the kubeconfig says."""
+
+    namespace: str = ""
+    context: str = ""
+    file: str = ""  # instead of $KUBECONFIG; for programs
+
+    def __bool__(self) -> bool:
+        return bool(self.namespace or self.context)
+
+    @property
+    def flags(self) -> str:
+        """To be added to a command so that it finds the same place."""
+        given = (("--namespace", self.namespace), ("--kube_context", self.context))
+        return "".join(f" {flag} {value}" for flag, value in given if value)
+
+
+def load(configuration: client.Configuration, place: Place, *, own_account: bool) -> str:
+    """Fill the configuration; returns the namespace that goes with it. ``own_account``: as in `client.connect`.
+
+    Raises:
+        UserError: there is no kubeconfig, it can't be used, or there is no such context in it.
+    """
+    files = _files(place)
+    try:
+        if not place.context and _has_account() and (own_account or not files):
+            config.load_incluster_config(client_configuration=configuration)
+            return (ACCOUNT / "namespace").read_text().strip()
+        namespace = _load(configuration, place, files)
+    except UserError:
+        raise
+    except config.ConfigException as error:
+        raise UserError(f"no cluster is configured: {flat(error)}") from None
+    except Exception as error:  # the client trips in any way over a file that is not what it takes it for
+        raise UserError(f"the kubeconfig {_shown(place)} can't be read: {flat(error)}") from error
+    if not configuration.host.startswith(("https://", "http://")):
+        server = configuration.host
+        raise UserError(f"the kubeconfig {_shown(place)} names the server {server}: it must begin with https://")
+    return namespace
+
+
+def is_configured(place: Place) -> bool:
+    """Whether anything names a cluster, be it wrong."""
+    return bool(place.context) or (_has_account() and not _files(place)) or _exists(place)
+
+
+def _load(configuration: client.Configuration, place: Place, files: str | None) -> str:
+    if not _exists(place):
+        raise UserError(
+            f"no cluster is configured: there is no kubeconfig {_shown(place)}; KUBECONFIG can name another"
+        )
+    contexts, active = config.list_kube_config_contexts(files)
+    names = [each["name"] for each in contexts]
+    if place.context and place.context not in names:
+        raise UserError(f"there is no context {place.context} in the kubeconfig: it has {', '.join(names) or 'none'}")
+    config.load_kube_config(files, context=place.context or None, client_configuration=configuration)
+    chosen = next(each for each in contexts if each["name"] == place.context) if place.context else active
+    return str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
+
+
+def _exists(place: Place) -> bool:
+    return any(Path(each).expanduser().is_file() for each in _shown(place).split(os.pathsep))
+
+
+def _files(place: Place) -> str | None:
+    """The client itself looks at the variable only when it is imported."""
+    return place.file or os.environ.get("KUBECONFIG") or None
+
+
+def _shown(place: Place) -> str:
+    return _files(place) or str(Path("~/.kube/config").expanduser())
+
+
+def _has_account() -> bool:
+    return (ACCOUNT / "token").exists()
