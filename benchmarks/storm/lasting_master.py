@@ -1,7 +1,8 @@
 """A master that may be killed and started again, as on a cluster: it listens at one address with one token, its memory is
 in a file, and its workers outlive it. `python -m benchmarks.storm.lasting_master JOB_DIR HOST:PORT`
 
-Its workers run beside it or, with a file ``hosts.json`` in the job's folder, each in the network namespace of one host.
+Its workers run beside it or, with a file ``hosts.json`` in the job's folder, each in the network namespace of one host; they
+then need certificates in the folder ``tls``. Commands are taken over loopback.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elasticdl.common.credentials import Token
+import grpc
+
+from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE
@@ -31,7 +35,7 @@ from elasticdl.master.core.instructions import EndJob
 from elasticdl.master.core.snapshot import Snapshot
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.local import judge_exit
-from elasticdl.master.service.access import TokenAccess
+from elasticdl.master.service.access import Context, TlsAccess, TokenAccess
 from elasticdl.master.service.entry import EXIT_CODES
 from elasticdl.master.service.serve import Platform, serve
 from elasticdl.master.service.servicer import Server
@@ -76,8 +80,10 @@ class WorkerFolder:
         """All whose end no master has noted yet."""
         found = {}
         for file in self._path.glob("*.pid"):
-            host = Host(**json.loads(file.with_suffix(".host").read_text()))
-            found[int(file.stem)] = Placed(int(file.read_text()), host)
+            # One that has just ended or begun has not all of its files.
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                host = Host(**json.loads(file.with_suffix(".host").read_text()))
+                found[int(file.stem)] = Placed(int(file.read_text()), host)
         return dict(sorted(found.items()))
 
     def prepare(self, worker_id: int, host: Host) -> tuple[str, Path]:
@@ -100,11 +106,11 @@ class WorkerFolder:
 class LastingLauncher:
     """See `elasticdl.master.launchers.base.Launcher`."""
 
-    def __init__(self, job_dir: JobDir, command: Sequence[str], address: MasterAddress, report: Report) -> None:
+    def __init__(self, job_dir: JobDir, command: Sequence[str], master: str, report: Report) -> None:
         self._folder = WorkerFolder(job_dir)
         self._job_dir = job_dir
         self._command = command
-        self._address = address
+        self._master = master
         self._report = report
         self._hosts = read_hosts(job_dir)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -121,8 +127,8 @@ class LastingLauncher:
         busy = Counter(placed.host for placed in self._running.values())
         host = min(self._hosts, key=lambda each: busy[each])
         environment = WorkerEnvironment(
-            master=self._address.address,
-            credentials=Token(TOKEN),
+            master=self._master,
+            credentials=tls_folder(self._job_dir, Role.WORKER) if host.pid else Token(TOKEN),
             worker_id=worker_id,
             job_spec=str(self._job_dir.spec),
             host=host.address,
@@ -211,10 +217,36 @@ def read_hosts(job_dir: JobDir) -> list[Host]:
     return [Host(**fields) for fields in json.loads(file.read_text())] if file.exists() else [Host(LOOPBACK)]
 
 
+def tls_folder(job_dir: JobDir, role: Role) -> TlsFolder:
+    return TlsFolder(job_dir.path / "tls" / role)
+
+
+class LastingAccess:
+    """See `elasticdl.master.service.access.Access`: a token over loopback, certificates over everything else."""
+
+    def __init__(self, job_dir: JobDir) -> None:
+        tls = tls_folder(job_dir, Role.MASTER)
+        self._token = TokenAccess(Token(TOKEN))
+        self._tls = TlsAccess.load(tls) if tls.path.exists() else None
+
+    @property
+    def stranger(self) -> str:
+        return self._token.stranger
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        access = self._token if self._tls is None or address.startswith(LOOPBACK) else self._tls
+        return access.add_port(server, address)
+
+    def roles(self, context: Context) -> frozenset[Role]:
+        return self._token.roles(context) or (self._tls.roles(context) if self._tls else frozenset())
+
+
 async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
     spec = JobSpec.from_json(job_dir.spec.read_text())
-    server = Server(host, TokenAccess(Token(TOKEN)))
-    address = MasterAddress(f"{host}:{server.bind(port)}", TOKEN, os.getpid())
+    server = Server(LOOPBACK, LastingAccess(job_dir))
+    address = MasterAddress(f"{LOOPBACK}:{server.bind(port)}", TOKEN, os.getpid())
+    if host != LOOPBACK and not server.bind_also(host, port):
+        raise UserError(f"port {port} of {host} is taken")
 
     @asynccontextmanager
     async def lifespan(post: Callable[[Event], None]) -> AsyncIterator[None]:
@@ -223,7 +255,7 @@ async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
 
     def make_launcher(report: Report) -> Launcher:
         command = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
-        return LastingLauncher(job_dir, command, address, report)
+        return LastingLauncher(job_dir, command, f"{host}:{port}", report)
 
     platform = Platform(server, make_launcher, FileStore(job_dir.path / "memory.json"), lifespan)
     return await serve(spec, job_dir, platform)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -47,6 +47,9 @@ class Disturbance:
     kind: Kind
     pick: float
     length: float
+
+    def choose(self, options: Sequence[K]) -> K:
+        return options[int(self.pick * len(options))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def undisturbed(epochs: int) -> list[float]:
     found = []
     for epoch in range(epochs):
         order = torch.from_numpy(epoch_order(len(inputs), 0, epoch))
-        for batch in order.split(BATCH):
+        for batch in order.split(BATCH):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
             loss = watched_softmax.loss(labels[batch], model(inputs[batch]))
             loss.backward()  # type: ignore[no-untyped-call]
