@@ -19,9 +19,10 @@ from benchmarks.storm.disk import Disk
 from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
 from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.schedule import Disturbance, Kind, Moment
-from elasticdl.common.spec import WorkerRange
+from elasticdl.cli.scale import parse_workers
 
-FEWEST, MOST = 2, 5
+# What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
+RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]
 POLL = 0.02
 RECOVERY_SECONDS = 180.0  # nothing takes as long, also on a machine that has much else to do
 # How long each lasts, at least and at most.
@@ -32,6 +33,7 @@ LENGTHS = {
     Kind.CUT_FROM_MASTER: (0.2, 1.5 * HEARTBEAT_TIMEOUT),
     Kind.CUT_FROM_PEER: (0.2, 1.2 * PROGRESS_TIMEOUT),
 }
+LONG_SECONDS = 10.0
 FIRST_GUESS = 4.0  # seconds between two moments
 SPARE_STEPS = 0.05  # of all, that are not used up before the storm is over
 SLOWEST_STEP = 1.0
@@ -77,7 +79,7 @@ class Driver:
         self._ends: list[tuple[float, Callable[[], None]]] = []  # of what lasts for a while
         self._doomed: set[int] = set()  # workers that will not come back
         self._shaken: set[int] = set()  # workers that may not come back
-        self._limits = WorkerRange(minimum=FEWEST, maximum=MOST)
+        self._limits = RANGES[-1]
         self._scaling: subprocess.Popen[bytes] | None = None
 
     def run(self, moments: Sequence[Moment]) -> None:
@@ -94,6 +96,7 @@ class Driver:
             for disturbance in moment.disturbances:
                 self._bring(disturbance)
             self._recover()
+            self._story.tell(f"step {self._job.step()}: recovered after {time.time() - at:.1f} s")
             kinds = tuple(each.kind for each in moment.disturbances)
             self._story.brought.append(Brought(kinds, at, time.time()))
 
@@ -128,8 +131,7 @@ class Driver:
                 if kind is Kind.STOP:
                     self._later(seconds, f"worker {victim} goes on", lambda: self._signal(victim, signal.SIGCONT))
             case Kind.SCALE:
-                ranges = [WorkerRange(minimum=FEWEST, maximum=most) for most in range(FEWEST, MOST + 1)]
-                self._limits = disturbance.choose([each for each in ranges if each != self._limits])
+                self._limits = disturbance.choose([each for each in RANGES if each != self._limits])
                 self._scaling = self._job.scale(self._limits)
                 what = str(self._limits)
             case Kind.KILL_MASTER:
@@ -178,6 +180,8 @@ class Driver:
         def calm() -> set[int]:
             return {*self._job.holders()} & {*self._job.workers()} - self._doomed - self._shaken
 
+        if len(calm()) < least:
+            self._recover()
         self._wait(f"{least} undisturbed workers that train", lambda: len(calm()) >= least)
         return sorted(calm())
 
@@ -211,16 +215,20 @@ class Driver:
         self._wait("some seconds", lambda: time.monotonic() >= until)
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + RECOVERY_SECONDS
+        began, patient = time.monotonic(), True
         while True:
             self._job.raise_if_over()
             now = time.monotonic()
+            if patient and now - began > LONG_SECONDS:
+                patient = False
+                self._story.tell(f"step {self._job.step()}: waits for {what}")
+                self._job.pace(SLOWEST_STEP)  # the steps are for the storm
             for each in [each for each in self._ends if each[0] <= now]:
                 self._ends.remove(each)
                 each[1]()
             if condition():
                 return
-            if now > deadline:
+            if now - began > RECOVERY_SECONDS:
                 raise Failed(f"{what}: not within {RECOVERY_SECONDS:g} s")
             self._show()
             time.sleep(POLL)

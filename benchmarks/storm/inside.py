@@ -19,13 +19,12 @@ import psutil
 from benchmarks.harness import Results, describe_machine
 from benchmarks.processes import Failed, Processes
 from benchmarks.storm.disk import Disk
-from benchmarks.storm.driver import FEWEST, MOST, Driver, Story
+from benchmarks.storm.driver import RANGES, Driver, Story
 from benchmarks.storm.job import LastingJob
 from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.report import ProgressLine, history, show
 from benchmarks.storm.schedule import schedule
 from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, compare
-from elasticdl.common.spec import WorkerRange
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
@@ -54,7 +53,7 @@ class Run:
                 job = LastingJob(
                     self._folder,
                     self._epochs,
-                    WorkerRange(minimum=FEWEST, maximum=MOST),
+                    RANGES[-1],
                     network.hosts,
                     MASTER,
                     disk.folder / "checkpoints",
@@ -119,7 +118,7 @@ class Run:
 
     def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
         journal = job.journal.read()
-        moment = time.time()
+        moment = self._story.lines[-1].time if self._story.lines else time.time()
         if isinstance(failure, Wrong):  # the world in which it was made
             formed = [e["time"] for e in journal if e["event"] == "world_formed" and e["step"] < failure.step]
             moment = formed[-1] if formed else moment

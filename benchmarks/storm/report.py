@@ -17,7 +17,7 @@ from benchmarks.storm.schedule import Kind
 from benchmarks.storm.training import Agreement
 from elasticdl.common.journal import Entry
 
-BEFORE, AFTER = 15.0, 5.0  # seconds of history around a failure
+BEFORE, AFTER = 15.0, 10.0  # seconds of history around a failure
 LINES = 80
 LINE_SECONDS = 10.0  # between two lines where there is no terminal
 WIDTH = 160
@@ -74,7 +74,8 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
 
 def history(story: Story, journal: Iterable[Entry], moment: float) -> list[str]:
     """What was done and what the job says happened around a moment."""
-    lines = [*story.lines, *(Line(entry["time"], _describe(entry)) for entry in journal)]
+    told = [entry for entry in journal if entry["event"] not in ("checkpoint", "evaluation", "epoch_finished")]
+    lines = [*story.lines, *(Line(entry["time"], _describe(entry)) for entry in told)]
     near = sorted(
         (line for line in lines if moment - BEFORE <= line.time <= moment + AFTER), key=lambda line: line.time
     )
@@ -82,6 +83,8 @@ def history(story: Story, journal: Iterable[Entry], moment: float) -> list[str]:
 
 
 def _describe(entry: Entry) -> str:
+    if entry["event"] == "pause":
+        return f"    pause: worker {entry['worker']}, world {entry['world']}, {entry['kind']}, {entry['total']:.2f} s"
     fields = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in ("time", "event"))
     return f"    {entry['event']}: {fields}"
 

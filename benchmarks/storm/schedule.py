@@ -28,15 +28,15 @@ class Kind(StrEnum):
 
 # Those that take longer than the rest are rarer.
 WEIGHTS = {
-    Kind.KILL: 5,
-    Kind.TERM: 5,
+    Kind.KILL: 4,
+    Kind.TERM: 4,
     Kind.STOP: 5,
     Kind.FREEZE: 1,
-    Kind.SCALE: 4,
+    Kind.SCALE: 3,
     Kind.KILL_MASTER: 3,
     Kind.FILL_DISK: 3,
-    Kind.CUT_FROM_MASTER: 2,
-    Kind.CUT_FROM_PEER: 2,
+    Kind.CUT_FROM_MASTER: 3,
+    Kind.CUT_FROM_PEER: 3,
 }
 
 
