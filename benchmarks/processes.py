@@ -66,6 +66,10 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         return self.start(name, [sys.executable, "-m", module, *arguments], env)
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for _, process in self._started]
+
     def log_of(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 

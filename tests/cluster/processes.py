@@ -24,17 +24,19 @@ class Leashed:
     def start(
         cls,
         command: Sequence[str],
-        log: Path,
+        log: Path | None,
         env: Mapping[str, str] | None = None,
         folder: Path | None = None,
         afterwards: Sequence[str] = (),
     ) -> Leashed:
-        """Run ``command`` with its output appended to ``log``; by default with this process's environment.
+        """Run ``command`` with its output appended to ``log`` (None: where this process's goes).
+
+        By default with this process's environment.
 
         Once nothing of it is left, in whatever way it ended, ``afterwards`` is run as well.
         """
         more = [f"--afterwards={json.dumps(afterwards)}"] if afterwards else []
-        with log.open("ab") as sink:
+        with log.open("ab") if log else contextlib.nullcontext() as sink:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", leash.__file__, *more, *command],
                 stdin=subprocess.PIPE,

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,22 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
-import torch
 from kubernetes import client
-from zoo import watched_softmax
 
+from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
+from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.journal import Entry
-from elasticdl.elastic.core.order import epoch_order
-from elasticdl.elastic.training.record import consumed
 from tests.cluster.cluster import Cluster
 
-ZOO = Path(__file__).parent / "zoo"
+ZOO = Path(watched_softmax.__file__).parent
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
 DEADLINE = 120.0
 POLL = 0.1
-BATCH = 60
-STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH
 _TAIL = 1500  # bytes of a record that hold at least its last two lines
 
 # What a job consists of. Every namespace has some of its own: of those only the job's are meant.
@@ -89,23 +83,6 @@ def wait_for(what: str, condition: Callable[[], Any], describe: Callable[[], str
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} in {DEADLINE:.0f} s\n{describe()}"
         time.sleep(POLL)
-    return found
-
-
-def curve(epochs: int) -> dict[int, float]:
-    """The loss of every step as PyTorch alone makes them: one process, whole batches, only the order is the job's."""
-    data, model = watched_softmax.dataset("training", ""), watched_softmax.custom_model()
-    optimizer = watched_softmax.optimizer(model.parameters())
-    found: dict[int, float] = {}
-    for epoch in range(epochs):
-        order = torch.from_numpy(epoch_order(len(data), 0, epoch))
-        for batch in order.split(BATCH):
-            inputs, labels = data[batch]
-            optimizer.zero_grad()
-            loss = watched_softmax.loss(labels, model(inputs))
-            loss.backward()
-            optimizer.step()
-            found[len(found) + 1] = loss.item()
     return found
 
 
@@ -227,18 +204,8 @@ class WatchedJob:
         return any(each.type in ("Complete", "Failed") for each in job.status.conditions or ())
 
     def check_training(self) -> None:
-        """No step or sample was lost or made twice, and every loss that any worker has seen is that of ``curve``."""
-        expected, seen = curve(self.epochs), set()
-        for path in self._losses.iterdir():
-            for line in path.read_text().splitlines():
-                step, loss = line.split()
-                seen.add(int(step))
-                assert float(loss) == pytest.approx(expected[int(step)], rel=1e-4), f"step {step} of worker {path.name}"
-        assert seen == set(expected)
-        epochs = consumed(self._record.glob("worker-*.jsonl"))
-        assert sorted(epochs) == list(range(self.epochs))
-        for epoch, counts in epochs.items():
-            assert counts == Counter(range(watched_softmax.SAMPLES)), f"epoch {epoch}: a sample was lost or repeated"
+        """No step or sample was lost or made twice, and every loss that any worker has seen is that of PyTorch alone."""
+        compare(self._losses.iterdir(), self._record.glob("worker-*.jsonl"), self.epochs)
 
     def delete(self) -> None:
         done = self.elasticdl("delete", self.name)

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, objects_in, priority_classes, wait_for
 
+from benchmarks.storm.schedule import each_kind_first
 from tests.cluster.cluster import Cluster
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -67,10 +68,7 @@ class Disturbance:
 def schedule(seed: int, count: int) -> list[Disturbance]:
     """Each kind before any a second time, then in any order."""
     rng = random.Random(seed)
-    once = rng.sample(list(Kind), min(count, len(Kind)))
-    kinds = [*once, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count - len(once))]
-    rng.shuffle(kinds)
-    return [Disturbance(kind, rng.randint(1, 8), rng.random()) for kind in kinds]
+    return [Disturbance(kind, rng.randint(1, 8), rng.random()) for kind in each_kind_first(rng, WEIGHTS, count)]
 
 
 def test_a_schedule_is_a_function_of_its_seed():

@@ -119,9 +119,10 @@ class LastingMaster(MasterProcess):
         super().__init__(command=(sys.executable, str(HERE / "lasting_worker.py"), str(steps)), **options)
 
     def start(self, *more):
-        command = [sys.executable, str(HERE / "lasting_master.py"), str(self.dir.path), str(self.port)]
+        address = f"{HOST}:{self.port}"
+        command = [sys.executable, "-m", "benchmarks.storm.lasting_master", str(self.dir.path), address]
         with self.dir.master_log.open("a") as log:
-            return subprocess.Popen(command, stderr=log, start_new_session=True)
+            return subprocess.Popen(command, stderr=log, start_new_session=True, cwd=HERE.parents[1])
 
     def start_again(self):
         self.process = self.start()

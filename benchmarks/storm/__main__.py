@@ -1,0 +1,111 @@
+"""One storm of disturbances over real training on this machine, at random moments.
+
+    python -m benchmarks.storm --disturbances 1000 --seed 1 [--out FILE]
+
+Workers are killed, told to leave, stopped and frozen; the job is scaled; its master is killed and started again; the disk
+of its checkpoints is full; a worker is cut off from the master, or from another worker. Exit code 0 only if every step's
+loss is that of an undisturbed run, every sample was used exactly once an epoch, the job succeeded, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from benchmarks.harness import RESULTS, add_out
+from benchmarks.processes import ROOT
+from tests.cluster.processes import Leashed
+
+# Without root, namespaces are those of a user who is root in them.
+NAMESPACES = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--net", "--mount")
+TRIAL_SECONDS = 20.0
+CLEAN_UP_SECONDS = 60.0
+USERS_MISTAKE, INTERRUPTED = 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _refuse(message)
+
+
+def parse() -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m benchmarks.storm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--disturbances", type=int, default=100, help="how many (100)")
+    parser.add_argument("--seed", type=int, default=1, help="of what happens, when, to whom and for how long (1)")
+    add_out(parser)
+    args = parser.parse_args()
+    if args.disturbances < 1:
+        _refuse(f"--disturbances {args.disturbances}: must be at least 1")
+    if args.out and args.out.is_dir():
+        _refuse(f"--out {args.out}: is a folder; give a file")
+    return args
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"python -m benchmarks.storm: {message}", file=sys.stderr)
+    sys.exit(USERS_MISTAKE)
+
+
+def main() -> int:
+    args = parse()
+    tried = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
+    if tried.returncode:
+        _refuse(f"needs network and mount namespaces, which this machine refuses: {tried.stderr.strip()}")
+    out = args.out or RESULTS / f"storm-{time.strftime('%Y-%m-%d-%H%M%S')}.jsonl"
+    folder = Path(tempfile.mkdtemp(prefix="elasticdl-storm-"))
+    (folder / "tmp").mkdir()
+    command = [*NAMESPACES, sys.executable, "-m", "benchmarks.storm.inside"]
+    command += [str(folder), str(out.absolute()), str(args.disturbances), str(args.seed)]
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+    inside = Leashed.start(command, None, environment, ROOT, afterwards=("rm", "-rf", str(folder)))
+    try:
+        code = _follow(inside)
+    finally:
+        inside.stop()
+    if left := _leftovers(folder):
+        print(f"left over: {', '.join(left)}", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def _follow(inside: Leashed) -> int:
+    """Until it ends; Ctrl-C has it clean up, and another one ends it at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell puts into the background ignores it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return inside.wait()
+    except KeyboardInterrupt:
+        inside.signal(signal.SIGINT)
+    try:
+        inside.wait(CLEAN_UP_SECONDS)
+    except (KeyboardInterrupt, TimeoutError):
+        inside.kill()
+    return INTERRUPTED
+
+
+def _leftovers(folder: Path) -> list[str]:
+    """Where there is no process and no mount, there are no namespaces either, nor what is in them."""
+    mark, found = str(folder), []
+    for process in psutil.process_iter():
+        try:
+            if mark in " ".join([*process.cmdline(), *process.environ().values()]):
+                found.append(f"process {process.pid} ({process.name()})")
+        except psutil.Error:  # it has ended, or is somebody else's
+            continue
+    found += [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
+    return [*found, *([mark] if folder.exists() else [])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

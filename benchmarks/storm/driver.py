@@ -1,0 +1,239 @@
+"""Brings disturbances about, each when the job has recovered from those before.
+
+One worker that holds the state is always left in peace: a storm is what a job must survive without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.processes import Failed
+from benchmarks.storm.disk import Disk
+from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
+from benchmarks.storm.network import MASTER, Network
+from benchmarks.storm.schedule import Disturbance, Kind, Moment
+from elasticdl.cli.scale import parse_workers
+
+# What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
+RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]
+POLL = 0.02
+RECOVERY_SECONDS = 180.0  # nothing takes as long, also on a machine that has much else to do
+# How long each lasts, at least and at most.
+LENGTHS = {
+    Kind.STOP: (0.1, 0.6 * HEARTBEAT_TIMEOUT),
+    Kind.KILL_MASTER: (0.0, 2.0),
+    Kind.FILL_DISK: (0.5, 2.5),
+    Kind.CUT_FROM_MASTER: (0.2, 1.5 * HEARTBEAT_TIMEOUT),
+    Kind.CUT_FROM_PEER: (0.2, 1.2 * PROGRESS_TIMEOUT),
+}
+LONG_SECONDS = 10.0
+FIRST_GUESS = 4.0  # seconds between two moments
+SPARE_STEPS = 0.05  # of all, that are not used up before the storm is over
+SLOWEST_STEP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """``at``, ``until``: by the clock of the journal, from the disturbances to the recovery."""
+
+    kinds: tuple[Kind, ...]
+    at: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Of the storm's own story."""
+
+    time: float
+    text: str
+
+
+@dataclass(slots=True)
+class Story:
+    """What was done, as it is done; whoever shows progress reads it."""
+
+    lines: list[Line] = field(default_factory=list)
+    counts: Counter[Kind] = field(default_factory=Counter)
+    brought: list[Brought] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        self.lines.append(Line(time.time(), text))
+
+
+class Driver:
+    def __init__(self, job: LastingJob, network: Network, disk: Disk, story: Story, show: Callable[[], None]) -> None:
+        """``show`` is called often, to tell people how far it is."""
+        self._job = job
+        self._network = network
+        self._disk = disk
+        self._story = story
+        self._show = show
+        self._ends: list[tuple[float, Callable[[], None]]] = []  # of what lasts for a while
+        self._doomed: set[int] = set()  # workers that will not come back
+        self._shaken: set[int] = set()  # workers that may not come back
+        self._limits = RANGES[-1]
+        self._scaling: subprocess.Popen[bytes] | None = None
+
+    def run(self, moments: Sequence[Moment]) -> None:
+        """
+        Raises:
+            Failed: the job did not recover.
+        """
+        began = time.monotonic()
+        for number, moment in enumerate(moments):
+            mean = (time.monotonic() - began) / number if number else FIRST_GUESS
+            self._set_pace(mean * (len(moments) - number))
+            self._wait_seconds(moment.calm)
+            at = time.time()
+            for disturbance in moment.disturbances:
+                self._bring(disturbance)
+            self._recover()
+            self._story.tell(f"step {self._job.step()}: recovered after {time.time() - at:.1f} s")
+            kinds = tuple(each.kind for each in moment.disturbances)
+            self._story.brought.append(Brought(kinds, at, time.time()))
+
+    def close(self) -> None:
+        """Undo what is not undone yet."""
+        for _, end in self._ends:
+            end()
+        self._ends.clear()
+        if self._scaling:
+            self._scaling.kill()
+            self._scaling.wait()
+
+    # ---- what is done ----
+
+    def _bring(self, disturbance: Disturbance) -> None:
+        kind = disturbance.kind
+        shortest, longest = LENGTHS.get(kind, (0.0, 0.0))
+        seconds = shortest + (longest - shortest) * disturbance.length
+        match kind:
+            case Kind.KILL | Kind.TERM:
+                calm = self._wait_for_calm(2)
+                others = {*self._job.workers()} - {*calm} - self._doomed - self._shaken  # they start, or wait
+                victim = disturbance.choose([*calm, *others])
+                self._doomed.add(victim)
+                self._signal(victim, signal.SIGKILL if kind is Kind.KILL else signal.SIGTERM)
+                what = f"worker {victim}"
+            case Kind.FREEZE | Kind.STOP:
+                victim = disturbance.choose(self._wait_for_calm(2))
+                (self._doomed if kind is Kind.FREEZE else self._shaken).add(victim)
+                self._signal(victim, signal.SIGSTOP)
+                what = f"worker {victim}"
+                if kind is Kind.STOP:
+                    self._later(seconds, f"worker {victim} goes on", lambda: self._signal(victim, signal.SIGCONT))
+            case Kind.SCALE:
+                self._limits = disturbance.choose([each for each in RANGES if each != self._limits])
+                self._scaling = self._job.scale(self._limits)
+                what = str(self._limits)
+            case Kind.KILL_MASTER:
+                self._job.kill_master()
+                self._later(seconds, "a master is started", self._job.start_master)
+                what = ""
+            case Kind.FILL_DISK:
+                self._disk.fill()
+                self._later(seconds, "the disk is empty", self._disk.empty)
+                what = ""
+            case Kind.CUT_FROM_MASTER | Kind.CUT_FROM_PEER:
+                what = self._cut(disturbance, seconds)
+        self._story.counts[kind] += 1
+        self._story.tell(f"step {self._job.step()}: {kind} {what}{f' ({seconds:.1f} s)' if seconds else ''}")
+
+    def _cut(self, disturbance: Disturbance, seconds: float) -> str:
+        calm, workers = self._wait_for_calm(2), self._job.workers()
+        victim = disturbance.choose(calm)
+        one, self._shaken = workers[victim].host, self._shaken | {victim}
+        other, what = MASTER, f"worker {victim}"
+        if disturbance.kind is Kind.CUT_FROM_PEER:
+            peer = disturbance.choose([each for each in calm if each != victim])
+            other, self._shaken = workers[peer].host, self._shaken | {peer}
+            what = f"workers {victim} and {peer}"
+        self._network.cut(one, other)
+        self._later(seconds, f"{what} can be reached again", lambda: self._network.heal(one, other))
+        return what
+
+    def _signal(self, worker: int, number: signal.Signals) -> None:
+        if placed := self._job.workers().get(worker):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(placed.pid, number)
+
+    def _later(self, seconds: float, what: str, end: Callable[[], None]) -> None:
+        def tell_and_end() -> None:
+            self._story.tell(what)
+            end()
+
+        self._ends.append((time.monotonic() + seconds, tell_and_end))
+
+    # ---- what is waited for ----
+
+    def _wait_for_calm(self, least: int) -> list[int]:
+        """So many workers that hold the state and were not disturbed; all there are."""
+
+        def calm() -> set[int]:
+            return {*self._job.holders()} & {*self._job.workers()} - self._doomed - self._shaken
+
+        if len(calm()) < least:
+            self._recover()
+        self._wait(f"{least} undisturbed workers that train", lambda: len(calm()) >= least)
+        return sorted(calm())
+
+    def _recover(self) -> None:
+        """Until nothing lasts any more, all who are doomed are out, and those who are left have made a step."""
+        self._wait("the end of what lasts for a while", lambda: not self._ends)
+        self._wait("elasticdl scale", self._has_scaled)
+
+        def settled() -> bool:
+            members = self._job.world()["members"]
+            return len(members) <= self._limits.maximum and self._doomed.isdisjoint(members)
+
+        self._wait("a world without those that were lost", settled)
+        step = self._job.step()
+        self._wait(f"a step after step {step}", lambda: self._job.step() > step)
+        self._shaken.clear()
+        self._doomed &= {*self._job.workers()}
+
+    def _has_scaled(self) -> bool:
+        if self._scaling is None:
+            return True
+        code = self._scaling.poll()
+        if code is None:
+            return False
+        # It fails while there is no master.
+        self._scaling = self._job.scale(self._limits) if code else None
+        return self._scaling is None
+
+    def _wait_seconds(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._wait("some seconds", lambda: time.monotonic() >= until)
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        began, patient = time.monotonic(), True
+        while True:
+            self._job.raise_if_over()
+            now = time.monotonic()
+            if patient and now - began > LONG_SECONDS:
+                patient = False
+                self._story.tell(f"step {self._job.step()}: waits for {what}")
+                self._job.pace(SLOWEST_STEP)  # the steps are for the storm
+            for each in [each for each in self._ends if each[0] <= now]:
+                self._ends.remove(each)
+                each[1]()
+            if condition():
+                return
+            if now - began > RECOVERY_SECONDS:
+                raise Failed(f"{what}: not within {RECOVERY_SECONDS:g} s")
+            self._show()
+            time.sleep(POLL)
+
+    def _set_pace(self, seconds_left: float) -> None:
+        """So that training lasts as long as the storm does."""
+        steps = self._job.steps * (1 - SPARE_STEPS) - self._job.step()
+        self._job.pace(min(SLOWEST_STEP, seconds_left / steps) if steps > 0 else SLOWEST_STEP)

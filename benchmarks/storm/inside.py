@@ -1,0 +1,170 @@
+"""A storm within namespaces of its own: `python -m benchmarks.storm.inside FOLDER OUT DISTURBANCES SEED`.
+
+Started by `benchmarks.storm` in a network and a mount namespace, and below a process that collects what is orphaned.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.harness import Results, describe_machine
+from benchmarks.processes import Failed, Processes
+from benchmarks.storm.disk import Disk
+from benchmarks.storm.driver import RANGES, Driver, Story
+from benchmarks.storm.job import LastingJob
+from benchmarks.storm.network import MASTER, Network
+from benchmarks.storm.report import ProgressLine, history, show
+from benchmarks.storm.schedule import schedule
+from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, compare
+
+HOSTS = 8  # more than there are workers, those that start and end included
+STEPS_PER_DISTURBANCE = 50
+GONE_SECONDS = 10.0
+KEPT = ("jobs", "record", "losses")
+INTERRUPTED = 130
+
+
+class Run:
+    """One storm, from the first worker to the last check."""
+
+    def __init__(self, folder: Path, results: Results, disturbances: int, seed: int) -> None:
+        self._folder = folder
+        self._results = results
+        self._count = disturbances
+        self._seed = seed
+        self._epochs = -(-disturbances * STEPS_PER_DISTURBANCE // STEPS_PER_EPOCH)
+        self._story = Story()
+
+    def run(self) -> bool:
+        """Whether everything holds that is checked."""
+        began = time.monotonic()
+        with Processes(self._folder) as processes:
+            network = Network(HOSTS, processes)
+            with self._disk() as disk:
+                job = LastingJob(
+                    self._folder,
+                    self._epochs,
+                    RANGES[-1],
+                    network.hosts,
+                    MASTER,
+                    disk.folder / "checkpoints",
+                )
+                try:
+                    self._weather(job, network, disk)
+                    self._check(job, network, processes, time.monotonic() - began)
+                except (Failed, Wrong) as failure:
+                    self._tell(failure, job)
+                    return False
+                finally:
+                    job.close()
+                    _wait_until_gone(processes)
+        return True
+
+    def _weather(self, job: LastingJob, network: Network, disk: Disk) -> None:
+        story = self._story
+        with ExitStack() as ends:
+            line = ends.enter_context(ProgressLine(self._count))
+
+            def progress() -> None:
+                line.show(story.counts.total(), lambda: f"{len(job.world()['members'])} workers, step {job.step()}")
+
+            driver = Driver(job, network, disk, story, progress)
+            ends.callback(driver.close)
+            job.pace(0.0)
+            job.start_master()
+            driver.run(schedule(self._seed, self._count))
+        story.tell("the storm is over")
+        job.finish()
+
+    def _check(self, job: LastingJob, network: Network, processes: Processes, seconds: float) -> None:
+        """
+        Raises:
+            Failed, Wrong: what does not hold.
+        """
+        journal = job.journal.read()
+        for entry in journal:
+            if entry["event"] == "worker_left" and entry["cause"] == "crashed":
+                raise Failed(f"worker {entry['worker']} crashed: {entry['reason']}")
+            if entry["event"] == "resumed":
+                raise Failed(f"the state was lost: training went on from {entry['path']}")
+        if left := [*_wait_until_gone(processes), *network.sockets_in_use(), *os.listdir(tempfile.gettempdir())]:
+            raise Failed(f"left over: {', '.join(left)}")
+        agreement = compare(job.losses.iterdir(), job.record.iterdir(), self._epochs)
+        show(self._story, journal, agreement, self._results)
+        worlds = sum(entry["event"] == "world_formed" for entry in journal)
+        counts = {kind.name: count for kind, count in self._story.counts.items()}
+        self._results.add(
+            "storm",
+            seed=self._seed,
+            disturbances=self._count,
+            counts=counts,
+            seconds=round(seconds, 1),
+            worlds=worlds,
+            steps=agreement.steps,
+            samples=agreement.samples,
+            losses_compared=agreement.losses_compared,
+            largest_difference=agreement.difference,
+        )
+        print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
+
+    def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
+        journal = job.journal.read()
+        moment = self._story.lines[-1].time if self._story.lines else time.time()
+        if isinstance(failure, Wrong):  # the world in which it was made
+            formed = [e["time"] for e in journal if e["event"] == "world_formed" and e["step"] < failure.step]
+            moment = formed[-1] if formed else moment
+        lines = history(self._story, journal, moment)
+        keep = self._results.path.parent / f"failed-storm-{self._seed}-{time.time():.0f}"
+        for name in filter(lambda each: (self._folder / each).exists(), KEPT):
+            shutil.copytree(
+                self._folder / name, keep / name, ignore=shutil.ignore_patterns("*.tmp", "tls"), dirs_exist_ok=True
+            )
+        self._results.add("failure", seed=self._seed, reason=str(failure), history=lines)
+        print(*lines, sep="\n")
+        done = f"after {self._story.counts.total()} of {self._count} disturbances"
+        print(f"seed {self._seed}: FAILED {done}: {failure}\nlogs, journal, losses and record: {keep}", flush=True)
+
+    @contextmanager
+    def _disk(self) -> Iterator[Disk]:
+        disk = Disk(self._folder / "disk")
+        try:
+            yield disk
+        finally:
+            disk.close()
+
+
+def _wait_until_gone(processes: Processes) -> list[str]:
+    """The processes that were started here, and by those, and do not go; but for the holders of namespaces."""
+    own = {os.getpid(), *processes.pids}
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        children = psutil.Process(os.getppid()).children(recursive=True)
+        left = [each for each in children if each.pid not in own and each.is_running()]
+        if not left or time.monotonic() > deadline:
+            return [f"process {each.pid} ({each.name()})" for each in left]
+        time.sleep(0.05)
+
+
+def main(folder: str, out: str, disturbances: str, seed: str) -> int:
+    results = Results("storm", Path(out))
+    print(describe_machine(results.machine), flush=True)
+    try:
+        holds = Run(Path(folder), results, int(disturbances), int(seed)).run()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        return INTERRUPTED
+    print(f"results: {results.path}", flush=True)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""The job in the storm: its master is a process that may be killed and started again, and its workers live on meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.job import COMMAND, Journal
+from benchmarks.processes import ROOT, Failed
+from benchmarks.storm.lasting_master import Host, Placed, WorkerFolder, tls_folder, write_hosts
+from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
+from benchmarks.storm.zoo import watched_softmax
+from elasticdl.common.certificates import issue
+from elasticdl.common.jobdir import JobDir, write_aside
+from elasticdl.common.journal import Entry
+from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.master.launchers.tether import tethered
+
+NAME = "storm"
+PORT = 4000  # of a network namespace in which nobody else is
+HEARTBEAT_TIMEOUT = 4.0
+PROGRESS_TIMEOUT = 6.0
+CHECKPOINT_STEPS = 10
+END_SECONDS = 120.0
+NO_WORLD: Entry = {"world": 0, "members": [], "step": 0}
+
+
+class LastingJob:
+    """Trains `watched_softmax`; all that it writes is in ``folder``, but for its checkpoints."""
+
+    def __init__(
+        self, folder: Path, epochs: int, workers: WorkerRange, hosts: Sequence[Host], master: Host, checkpoints: Path
+    ) -> None:
+        self.dir = JobDir(folder / "jobs" / NAME)
+        self.dir.logs.mkdir(parents=True)
+        self.losses, self.record = folder / "losses", folder / "record"
+        self.losses.mkdir()
+        self.steps = epochs * STEPS_PER_EPOCH
+        self.journal = Journal(self.dir.journal, self.raise_if_over)
+        self._slow = folder / "slow"
+        self._address = f"{master.address}:{PORT}"
+        self._workers = WorkerFolder(self.dir)
+        self._master: subprocess.Popen[bytes] | None = None
+        self._read: dict[int, tuple[int, int]] = {}  # by worker: bytes of its losses that were read, and the last step
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        home = {"ELASTICDL_HOME": str(folder), "WATCHED": str(folder), "PYTHONPATH": str(ROOT)}
+        self.environment: Mapping[str, str] = {**os.environ, **threads, **home}
+        options = {
+            "job_name": NAME,
+            "num_workers": str(workers),
+            "model_zoo": str(Path(watched_softmax.__file__).parent),
+            "model_def": "watched_softmax",
+            "num_epochs": epochs,
+            "global_batch_size": BATCH,
+            "checkpoint_dir": str(checkpoints),
+            "checkpoint_steps": CHECKPOINT_STEPS,
+            "sample_record": str(self.record),
+            "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+            "progress_timeout": PROGRESS_TIMEOUT,
+        }
+        spec = JobSpec.model_validate(options)
+        self.dir.spec.write_text(spec.to_json())
+        write_hosts(self.dir, hosts)
+        for role, files in issue(NAME, datetime.now(UTC)).items():
+            files.write(tls_folder(self.dir, role).path)
+
+    # ---- the master ----
+
+    def start_master(self) -> None:
+        module = [sys.executable, "-m", "benchmarks.storm.lasting_master", str(self.dir.path), self._address]
+        with self.dir.master_log.open("ab") as log:
+            self._master = subprocess.Popen(
+                tethered(module),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+
+    def kill_master(self) -> None:
+        assert self._master is not None
+        self._master.kill()
+        self._master.wait()
+        self._master = None
+
+    def raise_if_over(self) -> None:
+        """
+        Raises:
+            Failed: the master has ended, and nobody had killed it.
+        """
+        if self._master is not None and (code := self._master.poll()) is not None:
+            raise Failed(f"the master ended with {code}; its log: {_end(self.dir.master_log)}")
+
+    def scale(self, workers: WorkerRange) -> subprocess.Popen[bytes]:
+        """Begin `elasticdl scale`."""
+        with (self.dir.logs / "scale.log").open("ab") as log:
+            command = tethered([*COMMAND, "scale", NAME, str(workers)])
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment)
+            )
+
+    # ---- the workers ----
+
+    def world(self) -> Entry:
+        """The newest world that was formed."""
+        entries = reversed(self.journal.read())
+        return next((entry for entry in entries if entry["event"] == "world_formed"), NO_WORLD)
+
+    def workers(self) -> dict[int, Placed]:
+        """All whose processes are there, as far as a master has noted."""
+        return self._workers.placed()
+
+    def holders(self) -> list[int]:
+        """The members of the newest world that have made a step in it, and so hold the state."""
+        world = self.world()
+        return [worker for worker in world["members"] if self._last_step(worker) > world["step"]]
+
+    def step(self) -> int:
+        """The newest that a member has made."""
+        return max(map(self._last_step, self.world()["members"]), default=0)
+
+    def pace(self, seconds: float) -> None:
+        """Each step takes so much longer than it would."""
+        write_aside(self._slow, f"{seconds:.4f}")
+
+    def _last_step(self, worker: int) -> int:
+        offset, step = self._read.get(worker, (0, 0))
+        with contextlib.suppress(FileNotFoundError), (self.losses / str(worker)).open("rb") as file:
+            file.seek(offset)
+            text = file.read().rpartition(b"\n")[0]
+            if text:
+                offset, step = offset + len(text) + 1, int(text.rpartition(b"\n")[2].split()[0])
+        self._read[worker] = offset, step
+        return step
+
+    # ---- the end ----
+
+    def finish(self) -> None:
+        """Have it train on as fast as it can, to its end.
+
+        Raises:
+            Failed: it does not end well, or not in time.
+        """
+        self._slow.unlink()
+        deadline = time.monotonic() + END_SECONDS + 0.1 * (self.steps - self.step())
+        while self._master is not None and self._master.poll() is None:
+            if time.monotonic() > deadline:
+                raise Failed(f"the job did not end; it stands at step {self.step()} of {self.steps}")
+            time.sleep(0.1)
+        end = self.journal.read()[-1]
+        if (end["event"], end.get("phase"), end.get("steps")) != ("job_finished", "succeeded", self.steps):
+            raise Failed(f"the job did not succeed: {end}")
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        if self._master is not None:
+            self.kill_master()
+        for placed in self.workers().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(placed.pid, signal.SIGKILL)
+
+
+def _end(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,89 @@
+"""Hosts of one network namespace each, on one switch, and the ways between them.
+
+Everything is gone when the processes are that hold the namespaces: the kernel takes interfaces and addresses along.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from benchmarks.processes import Failed, Processes
+from benchmarks.storm.lasting_master import Host
+from tests.cluster.full.network import in_namespace, run_ip
+
+# Out of a range that is meant for tests and routed nowhere.
+MASTER = Host("198.18.0.1")
+SWITCH = "switch"
+# Nobody has this address: what is sent to it is lost without a word, as with a cut cable.
+NOWHERE = "02:00:00:00:00:01"
+UP_SECONDS = 30.0
+POLL = 0.02
+# States of sockets that somebody still uses, in the kernel's tables.
+IN_USE = {"01": "connected", "0A": "listening"}
+
+
+class Network:
+    """To be made in a network namespace of one's own, in which the master then is."""
+
+    def __init__(self, hosts: int, processes: Processes) -> None:
+        """``processes`` hold the namespaces.
+
+        Raises:
+            Failed: the namespaces do not come up.
+            ControlPlaneError: their interfaces can't be made.
+        """
+        up = ["link set lo up", f"link add {SWITCH} type bridge", f"link set {SWITCH} up"]
+        run_ip([*up, f"addr add {MASTER.address}/24 dev {SWITCH}"])
+        self.hosts = [self._add_host(number, processes) for number in range(2, 2 + hosts)]
+
+    def cut(self, one: Host, other: Host) -> None:
+        """Nothing passes between the two any more, and neither is told."""
+        for here, there in ((one, other), (other, one)):
+            _ip(here, [f"neigh replace {there.address} lladdr {NOWHERE} dev {_interface(here)} nud permanent"])
+
+    def heal(self, one: Host, other: Host) -> None:
+        for here, there in ((one, other), (other, one)):
+            _ip(here, [f"neigh del {there.address} dev {_interface(here)}"])
+
+    def sockets_in_use(self) -> list[str]:
+        """TCP sockets that listen or are connected, on the hosts or at the master."""
+        found = []
+        for host in (MASTER, *self.hosts):
+            for line in Path(f"/proc/{host.pid or os.getpid()}/net/tcp").read_text().splitlines()[1:]:
+                _, local, remote, state, *_ = line.split()
+                if state in IN_USE:
+                    found.append(f"{IN_USE[state]} at {host.address}: {local} {remote}")
+        return found
+
+    def _add_host(self, number: int, processes: Processes) -> Host:
+        holder = processes.start(f"host-{number}", ["unshare", "--net", "sleep", "infinity"])
+        _wait_for_namespace(holder.pid)
+        host, port = Host(f"198.18.0.{number}", holder.pid), f"port{number}"
+        run_ip(
+            [
+                f"link add {port} type veth peer name {_interface(host)} netns {host.pid}",
+                f"link set {port} master {SWITCH} up",
+            ]
+        )
+        own = [f"link set {_interface(host)} up", f"addr add {host.address}/24 dev {_interface(host)}"]
+        _ip(host, ["link set lo up", *own])
+        return host
+
+
+def _interface(host: Host) -> str:
+    return "eth0" if host.pid else SWITCH
+
+
+def _ip(host: Host, lines: list[str]) -> None:
+    in_namespace(host.pid or os.getpid(), lines)
+
+
+def _wait_for_namespace(pid: int) -> None:
+    """Until the process has left our network namespace for its own."""
+    deadline, own = time.monotonic() + UP_SECONDS, os.readlink("/proc/self/ns/net")
+    while os.readlink(f"/proc/{pid}/ns/net") == own:
+        if time.monotonic() > deadline:
+            raise Failed(f"process {pid} has no network namespace of its own after {UP_SECONDS:g} s")
+        time.sleep(POLL)

@@ -1,0 +1,1 @@
+"""The model-zoo module that the storms train."""
