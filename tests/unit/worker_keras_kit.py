@@ -99,16 +99,13 @@ class BreakingCollective(KerasCollective):
             raise WorldBroken(f"{name} failed")
         return [tf.convert_to_tensor(tensor) * self.world.size for tensor in tensors]
 
-    def broadcast(self, tensors, name):
-        return [tf.convert_to_tensor(tensor) for tensor in tensors]
-
     def broadcast_bytes(self, data, name):
         if self.world.rank == 0:
             return data
         return self.root_bytes or as_bytes({"stop": False, "kept": {"callbacks": {}}})
 
-    def gather_rows(self, tensor, name):
-        return tf.concat([tensor] * self.world.size, 0)
+    def gather(self, array, name):
+        return [array] * self.world.size
 
 
 @dataclass
