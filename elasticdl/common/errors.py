@@ -4,6 +4,7 @@
     +-- UserError            fix the input; the command ends with 2 and nothing was started
     |   +-- ArgumentError    fix the call; a ValueError, too
     +-- JobFailedError       the job is over and did not succeed; the command ends with 1
+    +-- ShortOfMemoryError   this worker is over; a machine with more memory may do what it could not
     +-- UnreachableError     the other side did not answer in time; try again or look after it
         +-- RefusedError     it will not have this caller: trying again is of no use
 
@@ -25,6 +26,10 @@ class ArgumentError(UserError, ValueError):
 
 class JobFailedError(ElasticDLError):
     """The job ended without success."""
+
+
+class ShortOfMemoryError(ElasticDLError):
+    """This process has too little memory for what the job does, the user's code aside."""
 
 
 class UnreachableError(ElasticDLError):

@@ -1,99 +1,159 @@
-"""Evaluating a model over all members of the world, each sample once."""
+"""Evaluating a model over all members of the world, each sample once, whatever the framework.
+
+Each member runs a contiguous share. Metrics need all outputs at once, so rank 0 gathers these, in pieces, and computes
+them; the others receive the metrics alone.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Bytes, Collective
 from elasticdl.elastic.core.batch_plan import split
-from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.torch.device import to_device
-from elasticdl.elastic.torch.loader import LoaderOptions, fetch
 from elasticdl.worker.learner import Evaluation
 
-Metrics = Mapping[str, Callable[[torch.Tensor, torch.Tensor], float]]
+Array = npt.NDArray[Any]
+Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs
+
+LOSS_BYTES = 8
+
+
+class BatchWatcher(Protocol):
+    """Is told of the batches of an evaluation, as Keras tells its callbacks."""
+
+    def on_test_batch_begin(self, batch: int) -> None: ...
+
+    def on_test_batch_end(self, batch: int, logs: Mapping[str, float]) -> None:
+        """``logs``: over this member's samples so far."""
+
+
+class Advance(Protocol):
+    """As `elasticdl.elastic.training.context.JobContext.advance`."""
+
+    def __call__(self, *, waiting: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluator:
+class _Share:
+    """What one member found on its samples: the sum of their losses, and outputs and labels, one row a sample."""
+
+    loss: float
+    columns: list[Array]
+    like: Any  # outputs and labels of the last batch, nested as they are
+
+    def pack(self) -> Bytes:
+        parts = [np.array([self.loss]), *self.columns]
+        return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
+
+    def unpack(self, packed: Sequence[Bytes], rows: Sequence[int]) -> tuple[float, list[Array]]:
+        """Loss and columns of all members together.
+
+        Raises:
+            UserError: those of another member are of other shapes or types.
+        """
+        ends = [LOSS_BYTES for _ in packed]
+        columns = []
+        for mine in self.columns:
+            starts = ends
+            width = mine.itemsize * int(np.prod(mine.shape[1:], dtype=np.int64))
+            ends = [start + count * width for start, count in zip(starts, rows, strict=True)]
+            parts = [part[start:end] for part, start, end in zip(packed, starts, ends, strict=True)]
+            columns.append(np.concatenate(parts).view(mine.dtype).reshape(-1, *mine.shape[1:]))
+        if ends != [len(part) for part in packed]:
+            raise UserError("evaluation: outputs or labels have another shape or type on another worker")
+        return sum(float(part[:LOSS_BYTES].view(np.float64)[0]) for part in packed), columns
+
+
+@dataclass(slots=True)
+class Evaluator(ABC):
     """What is evaluated, and how; `evaluate` does it. ``advance`` is called for each batch."""
 
-    model: torch.nn.Module
+    model: Any
     dataset: Any
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    loss: Callable[[Any, Any], Any]  # of labels and outputs
     metrics: Metrics
     batch_size: int
-    device: torch.device
-    options: LoaderOptions
-    collective: TorchCollective
-    advance: Callable[[], None]
+    collective: Collective
+    advance: Advance
 
-    def evaluate(self) -> Evaluation:
-        """Each member runs a contiguous share; outputs are gathered, so that metrics are exact and equal everywhere.
+    def evaluate(self, watcher: BatchWatcher | None = None) -> Evaluation:
+        """``watcher``: is told of this member's batches.
 
         Raises:
             UserError: the model's outputs or the labels are not tensors with one row a sample.
             WorldBroken: a member was lost meanwhile.
         """
-        world = self.collective.world
-        samples = len(self.dataset)
-        ends = [0, *accumulate(split(samples, world.size))]
-        share = range(ends[world.rank], ends[world.rank + 1])
-        outputs, labels, loss_sum = self._run(share)
-        total = torch.tensor([loss_sum], dtype=torch.float64)
-        self.collective.sum_([total], "elasticdl.evaluation.loss")
-        outputs = self.collective.gather_rows(outputs, "elasticdl.evaluation.outputs")
-        labels = self.collective.gather_rows(labels, "elasticdl.evaluation.labels")
-        metrics = {name: float(metric(labels, outputs)) for name, metric in self.metrics.items()}
-        return Evaluation(samples, {"loss": total.item() / samples, **metrics})
+        world, samples = self.collective.world, len(self.dataset)
+        rows = split(samples, world.size)
+        ends = [0, *accumulate(rows)]
+        share = self._run(np.arange(ends[world.rank], ends[world.rank + 1]), watcher)
+        self.advance(waiting=True)
+        packed = self.collective.gather(share.pack(), "elasticdl.evaluation")
+        metrics: dict[str, float] = {}
+        if world.rank == 0:
+            loss, columns = share.unpack(packed, rows)
+            del packed
+            outputs, labels = self._join(columns, share.like)
+            metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
+        received = self.collective.broadcast_bytes(json.dumps(metrics).encode(), "elasticdl.evaluation.metrics")
+        self.advance(waiting=False)
+        return Evaluation(samples, json.loads(received))
 
-    def _run(self, share: range) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Outputs and labels of the given samples, one row each, and the sum of their losses."""
-        # A member without samples runs one all the same, to know shape and type of the rows that it has none of.
-        indices = list(share) or [0]
+    # -- what differs between frameworks --
+
+    @abstractmethod
+    def _fetch(self, batches: Sequence[npt.NDArray[np.int64]]) -> Generator[tuple[Any, Any], None, None]:
+        """Inputs and labels for each batch of indices."""
+
+    @abstractmethod
+    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        """Outputs and labels, nested, and the mean loss over so many samples.
+
+        Raises:
+            UserError: outputs or labels are not tensors with one row a sample.
+        """
+
+    @abstractmethod
+    def _flatten(self, value: Any) -> list[Array]:
+        """The tensors in what `_test` returned, on the host, in types that no metric overflows."""
+
+    @abstractmethod
+    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        """Outputs and labels as tensors, nested as in what `_test` returned."""
+
+    # -- this member's part --
+
+    def _run(self, indices: npt.NDArray[np.int64], watcher: BatchWatcher | None) -> _Share:
         batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
-        generator = torch.Generator().manual_seed(0)  # an evaluation leaves the global one as it is
-        rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-        loss_sum = 0.0
-        with evaluating(self.model), torch.inference_mode():
-            for inputs, labels in fetch(self.dataset, batches, self.options, self.device, generator):
-                self.advance()
-                labels = to_device(labels, self.device)
-                outputs = self.model(to_device(inputs, self.device))
-                _require_rows("the model's output", outputs, len(batches[len(rows)]))
-                _require_rows("the labels", labels, len(batches[len(rows)]))
-                loss_sum += float(self.loss(labels, outputs)) * len(outputs)
-                rows.append((_portable(outputs), _portable(labels)))
-        outputs, labels = (torch.cat(column)[: len(share)] for column in zip(*rows, strict=True))
-        return outputs, labels, loss_sum if len(share) else 0.0
+        tested: list[list[Array]] = []
+        loss_sum, seen, like = 0.0, 0, None
+        with closing(self._fetch(batches)) as loaded:
+            for number, (batch, (inputs, labels)) in enumerate(zip(batches, loaded, strict=True)):
+                self.advance(waiting=False)
+                if watcher:
+                    watcher.on_test_batch_begin(number)
+                like, loss = self._test(inputs, labels, len(batch))
+                tested.append(self._flatten(like))
+                loss_sum, seen = loss_sum + loss * len(batch), seen + len(batch)
+                if watcher:
+                    watcher.on_test_batch_end(number, {"loss": loss_sum / seen})
+        return _Share(loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like)
 
 
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in evaluation mode within; afterwards each module is as it was (some may be frozen for good)."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
-
-
-def _require_rows(what: str, value: Any, rows: int) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise UserError(f"evaluation: {what} must be one tensor, not {type(value).__name__}")
-    if value.ndim == 0 or len(value) != rows:
-        raise UserError(f"evaluation: {what} must have one row a sample: {rows}, but its shape is {tuple(value.shape)}")
-
-
-def _portable(rows: torch.Tensor) -> torch.Tensor:
-    """On the CPU, in a type that every collective can carry."""
-    rows = rows.cpu()
-    return rows.float() if rows.is_floating_point() and rows.itemsize < 4 else rows
+def require_rows(what: str, tensor: Any, rows: int) -> None:
+    """Raises:
+    UserError: the tensor has not one row a sample.
+    """
+    shape = tuple(tensor.shape)
+    if shape[:1] != (rows,):
+        raise UserError(f"evaluation: {what} must have one row a sample: {rows}, but its shape is {shape}")

@@ -1,46 +1,34 @@
-"""Evaluating a Keras model over all members of the world, each sample once."""
+"""Evaluating a Keras model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import split
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.loader import fetch
-from elasticdl.worker.learner import Evaluation
+from elasticdl.elastic.keras.step import any_batch, widen
+from elasticdl.worker.evaluation import Array, Evaluator, Metrics, require_rows
 
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 Metric = Any  # a function (labels, outputs), or a Keras metric
 
 
-class BatchWatcher(Protocol):
-    """Is told what Keras tells of the batches of an evaluation."""
-
-    def on_test_batch_begin(self, batch: int) -> None: ...
-
-    def on_test_batch_end(self, batch: int, logs: Mapping[str, float]) -> None:
-        """``logs``: over this member's samples so far."""
-
-
 @dataclass(frozen=True, slots=True)
 class NamedMetric:
-    """``output``: the one of several that it looks at; empty for all that the model puts out."""
+    """Called for its value. ``output``: the one of several that it looks at; empty for all that the model puts out."""
 
     name: str
     output: str
     metric: Metric
 
-    def value(self, labels: Any, outputs: Any) -> float:
+    def __call__(self, labels: Any, outputs: Any) -> float:
         """Over all samples. A function may also return a value for each, of which this is the mean.
 
         Raises:
@@ -69,27 +57,20 @@ class NamedMetric:
         return self.metric.result()
 
 
-def name_metrics(metrics: Mapping[str, Any]) -> list[NamedMetric]:
+def name_metrics(metrics: Mapping[str, Any]) -> Metrics:
     """From what ``eval_metrics_fn()`` returns: by name, or by output and name; Keras metrics or their classes."""
-    named = []
+    named = {}
     for name, found in metrics.items():
         inner = {f"{name}_{each}": (name, metric) for each, metric in found.items()} if isinstance(found, dict) else {}
         for title, (output, metric) in (inner or {name: ("", found)}).items():
-            named.append(NamedMetric(title, output, metric() if isinstance(metric, type) else metric))
+            named[title] = NamedMetric(title, output, metric() if isinstance(metric, type) else metric)
     return named
 
 
 @dataclass(slots=True)
-class KerasEvaluator:
-    """What is evaluated, and how; `evaluate` does it. ``advance`` is called for each batch."""
+class KerasEvaluator(Evaluator):
+    """Outputs and labels may be nested; metrics are given tensors of TensorFlow's."""
 
-    model: keras.Model
-    dataset: Any
-    loss: Callable[[Any, Any], Any]
-    metrics: list[NamedMetric]
-    batch_size: int
-    collective: KerasCollective
-    advance: Callable[[], None]
     _traced: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,89 +78,34 @@ class KerasEvaluator:
 
     def warm_up(self, inputs: Any, labels: Any) -> None:
         """Trace for any number of samples, and run once."""
-        specs = keras.tree.map_structure(
-            lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), (inputs, labels)
-        )
-        self._traced.get_concrete_function(*specs)
+        self._traced.get_concrete_function(*any_batch(inputs, labels))
         self._traced(inputs, labels)
-
-    def evaluate(self, watcher: BatchWatcher) -> Evaluation:
-        """Each member runs a contiguous share; outputs are gathered, so that metrics are exact and equal everywhere.
-
-        ``watcher``: is told of this member's batches.
-
-        Raises:
-            UserError: the model's outputs or the labels are not tensors with one row a sample.
-            WorldBroken: a member was lost meanwhile.
-        """
-        world = self.collective.world
-        samples = len(self.dataset)
-        ends = [0, *accumulate(split(samples, world.size))]
-        outputs, labels, loss_sum = self._run(range(ends[world.rank], ends[world.rank + 1]), watcher)
-        total = self.collective.sum(np.array([loss_sum]), "elasticdl.evaluation.loss")
-        outputs = self._gather(outputs, "outputs")
-        labels = self._gather(labels, "labels")
-        metrics = {metric.name: metric.value(labels, outputs) for metric in self.metrics}
-        return Evaluation(samples, {"loss": float(total[0]) / samples, **metrics})
 
     def _forward(self, inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
         outputs = self.model(inputs, training=False)
-        wide = keras.tree.map_structure(_portable, outputs)  # as in training
+        wide = keras.tree.map_structure(widen, outputs)  # as in training
         loss = tf.reduce_mean(tf.cast(self.loss(labels, wide), tf.float32))
         return outputs, tf.add_n([loss, *(tf.cast(term, tf.float32) for term in self.model.losses)])
 
-    def _run(self, share: range, watcher: BatchWatcher) -> tuple[Any, Any, float]:
-        """Outputs and labels of the given samples, one row each, and the sum of their losses."""
-        rows: list[tuple[Any, Any]] = []
-        loss_sum, seen = 0.0, 0
-        for inputs, labels, count in self._batches(share):
-            self.advance()
-            if len(share):
-                watcher.on_test_batch_begin(len(rows))
-            outputs, loss = self._traced(inputs, labels)
-            _require_rows("the model's output", outputs, count)
-            _require_rows("the labels", labels, count)
-            loss_sum, seen = loss_sum + float(loss) * count, seen + count
-            if len(share):
-                watcher.on_test_batch_end(len(rows), {"loss": loss_sum / seen})
-            rows.append(keras.tree.map_structure(_portable, (outputs, labels)))
-        columns = [
-            keras.tree.map_structure(lambda *leaves: tf.concat(leaves, 0), *column)
-            for column in zip(*rows, strict=True)
-        ]
-        outputs, labels = (_cut(column, slice(len(share))) for column in columns)
-        return outputs, labels, loss_sum if len(share) else 0.0
+    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
+        return fetch(self.dataset, batches)
 
-    def _batches(self, share: range) -> Iterator[tuple[Any, Any, int]]:
-        # A member without samples runs one all the same, to know shape and type of the rows that it has none of.
-        indices = np.asarray(list(share) or [0], np.int64)
-        batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
-        with closing(fetch(self.dataset, batches)) as loaded:
-            for batch, (inputs, labels) in zip(batches, loaded, strict=True):
-                yield inputs, labels, len(batch)
+    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        outputs, loss = self._traced(inputs, labels)
+        for what, value in (("the model's output", outputs), ("the labels", labels)):
+            for leaf in keras.tree.flatten(value):
+                if leaf.dtype == tf.string:
+                    raise UserError(f"evaluation: {what} holds texts; expected numbers")
+                require_rows(what, leaf, rows)
+        return (outputs, labels), float(loss)
 
-    def _gather(self, value: Any, name: str) -> Any:
-        leaves = keras.tree.flatten(value)
-        gathered = [
-            self.collective.gather_rows(leaf, f"elasticdl.evaluation.{name}.{number}")
-            for number, leaf in enumerate(leaves)
-        ]
-        return keras.tree.pack_sequence_as(value, gathered)
+    def _flatten(self, value: Any) -> list[Array]:
+        return [np.asarray(widen(leaf)) for leaf in keras.tree.flatten(value)]
 
-
-def _require_rows(what: str, value: Any, rows: int) -> None:
-    for leaf in keras.tree.flatten(value):
-        if leaf.dtype == tf.string:
-            raise UserError(f"evaluation: {what} holds texts; expected numbers")
-        if leaf.shape.rank == 0 or leaf.shape[0] != rows:
-            raise UserError(
-                f"evaluation: {what} must have one row a sample: {rows}, but its shape is {tuple(leaf.shape)}"
-            )
-
-
-def _portable(rows: tf.Tensor) -> tf.Tensor:
-    """In a type that every collective can carry, and that no loss overflows."""
-    return tf.cast(rows, tf.float32) if rows.dtype in (tf.float16, tf.bfloat16) else rows
+    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        with tf.device("CPU:0"):
+            outputs, labels = keras.tree.pack_sequence_as(like, [tf.convert_to_tensor(column) for column in columns])
+        return outputs, labels
 
 
 def _cut(value: Any, cut: slice) -> Any:

@@ -197,5 +197,5 @@ class KerasLearner:
             metrics=name_metrics(make_metrics(module, nested=True)),
             batch_size=batch_size,
             collective=self._context.collective,
-            advance=lambda: self._context.advance(waiting=False),
+            advance=self._context.advance,
         )

@@ -24,7 +24,6 @@ from elasticdl.elastic.torch.state import TorchState
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
-from elasticdl.worker.evaluation import Evaluator
 from elasticdl.worker.feeds import refuse_feed
 from elasticdl.worker.first_samples import Blame, require_fit
 from elasticdl.worker.frameworks import TORCH, kind, refuse_mixture
@@ -33,6 +32,7 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.torch_checkpoint import TorchCodec
+from elasticdl.worker.torch_evaluation import TorchEvaluator
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.warm_up import try_out, warm_up
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
@@ -133,10 +133,10 @@ class TorchLearner:
 
     def _make_evaluator(
         self, module: ModelModule, data: Datasets, batch_size: int, context: ElasticContext, options: LoaderOptions
-    ) -> Evaluator | None:
+    ) -> TorchEvaluator | None:
         if data.evaluation is None:
             return None
-        return Evaluator(
+        return TorchEvaluator(
             model=self._model,
             dataset=data.evaluation,
             loss=module.loss,
@@ -145,5 +145,5 @@ class TorchLearner:
             device=context.device,
             options=options,
             collective=context.collective,
-            advance=lambda: context.advance(waiting=False),
+            advance=context.advance,
         )

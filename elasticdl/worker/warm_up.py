@@ -14,8 +14,8 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
 from elasticdl.elastic.torch.device import to_device
-from elasticdl.worker.evaluation import evaluating
 from elasticdl.worker.first_samples import Attempt, Blame
+from elasticdl.worker.torch_evaluation import evaluating
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

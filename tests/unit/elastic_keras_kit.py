@@ -92,8 +92,12 @@ class SumOfThreads(KerasCollective):
             raise WorldBroken("lost with the sum")
         return [tf.add_n(each) for each in zip(*given, strict=True)]
 
-    def broadcast(self, tensors, name):
-        return self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)[0]
+    def broadcast_array(self, array, name):
+        return self.board.exchange(self.world.rank, array.copy(), name)[0]
+
+    def _send_to_root(self, array, name):
+        parts = self.board.exchange(self.world.rank, array.copy(), name)
+        return np.concatenate(parts) if self.world.rank == 0 else array[:0]
 
 
 class Trainee:

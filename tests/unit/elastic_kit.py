@@ -46,6 +46,10 @@ class SumOfThreads(TorchCollective):
         for mine, theirs in zip(tensors, slots[0], strict=True):
             mine.copy_(theirs)
 
+    def _send_to_root(self, array, name):
+        slots = self._board.exchange(self.world.rank, [torch.from_numpy(array)])
+        return torch.cat([slot[0] for slot in slots]).numpy() if self.world.rank == 0 else array[:0]
+
 
 class Board:
     def __init__(self, size):

@@ -11,15 +11,17 @@ import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives import transfer
+from elasticdl.elastic.collectives.horovod import is_failure
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.keras.collective import KerasCollective, is_failure
+from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import connect
 from elasticdl.elastic.keras.learning_rate import OptimizerRate
 from elasticdl.elastic.keras.step import Part, TrainStep
-from elasticdl.elastic.keras.transfer import SMALL_BYTES, broadcast_state
+from elasticdl.elastic.keras.transfer import broadcast_state
 
 EACH_ONCE = {"micro": 1, "add": 1, "apply": 1}
 WHOLE = BatchPolicy(16, None, None)
@@ -247,8 +249,9 @@ def test_nothing_is_sent_when_all_stand_after_the_same_step():
     assert member.collective.board.names == []
 
 
-def test_any_tensors_arrive():
-    large = np.arange(SMALL_BYTES, dtype=np.float32)
+def test_any_tensors_arrive(monkeypatch):
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
+    large = np.arange(5000, dtype=np.float32)
     state = {
         "a": tf.constant(large),
         "b": [tf.constant(True), tf.constant([[1, 2]], tf.int64), tf.constant(2.5, tf.bfloat16)],
@@ -356,6 +359,7 @@ def test_what_is_no_model_or_not_built_is_one_line():
             False,
         ),
         (tf.errors.InvalidArgumentError(None, None, "bad shape [Op:HorovodAllreduce]"), False),
+        (tf.errors.UnknownError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"), False),
         (tf.errors.UnknownError(None, None, "the user's own [Op:PyFunc]"), False),
         (KeyError("Horovod"), False),
     ],

@@ -1,15 +1,9 @@
-"""Worlds as a member sees them, the store that Gloo asks, breaking sockets, and the measuring of pauses."""
-
-import http.client
-import socket
-import threading
+"""Worlds as a member sees them, and the measuring of pauses."""
 
 import pytest
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
-from elasticdl.elastic.collectives.breaking import open_sockets, shut
-from elasticdl.elastic.collectives.store import KvServer, KvStore
 from elasticdl.elastic.core.pause import PauseClock
 from elasticdl.elastic.core.world import Member, World, horovod_host
 from elasticdl.elastic.session.membership import rank_entry
@@ -50,112 +44,6 @@ def test_the_next_rank_0_reports_the_steps_that_the_last_one_did_not_come_to():
     reports.flush()
     (message,) = sent
     assert [step.step for step in message.progress.steps] == [1, 2, 3]
-
-
-class TestKvStore:
-    def make(self):
-        published = []
-        store = KvStore(lambda world, key, value: published.append((world, key, value)))
-        return store, published
-
-    def test_an_entry_of_one_world_is_not_seen_in_another(self):
-        store, published = self.make()
-        store.open_world(1, {})
-        store.put(("global", "0"), b"old")
-        store.open_world(2, {})
-        assert store.get(("global", "0"), timeout=0) is None
-        assert published == [(1, ("global", "0"), b"old")]
-
-    def test_an_entry_that_comes_before_its_world_is_kept_and_a_late_one_dropped(self):
-        store, _ = self.make()
-        store.open_world(1, {})
-        store.receive(2, ("global", "1"), b"early")
-        store.open_world(2, {("rank_and_size", "h:0"): b"0,1,0,1,0,1"})
-        store.receive(1, ("global", "1"), b"late")
-        assert store.get(("global", "1"), timeout=0) == b"early"
-        assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
-
-    def test_a_waiting_request_is_answered_by_what_comes(self):
-        store, _ = self.make()
-        store.open_world(1, {})
-        got = []
-        waiter = threading.Thread(target=lambda: got.append(store.get(("global", "1"), timeout=10)))
-        waiter.start()
-        store.receive(1, ("global", "1"), b"there")
-        waiter.join(10)
-        assert got == [b"there"]
-
-    def test_breaking_ends_the_waiting(self):
-        store, _ = self.make()
-        store.open_world(3, {})
-        failed = threading.Event()
-
-        def wait():
-            with pytest.raises(ConnectionAbortedError):
-                store.get(("global", "1"), timeout=10)
-            failed.set()
-
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        store.break_world(3)
-        assert failed.wait(10)
-        waiter.join(10)
-
-    def test_a_world_broken_before_it_was_opened_is_broken(self):
-        store, _ = self.make()
-        store.break_world(3)
-        store.open_world(3, {})
-        with pytest.raises(ConnectionAbortedError):
-            store.get(("global", "1"), timeout=0)
-
-
-def test_the_store_speaks_the_http_of_horovods_client():
-    store = KvStore(lambda *_: None)
-    store.open_world(1, {})
-    server = KvServer(store)
-    server.open()
-    try:
-
-        def ask(method, path, body=None):
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-            connection.request(method, path, body)
-            response = connection.getresponse()
-            answer = response.status, response.read()
-            connection.close()
-            return answer
-
-        assert ask("PUT", "/global/0", b"\x00binary\xff") == (200, b"")
-        assert ask("GET", "/global/0") == (200, b"\x00binary\xff")
-        assert ask("DELETE", "/global/0") == (200, b"")
-        store.break_world(1)
-        assert ask("GET", "/global/1")[0] == 410
-    finally:
-        server.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), timeout=2)
-
-
-def test_shutting_wakes_who_waits_and_spares_other_connections():
-    before = open_sockets()
-    listener = socket.create_server(("127.0.0.1", 0))
-    spared = socket.create_server(("127.0.0.1", 0))
-    a = socket.create_connection(listener.getsockname())
-    b, _ = listener.accept()
-    c = socket.create_connection(spared.getsockname())
-    d, _ = spared.accept()
-    try:
-        for each in (b, listener):
-            each.settimeout(10)
-        count = shut(open_sockets() - before, spare_ports=frozenset({spared.getsockname()[1]}))
-        assert count == 3
-        assert b.recv(1) == b""
-        with pytest.raises(OSError, match="Invalid argument"):  # not a timeout: nobody will ever come
-            listener.accept()
-        c.sendall(b"x")
-        assert d.recv(1) == b"x"
-    finally:
-        for each in (a, b, c, d, listener, spared):
-            each.close()
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"])

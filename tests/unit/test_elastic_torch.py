@@ -10,12 +10,10 @@ import torch
 from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, train_together
 from torch.nn.functional import cross_entropy
 
-from elasticdl.elastic.collectives.horovod import HEAD_BYTES
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import LoaderOptions
 from elasticdl.elastic.torch.reducer import GradientReducer
@@ -221,64 +219,6 @@ def test_nested_state_survives_the_journey():
     assert torch.equal(back["a"], state["a"])
     assert back["b"][1] == {"c": 3}
     assert back["d"] == (1, None)
-
-
-class FakeHorovod:
-    """Collectives that are done at the third look, or fail then."""
-
-    Sum = "sum"
-
-    def __init__(self, error=None):
-        self.looks = {}
-        self.error = error
-
-    def allreduce_async_(self, tensor, op, name):
-        tensor.mul_(2)
-        self.looks[name] = 0
-        return name
-
-    def poll(self, handle):
-        self.looks[handle] += 1
-        return self.looks[handle] >= 3
-
-    def synchronize(self, handle):
-        if self.error:
-            raise self.error
-        return handle
-
-
-def two_workers(hvd):
-    collective = TorchCollective(hvd, None, reduce_on_gpu=False)
-    collective.world = World(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
-    return collective
-
-
-def test_a_collective_is_waited_for_without_spinning():
-    hvd, tensors = FakeHorovod(), [torch.ones(2), torch.ones(3)]
-    two_workers(hvd).sum_(tensors, "t")
-    assert hvd.looks == {"t.0": 3, "t.1": 3}
-    assert [tensor.tolist() for tensor in tensors] == [[2, 2], [2, 2, 2]]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("peer closed"), ValueError("Horovod has not been initialized")])
-def test_a_collective_that_fails_breaks_the_world(error):
-    with pytest.raises(WorldBroken, match="world 4"):
-        two_workers(FakeHorovod(error)).sum_([torch.ones(1)], "t")
-
-
-def test_another_error_of_a_collective_is_the_callers():
-    with pytest.raises(ValueError, match="shape"):
-        two_workers(FakeHorovod(ValueError("bad shape"))).sum_([torch.ones(1)], "t")
-
-
-@pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
-def test_bytes_of_any_length_arrive(length):
-    data = bytes(index % 251 for index in range(length))
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
-        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
-        assert sent.result(30) == received.result(30) == data
 
 
 def test_a_newcomer_gets_model_optimizer_position_and_values():

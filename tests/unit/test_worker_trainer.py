@@ -79,8 +79,8 @@ def test_leaving_worlds_changes_nothing_in_what_is_done(make_spec, left):
 
 @pytest.mark.parametrize(
     "failure",
-    [("elasticdl.step", 3), ("elasticdl.step", 4), ("elasticdl.step", 5), ("elasticdl.evaluation.loss", 1),
-     ("elasticdl.evaluation.loss", 3), ("elasticdl.complete", 1)],
+    [("elasticdl.step", 3), ("elasticdl.step", 4), ("elasticdl.step", 5), ("elasticdl.evaluation", 1),
+     ("elasticdl.evaluation", 3), ("elasticdl.complete", 1)],
 )  # fmt: skip
 def test_a_broken_world_changes_nothing_in_what_is_done(make_spec, failure):
     calm, broken = make_job(make_spec()), make_job(make_spec(), failures={failure})
@@ -96,7 +96,7 @@ def test_an_evaluation_of_which_others_may_know_nothing_is_forgotten(make_spec):
     # The step after the evaluation is torn: another member may have lost the world within the evaluation.
     job = make_job(make_spec(), failures={("elasticdl.step", 5)})
     job.trainer.run()
-    assert job.context.collective.done["elasticdl.evaluation.loss"] == 4
+    assert job.context.collective.done["elasticdl.evaluation"] == 4
     assert len(job.script.notices("evaluation")) == 3
 
 

@@ -94,21 +94,24 @@ class BreakingCollective(KerasCollective):
         self.root_bytes: bytes | None = None
 
     def sum_all(self, tensors, name):
-        self.done[name] = self.done.get(name, 0) + 1
-        if (name, self.done[name]) in self.failures:
-            raise WorldBroken(f"{name} failed")
+        self._count(name)
         return [tf.convert_to_tensor(tensor) * self.world.size for tensor in tensors]
-
-    def broadcast(self, tensors, name):
-        return [tf.convert_to_tensor(tensor) for tensor in tensors]
 
     def broadcast_bytes(self, data, name):
         if self.world.rank == 0:
             return data
+        if name == "elasticdl.evaluation.metrics":
+            return b'{"loss": 1.0}'
         return self.root_bytes or as_bytes({"stop": False, "kept": {"callbacks": {}}})
 
-    def gather_rows(self, tensor, name):
-        return tf.concat([tensor] * self.world.size, 0)
+    def gather(self, array, name):
+        self._count(name)
+        return [array] * self.world.size
+
+    def _count(self, name):
+        self.done[name] = self.done.get(name, 0) + 1
+        if (name, self.done[name]) in self.failures:
+            raise WorldBroken(f"{name} failed")
 
 
 @dataclass

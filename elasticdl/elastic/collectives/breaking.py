@@ -1,8 +1,11 @@
-"""Finding the sockets that a library opened, and shutting them: the way to break a world on purpose.
+"""Shutting the connections between the members of a world: the way to break it on purpose.
 
-A process that waits in a Gloo collective for a living neighbour is not woken by the death of a third; it would wait
-out Gloo's timeout of 30 s. Shutting the sockets makes every blocked collective fail within milliseconds, here and on
-the other side.
+A process that waits in a Gloo collective for a living neighbour is not woken by the death of a third; it would wait out
+Gloo's timeout of 30 s. Shutting the sockets makes every blocked collective fail within milliseconds, here and on the
+other side.
+
+Gloo publishes each address at which it listens for another member. One end of each of its connections is such an
+address. No other socket of the process has one: not those of the user's own threads, nor those to store and master.
 """
 
 from __future__ import annotations
@@ -10,51 +13,30 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+
+from elasticdl.elastic.collectives.socket_table import tcp_sockets
 
 
-@dataclass(frozen=True, slots=True)
-class SocketId:
-    """A socket of this process; the inode tells a re-used file descriptor from the one that was meant."""
+def shut_published(published: bytes) -> int:
+    """Shut this process's TCP sockets that have an end among the published addresses; returns how many.
 
-    fd: int
-    inode: str
+    Those that listen or are connecting, too: while Gloo forms a world, it may wait there for somebody who never comes.
 
-
-def open_sockets() -> frozenset[SocketId]:
-    """All sockets of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found.add(SocketId(int(name), target))
-    return frozenset(found)
-
-
-def shut(sockets: frozenset[SocketId], *, spare_ports: frozenset[int]) -> int:
-    """Shut those TCP sockets that are still open; returns how many.
-
-    Those that listen too, and those that are connecting: while Gloo forms a world, somebody waits at the other end of
-    them who may never come. ``spare_ports``: local or remote ports whose connections are not the collective's (the
-    store, the master).
+    ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
     """
+    wanted = {f"socket:[{each.inode}]" for each in tcp_sockets() if each.local in published or each.remote in published}
     done = 0
-    for candidate in sockets & open_sockets():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.fd)) as handle:
-            # An OSError here says that it was closed meanwhile, or has nothing to shut.
-            if handle.family not in (socket.AF_INET, socket.AF_INET6) or handle.type != socket.SOCK_STREAM:
-                continue
-            if {handle.getsockname()[1], _remote_port(handle)} & spare_ports:
-                continue
-            handle.shutdown(socket.SHUT_RDWR)
-            done += 1
+    for name in os.listdir("/proc/self/fd"):
+        # An OSError says that it was closed meanwhile, or has nothing to shut.
+        with contextlib.suppress(OSError):
+            done += os.readlink(f"/proc/self/fd/{name}") in wanted and _shut(int(name), wanted)
     return done
 
 
-def _remote_port(handle: socket.socket) -> int | None:
-    try:
-        port: int = handle.getpeername()[1]
-    except OSError:  # not connected (yet)
-        return None
-    return port
+def _shut(descriptor: int, wanted: set[str]) -> bool:
+    """Unless the number is another socket's by now."""
+    with socket.socket(fileno=os.dup(descriptor)) as handle:
+        if os.readlink(f"/proc/self/fd/{handle.fileno()}") not in wanted:
+            return False
+        handle.shutdown(socket.SHUT_RDWR)
+        return True

@@ -1,22 +1,38 @@
 """The key-value store that Gloo asks for its peers, served on this worker's loopback.
 
-Horovod's C++ client speaks plain HTTP without authentication (``GET``/``PUT``/``DELETE`` on ``/scope/key``, 404 for
-"not there yet"), opens a connection per request and polls missing keys each 10 ms. Served here on loopback it
-never leaves the machine: what is put goes to the master over the worker's session, and what others put comes back
-the same way. Entries belong to one world, so that a stale key of an earlier one can't be seen.
+Horovod's C++ client speaks plain HTTP (``GET``/``PUT``/``DELETE`` on ``/scope/key``, 404 for "not there yet"), opens a
+connection per request and polls missing keys each 10 ms. The server listens on loopback only: what is put goes to the
+master over the worker's session, and what others put comes back the same way. Entries belong to one world, so that a
+stale key of an earlier one can't be seen.
+
+The client can't authenticate itself. So the server looks up in the kernel's table whose socket the other end is, and
+refuses those of other users of this machine.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from elasticdl.elastic.collectives.socket_table import sockaddr, tcp_sockets
 
 Key = tuple[str, str]  # scope, key
 
+LOOPBACK = "127.0.0.1"
 # Below the 3 s after which the C++ client gives a request up; a key that is not there by then is a 404, and it asks again.
 HOLD_SECONDS = 2.0
+REQUEST_SECONDS = 10.0  # until the next bytes of a request that has begun
+
+# A member publishes some 140 bytes for each other member, under a few keys.
+MOST_KEY_LENGTH = 1024
+MOST_VALUE_BYTES = 4 << 20
+MOST_ENTRIES = 1 << 16
 
 
 class KvStore:
@@ -44,9 +60,15 @@ class KvStore:
             self._changed.notify_all()
 
     def put(self, key: Key, value: bytes) -> None:
+        """Raises:
+        OverflowError: the world has too many entries.
+        """
         with self._changed:
             world = self._world
-            self._entries.setdefault(world, {})[key] = value
+            entries = self._entries.setdefault(world, {})
+            if key not in entries and len(entries) >= MOST_ENTRIES:
+                raise OverflowError(f"world {world} has {len(entries)} entries already")
+            entries[key] = value
             self._changed.notify_all()
         self._publish(world, key, value)
 
@@ -71,19 +93,31 @@ class KvStore:
                 raise ConnectionAbortedError(f"world {world} is broken")
             return entries.get(key)
 
+    def values(self) -> list[bytes]:
+        """All values that the members of the present world have published so far."""
+        with self._changed:
+            return list(self._entries.get(self._world, {}).values())
+
     def _gone(self, world: int) -> bool:
         return world <= self._broken or self._world != world
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: KvServer
+    timeout = REQUEST_SECONDS
     # One write per answer, and no waiting for the client's acknowledgement between header and body.
     wbufsize = -1
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
+        if self.path == "/":
+            self._answer(HTTPStatus.OK, b"".join(self.server.store.values()))
+            return
+        key = self._key()
+        if key is None:
+            return
         try:
-            value = self.server.store.get(self._key(), HOLD_SECONDS)
+            value = self.server.store.get(key, HOLD_SECONDS)
         except ConnectionAbortedError:
             self._answer(HTTPStatus.GONE)
             return
@@ -93,16 +127,42 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:
-        self.server.store.put(self._key(), self.rfile.read(int(self.headers.get("Content-Length", 0))))
-        self._answer(HTTPStatus.OK)
+        key = self._key()
+        if key is None:
+            return
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            self._answer(HTTPStatus.LENGTH_REQUIRED)
+        elif len(length) > len(str(MOST_VALUE_BYTES)) or int(length) > MOST_VALUE_BYTES:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            self._put(key, self.rfile.read(int(length)), int(length))
 
     def do_DELETE(self) -> None:
         # "I am done with this scope": nothing to do, since entries go with their world.
         self._answer(HTTPStatus.OK)
 
-    def _key(self) -> Key:
-        scope, _, key = self.path.lstrip("/").partition("/")
-        return scope, key
+    def _put(self, key: Key, value: bytes, length: int) -> None:
+        if len(value) < length:
+            self._answer(HTTPStatus.BAD_REQUEST)
+            return
+        try:
+            self.server.store.put(key, value)
+        except OverflowError:
+            self._answer(HTTPStatus.INSUFFICIENT_STORAGE)
+        else:
+            self._answer(HTTPStatus.OK)
+
+    def _key(self) -> Key | None:
+        """None if there is none, which the client has been told."""
+        scope, _, key = self.path.removeprefix("/").partition("/")
+        if not (scope and key):
+            self._answer(HTTPStatus.BAD_REQUEST)
+        elif len(self.path) > MOST_KEY_LENGTH:
+            self._answer(HTTPStatus.REQUEST_URI_TOO_LONG)
+        else:
+            return scope, key
+        return None
 
     def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
         self.send_response(status)
@@ -121,7 +181,7 @@ class KvServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, store: KvStore) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((LOOPBACK, 0), _Handler)
         self.store = store
         self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="elasticdl-kv", daemon=True)
 
@@ -132,7 +192,31 @@ class KvServer(ThreadingHTTPServer):
     def open(self) -> None:
         self._thread.start()
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether the client is a process of this user."""
+        return _owner(client_address, (LOOPBACK, self.port)) == os.geteuid()
+
     def close(self) -> None:
         self.shutdown()
         self.server_close()
         self._thread.join(timeout=2.0)
+
+
+def _owner(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The user whose IPv4 socket connects these; None if there is no such socket on this machine."""
+    local, remote = (sockaddr(socket.AF_INET, socket.inet_aton(host), port) for host, port in (client, server))
+    return next((each.user for each in tcp_sockets() if (each.local, each.remote) == (local, remote)), None)
+
+
+def published_values(port: int) -> bytes:
+    """What the members of the present world have published in the store of this process, one after the other.
+
+    Raises:
+        OSError: the store is closed.
+    """
+    connection = HTTPConnection(LOOPBACK, port, timeout=HOLD_SECONDS)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().read()
+    finally:
+        connection.close()

@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.reason import one_line, reason
-from elasticdl.elastic.collectives.port import HorovodModule, HorovodWorld
+from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld
 from elasticdl.elastic.core.errors import Stopped, WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.horovod_scripts.account import Account

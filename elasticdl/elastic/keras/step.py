@@ -72,7 +72,7 @@ class TrainStep:
         """What a micro-batch adds to the sums of its step; the last of them is its part of the mean loss."""
         arguments = (inputs, labels, *part.to_tensors())
         if not self.traces["micro"]:
-            self._micro.get_concrete_function(*_any_batch(inputs, labels), *arguments[2:])
+            self._micro.get_concrete_function(*any_batch(inputs, labels), *arguments[2:])
         return list(self._micro(*arguments))
 
     def add(self, sums: Sums, more: Sums) -> Sums:
@@ -159,7 +159,7 @@ def widen(output: Any) -> Any:
     return tf.cast(output, tf.float32) if half else output
 
 
-def _any_batch(*samples: Any) -> tuple[Any, ...]:
+def any_batch(*samples: Any) -> tuple[Any, ...]:
     """The signature of these tensors with any number of samples."""
     specs: tuple[Any, ...] = keras.tree.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), samples

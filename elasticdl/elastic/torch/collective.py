@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
-from elasticdl.elastic.collectives.horovod import Bytes, HorovodCollective, import_horovod_for
-from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.horovod import HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.port import Bytes
 
 # Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
 SLEEP_PART = 1 / 16
@@ -19,25 +20,12 @@ LONGEST_SLEEP = 1e-3
 
 
 def import_horovod() -> ModuleType:
-    """``horovod.torch``, or one line that says what is missing.
-
-    Raises:
-        UserError: Horovod is not installed, was built without torch, or without Gloo.
-    """
+    """``horovod.torch``; see `import_horovod_for`."""
     return import_horovod_for("torch", "PyTorch")
 
 
 class TorchCollective(HorovodCollective):
-    """Collectives on torch tensors; in a world of one they cost nothing, and Horovod is still there for the user.
-
-    Tensors may be on any device. Unless Horovod can reduce on the GPU (NCCL, one worker per GPU), they are staged
-    through host memory.
-    """
-
-    def __init__(self, hvd: ModuleType | None, endpoint: Endpoint | None, *, reduce_on_gpu: bool) -> None:
-        """Without ``hvd`` only worlds of one are possible (a script that runs alone)."""
-        super().__init__(hvd, endpoint)
-        self._reduce_on_gpu = reduce_on_gpu
+    """Collectives on torch tensors, on any device."""
 
     def sum_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by its sum over the world, in place. All ranks get the same bits.
@@ -55,24 +43,23 @@ class TorchCollective(HorovodCollective):
         """
         self._in_place(tensors, name, lambda hvd, tensor, key: hvd.broadcast_async_(tensor, root_rank=0, name=key))
 
-    def gather_rows(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """All ranks' tensors one below the other, in rank order; only the first dimension may differ.
-
-        Raises:
-            WorldBroken: nothing was gathered.
-        """
-        if self.world.size == 1:
-            return tensor
-        with self._guard() as hvd:
-            gathered: torch.Tensor = _wait(hvd, hvd.allgather_async(self._stage(tensor), name=name))
-            return gathered
-
     def barrier(self, name: str) -> None:
         self.sum_([torch.zeros(1)], name)
 
-    def _broadcast_array(self, array: Bytes, name: str) -> Bytes:
+    def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         self.broadcast_([torch.from_numpy(array)], name)
         return array
+
+    def _sum_array(self, array: Any, name: str) -> Any:
+        self.sum_([torch.from_numpy(array)], name)
+        return array
+
+    def _send_to_root(self, array: Bytes, name: str) -> Bytes:
+        with self._guard() as hvd:
+            splits = torch.zeros(self.world.size, dtype=torch.int32)
+            splits[0] = len(array)
+            received, _ = _wait(hvd, hvd.alltoall_async(torch.from_numpy(array), splits, name))
+            return np.asarray(received)
 
     def _in_place(
         self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[ModuleType, torch.Tensor, str], Any]
@@ -84,16 +71,12 @@ class TorchCollective(HorovodCollective):
             staged = [self._stage(tensor) for tensor in tensors]
             for handle in [begin(hvd, tensor, f"{name}.{index}") for index, tensor in enumerate(staged)]:
                 _wait(hvd, handle)
-            _unstage(tensors, staged)
+            for tensor, copy in zip(tensors, staged, strict=True):
+                if copy is not tensor:
+                    tensor.copy_(copy)
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()
-
-    def _is_failure(self, error: Exception) -> bool:
-        # HorovodInternalError is a RuntimeError.
-        return isinstance(error, RuntimeError) or (
-            isinstance(error, ValueError) and "not been initialized" in str(error)
-        )
 
 
 def _wait(hvd: ModuleType, handle: Any) -> Any:
@@ -103,9 +86,3 @@ def _wait(hvd: ModuleType, handle: Any) -> Any:
         waited = time.monotonic() - began
         time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))
     return hvd.synchronize(handle)
-
-
-def _unstage(tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
-    for tensor, copy in zip(tensors, staged, strict=True):
-        if copy is not tensor:
-            tensor.copy_(copy)

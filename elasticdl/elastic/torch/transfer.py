@@ -1,57 +1,51 @@
-"""Sending a nested state (``state_dict``s and plain values) from rank 0 to all, tensors in bulk."""
+"""Sending a nested state of torch tensors from rank 0 to all."""
 
 from __future__ import annotations
 
-import io
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.collectives import transfer
+from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.core.tensor_tree import take_tensors
 
-# Smaller tensors travel together in one buffer; larger ones by themselves, without being copied first.
-BULK_ELEMENTS = 1 << 16
-
-
-def broadcast_state(state: Any, collective: TorchCollective, device: torch.device) -> Any:
-    """Rank 0's nested state, on every rank; tensors that rank 0 has on a GPU arrive on ``device``.
-
-    Raises:
-        WorldBroken: nothing was received; the caller's own state is untouched.
-    """
-    if collective.world.size == 1:
-        return state
-    if collective.world.rank == 0:
-        tensors: list[torch.Tensor] = []
-        outline = take_tensors(state, torch.Tensor, tensors)
-        shapes = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
-        buffer = io.BytesIO()
-        torch.save((outline, shapes), buffer)
-        collective.broadcast_bytes(buffer.getvalue(), "elasticdl.outline")
-        _broadcast_tensors([tensor.detach().contiguous() for tensor in tensors], collective)
-        return state
-    received = collective.broadcast_bytes(b"", "elasticdl.outline")
-    # Comes from another member of the same job, over the job's own connections.
-    outline, shapes = torch.load(io.BytesIO(received), weights_only=False)
-    tensors = [
-        torch.empty(shape, dtype=dtype, device=device if kind != "cpu" else "cpu") for shape, dtype, kind in shapes
-    ]
-    _broadcast_tensors(tensors, collective)
-    return put_tensors(outline, tensors)
+COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device
 
 
-def _broadcast_tensors(tensors: list[torch.Tensor], collective: TorchCollective) -> None:
-    """One buffer for all small tensors of a kind; every rank lays it out in the same way."""
-    large = [tensor for tensor in tensors if tensor.numel() > BULK_ELEMENTS]
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if 0 < tensor.numel() <= BULK_ELEMENTS:
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    bulks = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in kinds.values()]
-    collective.broadcast_([*large, *bulks], "elasticdl.sync")
-    if collective.world.rank == 0:
-        return
-    for group, bulk in zip(kinds.values(), bulks, strict=True):
-        for tensor, part in zip(group, torch.split(bulk, [tensor.numel() for tensor in group]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+def broadcast_state(state: dict[str, Any], collective: Collective, device: torch.device) -> dict[str, Any]:
+    """As `transfer.broadcast_state`; values that rank 0 has on a GPU arrive on ``device``, model and optimizer on the host."""
+    received: dict[str, Any] = transfer.broadcast_state(state, collective, _TorchFormat(device, _on_device(state)))
+    return received
+
+
+def _on_device(state: Mapping[str, Any]) -> frozenset[int]:
+    tensors: list[torch.Tensor] = []
+    take_tensors([part for name, part in state.items() if name not in COPIED_WHEN_LOADED], torch.Tensor, tensors)
+    return frozenset(id(tensor) for tensor in tensors if tensor.device.type != "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchFormat:
+    device: torch.device
+    on_device: frozenset[int]  # ids of the tensors that arrive there
+    kind: type = torch.Tensor
+
+    def size(self, tensor: torch.Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def describe(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool]:
+        return tuple(tensor.shape), tensor.dtype, id(tensor) in self.on_device
+
+    def to_bytes(self, tensor: torch.Tensor) -> Bytes:
+        content: Bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return content
+
+    def from_bytes(self, content: Bytes, description: tuple[tuple[int, ...], torch.dtype, bool]) -> torch.Tensor:
+        shape, dtype, on_device = description
+        # PyTorch does not take an empty array for one of another type.
+        flat = torch.from_numpy(content).view(dtype) if len(content) else torch.empty(0, dtype=dtype)
+        tensor = flat.view(shape)
+        return tensor.to(self.device) if on_device else tensor

@@ -1,0 +1,108 @@
+"""Sending a nested state from rank 0 to all, whatever the framework.
+
+Tensors travel as bytes, through host memory and one buffer of bounded size: a device that is nearly full has no room for
+a second state. Only members that need the state keep what arrives.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from elasticdl.elastic.collectives.memory import memory_of_the_worker
+from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
+
+PIECE_BYTES = 64 << 20
+
+
+class TensorFormat(Protocol):
+    """How a framework's tensors become bytes, and bytes tensors."""
+
+    @property
+    def kind(self) -> type:
+        """The class of the tensors."""
+
+    def size(self, tensor: Any) -> int:
+        """In bytes."""
+
+    def describe(self, tensor: Any) -> Any:
+        """What `from_bytes` needs to know; it is pickled."""
+
+    def to_bytes(self, tensor: Any) -> Bytes:
+        """On the host."""
+
+    def from_bytes(self, content: Bytes, description: Any) -> Any: ...
+
+
+def broadcast_state(state: Any, collective: Collective, form: TensorFormat) -> Any:
+    """Rank 0's nested state, on every member that does not stand with it; on the others their own.
+
+    Raises:
+        WorldBroken: nothing was received; the caller's own state is untouched.
+        ShortOfMemoryError: the host has no room for it.
+    """
+    world = collective.world
+    if world.size == 1:
+        return state
+    with memory_of_the_worker("the training state"):
+        if world.rank == 0:
+            _send(state, collective, form)
+            return state
+        received = _receive(collective, form, keep=not world.stands_with_root(world.rank))
+        return state if received is None else received
+
+
+def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
+    tensors: list[Any] = []
+    tree = take_tensors(state, form.kind, tensors)
+    sizes = [form.size(tensor) for tensor in tensors]
+    packed = pickle.dumps((tree, sizes, [form.describe(tensor) for tensor in tensors]))
+    collective.broadcast_bytes(packed, "elasticdl.tensor_tree")
+    buffer = _make_buffer(sizes)
+    present, content = -1, buffer  # the tensor whose bytes are at hand
+    for piece in _pieces(sizes):
+        for index, cut, place in piece:
+            if present != index:
+                present, content = index, form.to_bytes(tensors[index])
+            buffer[place] = content[cut]
+        collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
+
+
+def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any | None:
+    # Comes from another member of the same job, over the job's own connections.
+    tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
+    buffer = _make_buffer(sizes)
+    contents = [np.empty(size, np.uint8) for size in sizes if keep]
+    for piece in _pieces(sizes):
+        received = collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
+        for index, cut, place in piece:
+            if keep:
+                contents[index][cut] = received[place]
+    if not keep:
+        return None
+    return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
+
+
+def _make_buffer(sizes: Sequence[int]) -> Bytes:
+    return np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:
+    """What travels at once: of which tensors which bytes, and their places in the buffer; the same on every rank."""
+    piece: list[tuple[int, slice, slice]] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            taken = min(size - start, PIECE_BYTES - filled)
+            piece.append((index, slice(start, start + taken), slice(filled, filled + taken)))
+            start, filled = start + taken, filled + taken
+            if filled == PIECE_BYTES:
+                yield piece
+                piece, filled = [], 0
+    if piece:
+        yield piece

@@ -1,0 +1,110 @@
+"""Breaking a world shuts its own connections, and no others of the process."""
+
+import os
+import socket
+import struct
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from elasticdl.elastic.collectives.breaking import shut_published
+from elasticdl.elastic.collectives.horovod import HorovodWorld
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.store import KvServer, KvStore
+from elasticdl.elastic.core.world import ALONE
+
+FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+
+
+def as_gloo_publishes(listener):
+    """A ``sockaddr_storage`` and a number, as in Gloo's addresses."""
+    host, port, *_ = listener.getsockname()
+    flow = bytes(4) if listener.family == socket.AF_INET6 else b""
+    address = struct.pack("=H", listener.family) + struct.pack("!H", port) + flow
+    return (address + socket.inet_pton(listener.family, host)).ljust(128, b"\0") + b"\xff" * 8
+
+
+def connect(listener):
+    client = socket.create_connection(listener.getsockname()[:2], timeout=10)
+    peer, _ = listener.accept()
+    peer.settimeout(10)
+    return client, peer
+
+
+def is_open(client, peer):
+    try:
+        client.sendall(b"x")
+    except OSError:
+        return False
+    return peer.recv(1) == b"x"
+
+
+@pytest.mark.parametrize(("family", "host"), FAMILIES)
+def test_shutting_wakes_who_waits_and_spares_other_connections(family, host):
+    try:
+        published, others = (socket.create_server((host, 0), family=family) for _ in range(2))
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with published, others:
+        published.settimeout(10)
+        (a, b), (c, d) = connect(published), connect(others)
+        with a, b, c, d:
+            assert shut_published(b"before" + as_gloo_publishes(published)) == 3
+            assert b.recv(1) == b""
+            assert a.recv(1) == b""
+            with pytest.raises(OSError, match="Invalid argument"):  # not a timeout: nobody will ever come
+                published.accept()
+            assert is_open(c, d)
+
+
+def test_who_is_still_connecting_is_shut_too():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as late:
+        first.connect(full.getsockname())  # takes the one place there is
+        late.setblocking(False)
+        assert late.connect_ex(full.getsockname()) != 0
+        with pytest.raises(OSError, match="not connected"):
+            late.getpeername()
+        assert shut_published(as_gloo_publishes(full)) >= 2
+        late.settimeout(10)
+        with pytest.raises(ConnectionResetError):  # else it would be tried for two minutes
+            late.recv(1)
+
+
+def test_what_a_thread_of_the_user_opens_while_a_world_connects_outlives_the_break():
+    """Gloo's sockets, and the user's, are opened by `init` and a thread beside it."""
+    store = KvStore(lambda *_: None)
+    store.open_world(1, {})
+    server = KvServer(store)
+    server.open()
+    opened = []
+
+    def open_pair():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            opened.append(connect(listener))
+
+    class Horovod(SimpleNamespace):
+        def init(self):
+            listener = socket.create_server(("127.0.0.1", 0))
+            store.put(("global", "0"), as_gloo_publishes(listener))
+            self.pair = connect(listener)
+            listener.close()
+            thread = threading.Thread(target=open_pair)
+            thread.start()
+            thread.join(10)
+
+    hvd = Horovod()
+    world = HorovodWorld(hvd, Endpoint(server.port, 1, "lo"))
+    environment = dict(os.environ)
+    try:
+        world.start(ALONE)
+        world.break_world()
+        ((client, peer),) = opened
+        assert is_open(client, peer)
+        assert not is_open(*hvd.pair)
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        server.close()
+        for each in (*hvd.pair, *opened[0]):
+            each.close()

@@ -1,0 +1,138 @@
+"""Collectives over a stand-in for Horovod, whose failures are told apart; states and bytes on their way."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from elastic_kit import Board, SumOfThreads
+
+from elasticdl.common.errors import ShortOfMemoryError
+from elasticdl.elastic.collectives import horovod, transfer
+from elasticdl.elastic.collectives.horovod import HEAD_BYTES
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.transfer import broadcast_state
+
+
+class FakeHorovod:
+    """Collectives that are done at the third look, or fail then."""
+
+    Sum = "sum"
+
+    def __init__(self, error=None):
+        self.looks = {}
+        self.error = error
+
+    def allreduce_async_(self, tensor, op, name):
+        tensor.mul_(2)
+        self.looks[name] = 0
+        return name
+
+    def poll(self, handle):
+        self.looks[handle] += 1
+        return self.looks[handle] >= 3
+
+    def synchronize(self, handle):
+        if self.error:
+            raise self.error
+        return handle
+
+
+def two_workers(hvd):
+    collective = TorchCollective(hvd, None, reduce_on_gpu=False)
+    collective.world = World(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
+    return collective
+
+
+def test_a_collective_is_waited_for_without_spinning():
+    hvd, tensors = FakeHorovod(), [torch.ones(2), torch.ones(3)]
+    two_workers(hvd).sum_(tensors, "t")
+    assert hvd.looks == {"t.0": 3, "t.1": 3}
+    assert [tensor.tolist() for tensor in tensors] == [[2, 2], [2, 2, 2]]
+
+
+class HorovodInternalError(RuntimeError):
+    """As Horovod's own, by its name and that of its module."""
+
+    __module__ = "horovod.common.exceptions"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (HorovodInternalError("Connection closed by peer [127.0.0.1]:1234"), WorldBroken),
+        (HorovodInternalError("Horovod has been shut down."), WorldBroken),
+        (ValueError("Horovod has not been initialized"), WorldBroken),
+        (HorovodInternalError("Mismatched ALLREDUCE tensor shapes: ..."), HorovodInternalError),
+        (HorovodInternalError("CUDA out of memory. Tried to allocate 2 GiB"), ShortOfMemoryError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), ShortOfMemoryError),
+        (MemoryError(), ShortOfMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), RuntimeError),
+        (ValueError("bad shape"), ValueError),
+    ],
+)
+def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told):
+    with pytest.raises(told) as caught:
+        two_workers(FakeHorovod(error)).sum_([torch.ones(1)], "t")
+    assert type(caught.value) is told
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
+def test_bytes_of_any_length_arrive(length):
+    data = bytes(index % 251 for index in range(length))
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
+        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
+        assert sent.result(30) == received.result(30) == data
+
+
+def broadcast(state, worlds, device="cpu"):
+    """What each rank has afterwards; ``worlds``: each rank's."""
+    board = Board(len(worlds))
+    members = [SumOfThreads(rank, board) for rank in range(len(worlds))]
+    for member, world in zip(members, worlds, strict=True):
+        member.world = world
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        return list(
+            pool.map(
+                lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c, device), members
+            )
+        )
+
+
+def test_a_state_larger_than_the_buffer_arrives_in_pieces(monkeypatch):
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 64)
+    state = {
+        "model": {"large": torch.arange(100.0), "scalar": torch.tensor(7), "none": torch.empty(0, 3)},
+        "optimizer": {"half": torch.ones(5, dtype=torch.bfloat16), "flags": torch.tensor([True, False])},
+        "values": {"strided": torch.arange(6).view(2, 3).T, "text": "x"},
+    }
+    standing = (Member(0, "h", 9, True), Member(1, "h", 0, False), Member(2, "h", 9, True))
+    root, newcomer, survivor = broadcast(state, [World(3, standing, rank) for rank in range(3)])
+    assert root is state
+    assert survivor == {"own": 2}  # it stands with rank 0: nothing is kept of what it received
+    assert newcomer["values"].pop("text") == state["values"].pop("text")
+    torch.testing.assert_close(newcomer, state, rtol=0, atol=0)
+
+
+def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
+    monkeypatch.setattr(transfer.np, "empty", lambda *_: exec("raise MemoryError"))
+    collective = SumOfThreads(0, Board(1))
+    collective.world = World(3, (Member(0, "h", 9, True), Member(1, "h", 0, False)), 0)
+    collective.broadcast_bytes = lambda data, name: data
+    with pytest.raises(ShortOfMemoryError, match="too little memory for the training state"):
+        broadcast_state({"model": torch.ones(2)}, collective, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("lengths", [(5, 0, 17), (0, 0, 3), (0, 0, 0), (8, 8, 8), (40, 1, 9)])
+def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
+    monkeypatch.setattr(horovod, "GATHERED_BYTES", 8)
+    board = Board(len(lengths))
+    arrays = [np.full(length, rank, np.uint8) for rank, length in enumerate(lengths)]
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        found = list(pool.map(lambda r: SumOfThreads(r, board).gather(arrays[r], "x"), range(len(lengths)), timeout=30))
+    assert [part.tolist() for part in found[0]] == [array.tolist() for array in arrays]
+    assert found[1:] == [[]] * (len(lengths) - 1)

@@ -1,0 +1,189 @@
+"""The store that Gloo asks for its peers: what it keeps, and whom it serves."""
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elasticdl.elastic.collectives import store as store_module
+from elasticdl.elastic.collectives.store import KvServer, KvStore, published_values
+
+NOBODY = 65534
+PUT_AND_PRINT = """
+import http.client, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+try:
+    connection.request("PUT", "/global/0", b"mine")
+    print(connection.getresponse().status)
+except (http.client.HTTPException, OSError) as error:
+    print(type(error).__name__)
+"""
+
+
+class TestKvStore:
+    def make(self):
+        published = []
+        store = KvStore(lambda world, key, value: published.append((world, key, value)))
+        return store, published
+
+    def test_an_entry_of_one_world_is_not_seen_in_another(self):
+        store, published = self.make()
+        store.open_world(1, {})
+        store.put(("global", "0"), b"old")
+        store.open_world(2, {})
+        assert store.get(("global", "0"), timeout=0) is None
+        assert published == [(1, ("global", "0"), b"old")]
+
+    def test_an_entry_that_comes_before_its_world_is_kept_and_a_late_one_dropped(self):
+        store, _ = self.make()
+        store.open_world(1, {})
+        store.receive(2, ("global", "1"), b"early")
+        store.open_world(2, {("rank_and_size", "h:0"): b"0,1,0,1,0,1"})
+        store.receive(1, ("global", "1"), b"late")
+        assert store.get(("global", "1"), timeout=0) == b"early"
+        assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
+
+    def test_a_waiting_request_is_answered_by_what_comes(self):
+        store, _ = self.make()
+        store.open_world(1, {})
+        got = []
+        waiter = threading.Thread(target=lambda: got.append(store.get(("global", "1"), timeout=10)))
+        waiter.start()
+        store.receive(1, ("global", "1"), b"there")
+        waiter.join(10)
+        assert got == [b"there"]
+
+    def test_breaking_ends_the_waiting(self):
+        store, _ = self.make()
+        store.open_world(3, {})
+        failed = threading.Event()
+
+        def wait():
+            with pytest.raises(ConnectionAbortedError):
+                store.get(("global", "1"), timeout=10)
+            failed.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        store.break_world(3)
+        assert failed.wait(10)
+        waiter.join(10)
+
+    def test_a_world_broken_before_it_was_opened_is_broken(self):
+        store, _ = self.make()
+        store.break_world(3)
+        store.open_world(3, {})
+        with pytest.raises(ConnectionAbortedError):
+            store.get(("global", "1"), timeout=0)
+
+
+@pytest.fixture
+def server():
+    store = KvStore(lambda *_: None)
+    store.open_world(1, {})
+    server = KvServer(store)
+    server.open()
+    yield server
+    server.close()
+
+
+def ask(server, method, path, body=None, headers=None):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def test_the_store_speaks_the_http_of_horovods_client(server):
+    assert ask(server, "PUT", "/global/0", b"\x00binary\xff") == (200, b"")
+    assert ask(server, "GET", "/global/0") == (200, b"\x00binary\xff")
+    assert ask(server, "DELETE", "/global/0") == (200, b"")
+    server.store.break_world(1)
+    assert ask(server, "GET", "/global/1")[0] == 410
+
+
+def test_a_closed_server_is_gone():
+    server = KvServer(KvStore(lambda *_: None))
+    server.open()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=2)
+
+
+def test_what_the_present_world_has_published_is_told_without_waiting(server):
+    server.store.put(("global", "0"), b"a")
+    server.store.receive(1, ("global", "1"), b"b")
+    server.store.receive(2, ("global", "0"), b"later")
+    assert published_values(server.port) == b"ab"
+    server.store.open_world(2, {})
+    assert published_values(server.port) == b"later"
+
+
+def put_as(user, server):
+    command = [sys.executable, "-I", "-S", "-c", PUT_AND_PRINT, str(server.port)]
+    ended = subprocess.run(command, user=user, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    return ended.stdout.strip()
+
+
+def test_another_user_of_the_machine_is_refused(server):
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    assert put_as(NOBODY, server) != "200"
+    assert server.store.values() == []
+    assert put_as(os.geteuid(), server) == "200"
+    assert server.store.values() == [b"mine"]
+
+
+def test_a_peer_that_the_kernel_knows_nothing_of_is_refused(server, monkeypatch):
+    monkeypatch.setattr(store_module, "tcp_sockets", lambda: iter(()))
+    with pytest.raises(ConnectionError):
+        ask(server, "PUT", "/global/0", b"x")
+    assert server.store.values() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("PUT", "/global/0", {"Content-Length": str(1 << 40)}, 413),
+        ("PUT", "/global/0", {"Content-Length": "9" * 5000}, 413),
+        ("PUT", "/global/0", {"Content-Length": "-1"}, 411),
+        ("PUT", "/global/0", {"Content-Length": "many"}, 411),
+        ("PUT", "/global/" + "k" * 2000, {"Content-Length": "0"}, 414),
+        ("GET", "/global/" + "k" * 2000, {}, 414),
+        ("GET", "/global", {}, 400),
+        ("PUT", "//0", {"Content-Length": "0"}, 400),
+        ("POST", "/global/0", {"Content-Length": "0"}, 501),
+    ],
+)
+def test_requests_out_of_bounds_are_refused(server, method, path, headers, status):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
+        connection.putrequest(method, path)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        assert connection.getresponse().status == status
+    assert server.store.values() == []
+
+
+def test_a_world_has_so_many_entries_and_no_more(server, monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_ENTRIES", 2)
+    assert [ask(server, "PUT", f"/global/{number}", b"x")[0] for number in range(3)] == [200, 200, 507]
+    assert ask(server, "PUT", "/global/0", b"y")[0] == 200
+    assert server.store.values() == [b"y", b"x"]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_half_a_request_puts_nothing_and_is_given_up(server, monkeypatch, closes):
+    monkeypatch.setattr(store_module._Handler, "timeout", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")
+        if closes:
+            client.shutdown(socket.SHUT_WR)
+        answer = client.recv(100)
+        assert answer == b"" or b" 400 " in answer
+    assert server.store.values() == []
