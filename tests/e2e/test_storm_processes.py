@@ -36,11 +36,12 @@ def test_a_storm_does_not_show_in_the_training(tmp_path):
     command = [*STORM, "--disturbances", str(COUNT), "--seed", SEED, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    *pauses, storm = (json.loads(line) for line in out.read_text().splitlines())
+    *entries, storm = (json.loads(line) for line in out.read_text().splitlines())
     assert sum(storm["counts"].values()) == COUNT
     assert set(storm["counts"]) == {kind.name for kind in Kind}
     assert storm["losses_compared"] > storm["steps"]
-    assert {entry["change"] for entry in pauses} >= {"failure", "shrink"}
+    assert {entry["change"] for entry in entries if entry["kind"] == "pauses"} >= {"failure", "shrink"}
+    assert sum(len(entry["disturbances"]) for entry in entries if entry["kind"] == "moment") == COUNT
     assert list(tmp_path.iterdir()) == [out]
 
 
