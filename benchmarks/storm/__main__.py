@@ -23,6 +23,8 @@ import psutil
 
 from benchmarks.harness import RESULTS, add_out
 from benchmarks.processes import ROOT
+from elasticdl.common.errors import UserError
+from elasticdl.common.folders import require_writable
 from tests.cluster.processes import Leashed
 
 # Without root, namespaces are those of a user who is root in them.
@@ -47,8 +49,13 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.disturbances < 1:
         _refuse(f"--disturbances {args.disturbances}: must be at least 1")
-    if args.out and args.out.is_dir():
+    args.out = (args.out or RESULTS / f"storm-{time.strftime('%Y-%m-%d-%H%M%S')}.jsonl").absolute()
+    if args.out.is_dir():
         _refuse(f"--out {args.out}: is a folder; give a file")
+    try:
+        require_writable("--out", args.out.parent)
+    except UserError as error:
+        _refuse(str(error))
     return args
 
 
@@ -62,11 +69,10 @@ def main() -> int:
     tried = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
     if tried.returncode:
         _refuse(f"needs network and mount namespaces, which this machine refuses: {tried.stderr.strip()}")
-    out = args.out or RESULTS / f"storm-{time.strftime('%Y-%m-%d-%H%M%S')}.jsonl"
     folder = Path(tempfile.mkdtemp(prefix="elasticdl-storm-"))
     (folder / "tmp").mkdir()
     command = [*NAMESPACES, sys.executable, "-m", "benchmarks.storm.inside"]
-    command += [str(folder), str(out.absolute()), str(args.disturbances), str(args.seed)]
+    command += [str(folder), str(args.out), str(args.disturbances), str(args.seed)]
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
     inside = Leashed.start(command, None, environment, ROOT, afterwards=("rm", "-rf", str(folder)))
     try:

@@ -41,11 +41,11 @@ SLOWEST_STEP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """``at``, ``until``: by the clock of the journal, from the disturbances to the recovery."""
+    """``at``: by the clock of the journal. ``recovery``: seconds from the last of them to a step of those who are left."""
 
     kinds: tuple[Kind, ...]
     at: float
-    until: float
+    recovery: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,13 @@ class Driver:
             self._wait_seconds(moment.calm)
             at = time.time()
             for disturbance in moment.disturbances:
+                self._wait_seconds(disturbance.after)
                 self._bring(disturbance)
+            last = time.time()
             self._recover()
-            self._story.tell(f"step {self._job.step()}: recovered after {time.time() - at:.1f} s")
-            kinds = tuple(each.kind for each in moment.disturbances)
-            self._story.brought.append(Brought(kinds, at, time.time()))
+            recovery = time.time() - last
+            self._story.tell(f"step {self._job.step()}: recovered after {recovery:.1f} s")
+            self._story.brought.append(Brought(tuple(each.kind for each in moment.disturbances), at, recovery))
 
     def close(self) -> None:
         """Undo what is not undone yet."""

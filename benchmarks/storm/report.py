@@ -60,6 +60,9 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
     rows = [[kind.name, kind.value, str(story.counts[kind])] for kind in Kind]
     rows.append(["", "all", str(story.counts.total())])
     show_table("Disturbances", ["kind", "", "n"], rows)
+    for moment in story.brought:
+        kinds = [kind.name for kind in moment.kinds]
+        results.add("moment", disturbances=kinds, at=round(moment.at, 3), recovery=round(moment.recovery, 3))
     pauses = pauses_by_change(journal, story.brought)
     for change, each in pauses.items():
         results.add("pauses", change=change, **asdict(each))

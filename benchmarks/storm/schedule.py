@@ -11,7 +11,8 @@ from typing import TypeVar
 K = TypeVar("K")
 
 SHORTEST_CALM, LONGEST_CALM = 0.2, 2.0
-TWO_AT_ONCE = 0.15  # of all moments
+SECOND_COMES = 0.25  # of all, while the job is recovering from the one before
+LONGEST_DELAY = 0.5
 
 
 class Kind(StrEnum):
@@ -42,11 +43,13 @@ WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """``pick`` chooses whom it befalls, ``length`` how long it lasts; both from 0 to 1."""
+    """``pick`` chooses whom it befalls, ``length`` how long it lasts; both from 0 to 1. ``after``: seconds since another
+    of the same moment."""
 
     kind: Kind
     pick: float
     length: float
+    after: float = 0.0
 
     def choose(self, options: Sequence[K]) -> K:
         return options[int(self.pick * len(options))]
@@ -69,18 +72,18 @@ def each_kind_first(rng: random.Random, weights: Mapping[K, float], count: int) 
 
 
 def schedule(seed: int, count: int) -> list[Moment]:
-    """So many disturbances; sometimes two come at once."""
+    """So many disturbances; sometimes a second one comes while the job recovers from the first."""
     rng = random.Random(seed)
     moments: list[Moment] = []
     for kind in each_kind_first(rng, WEIGHTS, count):
-        disturbance = Disturbance(kind, rng.random(), rng.random())
-        calm, together = rng.uniform(SHORTEST_CALM, LONGEST_CALM), rng.random() < TWO_AT_ONCE
-        if together and moments and _can_take(moments[-1], kind):
+        calm, second = rng.uniform(SHORTEST_CALM, LONGEST_CALM), rng.random() < SECOND_COMES
+        disturbance = Disturbance(kind, rng.random(), rng.random(), rng.uniform(0, LONGEST_DELAY))
+        if second and moments and _has_room(moments[-1], kind):
             moments[-1] = replace(moments[-1], disturbances=(*moments[-1].disturbances, disturbance))
         else:
-            moments.append(Moment(calm, (disturbance,)))
+            moments.append(Moment(calm, (replace(disturbance, after=0.0),)))
     return moments
 
 
-def _can_take(moment: Moment, kind: Kind) -> bool:
+def _has_room(moment: Moment, kind: Kind) -> bool:
     return len(moment.disturbances) == 1 and moment.disturbances[0].kind is not kind

@@ -1,0 +1,112 @@
+"""A small storm of real processes, and the program that makes it. A larger one: `ELASTICDL_STORM=100 make test ARGS="-k storm"`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.storm.__main__ import NAMESPACES
+from benchmarks.storm.schedule import Kind
+from tests.cluster.processes import Leashed
+
+ROOT = Path(__file__).parents[2]
+COUNT = int(os.environ.get("ELASTICDL_STORM", "10"))
+SEED = os.environ.get("ELASTICDL_STORM_SEED", "1")
+DEADLINE = 120.0
+STORM = (sys.executable, "-m", "benchmarks.storm")
+
+needs_namespaces = pytest.mark.skipif(
+    subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this machine lets nobody have network and mount namespaces",
+)
+
+
+@needs_namespaces
+@pytest.mark.timeout(180 + 30 * COUNT)  # that long only on a machine that has much else to do
+def test_a_storm_does_not_show_in_the_training(tmp_path):
+    out = tmp_path / "storm.jsonl"
+    command = [*STORM, "--disturbances", str(COUNT), "--seed", SEED, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *entries, storm = (json.loads(line) for line in out.read_text().splitlines())
+    assert sum(storm["counts"].values()) == COUNT
+    assert set(storm["counts"]) == {kind.name for kind in Kind}
+    assert storm["losses_compared"] > storm["steps"]
+    assert {entry["change"] for entry in entries if entry["kind"] == "pauses"} >= {"failure", "shrink"}
+    assert sum(len(entry["disturbances"]) for entry in entries if entry["kind"] == "moment") == COUNT
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.fixture
+def storm(tmp_path) -> Iterator[subprocess.Popen[str]]:
+    """Under way, with its temporary folder in the test's."""
+    command = [*STORM, "--disturbances", "1000", "--out", str(tmp_path / "storm.jsonl")]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE
+        while not list(tmp_path.glob("elasticdl-storm-*/losses/*")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_storm_that_is_interrupted_cleans_up(storm, tmp_path, number):
+    os.kill(storm.pid, number)
+    output, _ = storm.communicate(timeout=DEADLINE)
+    assert storm.returncode == 130, output
+    assert output.splitlines()[-1] == "interrupted"
+    assert not list(tmp_path.glob("elasticdl-storm-*"))
+
+
+@needs_namespaces
+def test_of_a_storm_that_is_killed_nothing_is_left(storm, tmp_path):
+    storm.kill()
+    storm.wait(DEADLINE)
+    deadline = time.monotonic() + DEADLINE
+    while list(tmp_path.glob("elasticdl-storm-*")):  # goes last, after processes and namespaces
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@needs_namespaces
+def test_what_a_storm_cuts_is_cut_and_what_it_fills_is_full(tmp_path):
+    command = [*NAMESPACES, sys.executable, str(Path(__file__).parent / "severed_hosts.py"), str(tmp_path)]
+    log = tmp_path / "log"
+    hosts = Leashed.start(command, log, {**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        assert hosts.wait(DEADLINE) == 0, log.read_text()
+    finally:
+        hosts.stop()
+    assert log.read_text() == "all holds\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--disturbances", "0"), "--disturbances 0: must be at least 1"),
+        (("--disturbances", "many"), "argument --disturbances: invalid int value: 'many'"),
+        (("--out", str(ROOT)), f"--out {ROOT}: is a folder; give a file"),
+        (("--out", "/proc/nowhere/out"), "--out /proc/nowhere can't be written: No such file or directory; choose another folder"),
+    ],
+)  # fmt: skip
+def test_a_bad_argument_is_one_line(arguments, complaint):
+    done = subprocess.run([*STORM, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"python -m benchmarks.storm: {complaint}\n"
