@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-
 import elasticdl.elastic.keras as elastic
 from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
 from benchmarks.loops.keras_meter import BatchMeter
@@ -48,8 +46,7 @@ LOOPS = {"loop": loop, "fit": fit}
 
 
 def agree(number: int) -> int:
-    (told,) = elastic.context().collective.broadcast([np.array([number])], "benchmark.steps")
-    return int(told[0])
+    return int(elastic.context().collective.broadcast_bytes(str(number).encode(), "benchmark.steps"))
 
 
 def main() -> None:
