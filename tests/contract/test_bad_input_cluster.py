@@ -12,8 +12,8 @@ import pytest
 from cluster_users import add_user, rule, write_kubeconfig
 from kubernetes import client, utils
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
-from elasticdl.cli.main import main
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect

@@ -7,7 +7,7 @@ import pytest
 from cluster_users import authority_of, token_of
 from kubernetes import client, config
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec

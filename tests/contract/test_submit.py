@@ -7,7 +7,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import connect

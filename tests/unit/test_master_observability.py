@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl.cli.kubernetes.submit import make_parts
+from elasticdl.cli.cluster.submission import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.spec import JobSpec
