@@ -29,7 +29,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.job_pods import find_master
-from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -42,7 +42,9 @@ def parts(**options):
 
 
 def test_the_master_may_do_what_it_needs_and_nothing_else():
-    assert {(rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in objects.rules("j")} == {
+    assert {
+        (rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in job_objects.rules("j")
+    } == {
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
         ("events",): ["create", "list", "watch"],
         ("configmaps", "j-state"): ["get", "patch"],
@@ -51,7 +53,7 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
 
 
 def test_a_master_whose_owner_can_not_make_events_may_not_either():
-    (rule,) = [rule for rule in objects.rules("j", announces=False) if rule["resources"] == ["events"]]
+    (rule,) = [rule for rule in job_objects.rules("j", announces=False) if rule["resources"] == ["events"]]
     assert rule["verbs"] == ["list", "watch"]
 
 
@@ -64,14 +66,14 @@ def test_only_the_masters_pod_can_speak_to_the_cluster():
 
 def test_an_account_of_the_users_is_used_as_it_is():
     made = parts(service_account="me")
-    kinds = {manifest["kind"] for manifest in objects.companions(made)}
+    kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
     assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
     assert made.master["spec"]["serviceAccountName"] == "me"
 
 
 def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
     made = parts()
-    secrets = {each["metadata"]["name"] for each in objects.companions(made) if each["kind"] == "Secret"}
+    secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
     assert secrets == {f"digits-{role}-tls" for role in Role}
     for pod, role in ((made.master, "master"), (made.worker, "worker")):
         mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
@@ -163,11 +165,11 @@ def test_an_image_that_no_waiting_helps_is_not_waited_for():
 
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     made = parts(envs="TOKEN=hush")
-    holders = [each for each in objects.companions(made) if "aHVzaA==" in json.dumps(each)]
+    holders = [each for each in job_objects.companions(made) if "aHVzaA==" in json.dumps(each)]
     assert [(each["kind"], each["metadata"]["name"], each["data"]) for each in holders] == [
         ("Secret", "digits-envs", {"TOKEN": "aHVzaA=="})
     ]
-    assert "hush" not in json.dumps([*objects.companions(made), objects.make_job(made)])
+    assert "hush" not in json.dumps([*job_objects.companions(made), job_objects.make_job(made)])
 
 
 def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(tmp_path):
@@ -177,6 +179,13 @@ def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(t
         assert made.worker["spec"]["serviceAccountName"] == "cloud"
         assert made.master["spec"]["serviceAccountName"] == "digits-master"
         assert made.master["spec"]["automountServiceAccountToken"] is True
+
+
+def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_lost_ones_do_not_count():
+    spec = job_objects.make_job(parts())["spec"]
+    assert spec["backoffLimit"] <= 100
+    ignored = [rule.get("onPodConditions") or rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"]]
+    assert ignored == [[{"type": "DisruptionTarget", "status": "True"}], {"operator": "In", "values": [143]}]
 
 
 def test_every_port_has_a_protocol_as_server_side_apply_wants_it():
