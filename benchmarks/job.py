@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import POLL, Failed, Processes, wait_until
-from elasticdl.cli.client import connect
+from elasticdl.cli.master_client import connect
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry
 from elasticdl.common.spec import WorkerRange

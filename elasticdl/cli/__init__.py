@@ -1,6 +1,10 @@
-"""The ``elasticdl`` command: one module per command, and what they share.
+"""The ``elasticdl`` command: groups of commands over two places where jobs run, and what they share.
 
-It finds jobs by their directory (`elasticdl.common.jobdir`) and speaks gRPC to their masters (`client`).
-It imports ``common`` and ``proto`` only: no framework and no Horovod, so that it starts in a fraction of a
-second; what needs a framework is done by the processes that it starts. Nothing imports this package.
+    commands   what people type: start (train, run), show (status, events, logs), control (scale, stop, delete), zoo_image
+    local      jobs of this machine, found by their directory (`elasticdl.common.jobdir`)
+    cluster    jobs on a Kubernetes cluster; imported only when one is meant
+    job_handle what commands know of a job, wherever it is
+
+It imports no framework and no Horovod, so that it starts in a fraction of a second; what needs a framework is done by
+the processes that it starts. Nothing imports this package.
 """

@@ -1,7 +1,85 @@
-"""``python -m elasticdl.cli`` is ``elasticdl``."""
+"""The entry point of ``elasticdl``: runs a command, and turns errors into one line and an exit code.
 
+| code | meaning |
+| --- | --- |
+| 0 | done; for a job: it succeeded |
+| 1 | the job failed, or was stopped by ``elasticdl stop``; or its master does not answer |
+| 2 | the user's mistake; nothing was started |
+| 130 | interrupted by Ctrl-C (128 + the number of any other signal) |
+"""
+
+from __future__ import annotations
+
+import os
 import sys
+from collections.abc import Sequence
 
-from elasticdl.cli.main import main
+import click
 
-sys.exit(main())
+import elasticdl
+from elasticdl.cli.parsing import Commands
+from elasticdl.cli.signals import Interrupted
+from elasticdl.common.errors import ElasticDLError, UserError
+
+_START, _SHOW, _CONTROL, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "show", "control", "zoo_image"))
+TABLE = {
+    "train": (_START, "train a model-zoo module on workers that may come and go"),
+    "run": (_START, "run your own training script on workers that may come and go"),
+    "status": (_SHOW, "show one job, or all jobs"),
+    "scale": (_CONTROL, "change the number of workers of a running job"),
+    "logs": (_SHOW, "show the logs of a job's master and workers"),
+    "events": (_SHOW, "show what happened in a job: worlds, pauses, evaluations, checkpoints"),
+    "stop": (_CONTROL, "stop a running job"),
+    "delete": (_CONTROL, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
+    "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
+}
+COMMANDS = Commands("elasticdl", TABLE)
+COMMANDS.params.append(
+    click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=lambda *given: _version(*given)
+    )
+)
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"elasticdl {elasticdl.__version__}")
+        ctx.exit()
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command; returns its exit code.
+
+    Raises:
+        ElasticDLError: whatever the command raises; UserError for an unknown command.
+    """
+    try:
+        with COMMANDS.make_context("elasticdl", list(argv)) as ctx:
+            code: int = COMMANDS.invoke(ctx)
+            return code
+    except click.exceptions.Exit as done:  # the help was shown
+        return done.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = dispatch(argv)
+        sys.stdout.flush()
+    except ElasticDLError as error:
+        who = f"elasticdl {argv[0]}" if argv and argv[0] in TABLE else "elasticdl"
+        print(f"{who}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except Interrupted as interrupted:
+        return interrupted.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone, as in `elasticdl events | head`; what is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,6 @@ and turns pydantic's findings into one line.
 
 from __future__ import annotations
 
-import argparse
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,33 +17,29 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticdl.cli.former import option_instead
-from elasticdl.cli.nearest import did_you_mean
-from elasticdl.cli.parser import Parser
+from elasticdl.cli.parsing import Option, Switch, did_you_mean
 from elasticdl.common.errors import UserError
 from elasticdl.common.option_group import aliases_of, fields_of
+from elasticdl.common.reason import flat
 from elasticdl.common.spec import JobSpec, WorkerRange
 
 Groups = Iterable[type[BaseModel]]
 
 
-def add_options(parser: Parser, groups: Groups) -> None:
-    """Add ``--config`` and one flag per field, in one argument group per option group.
-
-    What is not on the command line is not in the namespace either.
-    """
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same options; the command line overrides")
+def spec_options(groups: Groups) -> list[Option]:
+    """``--config`` and one option per field, in one section per group."""
+    made = [
+        Option(["--config"], metavar="FILE", help="YAML file with the same options; the command line overrides"),
+    ]
     for group in groups:
-        section = parser.add_argument_group(group.__doc__)
+        section = str(group.__doc__)
         for name, field in fields_of(group).items():
-            flag, text = f"--{name}", _help(name, field).replace("%", "%%")
+            text, flags = _help(name, field), [f"--{name}", *(f"--{alias}" for alias in aliases_of(field))]
             if field.annotation is bool:
-                section.add_argument(flag, nargs="?", const="true", default=None, metavar="true|false", help=text)
-                section.add_argument(
-                    f"--no_{name}", dest=name, action="store_const", const="false", help=argparse.SUPPRESS
-                )
+                made.append(Switch(name, section, text))
             else:
-                flags = (flag, *(f"--{alias}" for alias in aliases_of(field)))
-                section.add_argument(*flags, metavar=_metavar(field.annotation), help=text)
+                made.append(Option([*flags, name], section, metavar=_metavar(field.annotation), help=text))
+    return made
 
 
 def _help(name: str, field: Any) -> str:
@@ -80,7 +75,7 @@ class Given:
         return f"{self.config_file}: {name}: {self.config.get(name)}"
 
 
-def read_options(namespace: Mapping[str, object], groups: Groups) -> Given:
+def read_options(params: Mapping[str, object], groups: Groups) -> Given:
     """What the command line and its ``--config`` file say.
 
     Raises:
@@ -88,8 +83,8 @@ def read_options(namespace: Mapping[str, object], groups: Groups) -> Given:
     """
     fields = {name: field for group in groups for name, field in fields_of(group).items()}
     known = {alias: name for name, field in fields.items() for alias in (name, *aliases_of(field))}
-    flags = {name: namespace[name] for name in fields if namespace.get(name) is not None}
-    config_file = namespace.get("config")
+    flags = {name: params[name] for name in fields if params.get(name) is not None}
+    config_file = params.get("config")
     if config_file is None:
         return Given(flags, {})
     return Given(flags, _read_config(Path(str(config_file)), known), str(config_file))
@@ -102,7 +97,7 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
     except OSError as error:
         raise UserError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"--config {path} is not YAML: {flat(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -2,7 +2,7 @@
 
 <user state dir>/elasticdl/jobs/NAME/        mode 0700
     job.json       the specification
-    master.json    address, token and pid of the master; removed when the job has ended
+    master.json    address, token and process of the master; removed when the job has ended
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
     logs/          master.log, worker-N.log
@@ -14,11 +14,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import platformdirs
 
 from elasticdl.common.credentials import Credentials, Token
 from elasticdl.common.errors import UserError
+from elasticdl.common.process import is_alive, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,15 @@ class MasterAddress:
     address: str  # host:port
     token: str
     pid: int
+    started: int = 0  # see `elasticdl.common.process.start_of`
+
+    @classmethod
+    def of_this_process(cls, address: str, token: str) -> Self:
+        return cls(address, token, os.getpid(), start_of(os.getpid()))
+
+    def is_alive(self) -> bool:
+        """Whether the master's process is there, and not another one that was given its number since."""
+        return is_alive(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
 
     @property
     def credentials(self) -> Credentials:

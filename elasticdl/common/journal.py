@@ -18,7 +18,7 @@ Entry = dict[str, Any]
 EVENTS = {
     "job_started": "job, workers (MIN-MAX), specification",
     "master_restarted": "world, members, missing (worker ids that were expected and have not come), seconds until it knew",
-    "worker_launched": "worker, reason",
+    "worker_launched": "worker, reason, replaces (whether one that left)",
     "worker_pending": "worker, reason: asked for, but there is no place for it yet",
     "worker_started": "worker, host, pid",
     "worker_ready": "worker: warm, waiting to be let in",

@@ -14,14 +14,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from elasticdl.common.kubernetes_options import KubernetesOptions
 from elasticdl.common.option_group import OptionGroup
 
+# Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
+MOST_WORKERS = 10_000
+
 
 class WorkerRange(BaseModel):
     """How many workers a job may have, both ends included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    minimum: int = Field(ge=1)
-    maximum: int = Field(ge=1)
+    minimum: int = Field(ge=1, le=MOST_WORKERS)
+    maximum: int = Field(ge=1, le=MOST_WORKERS)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -13,8 +13,8 @@ import pytest
 from access_kit import DEADLINE, serving
 
 import elasticdl.elastic.session.stream as stream
-from elasticdl.cli import client as command_line
-from elasticdl.cli.client import connect
+from elasticdl.cli import master_client as command_line
+from elasticdl.cli.master_client import connect
 from elasticdl.common.certificates import LIFETIME, issue
 from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token

@@ -12,13 +12,16 @@ import pytest
 from cluster_users import add_user, rule, write_kubeconfig
 from kubernetes import client, utils
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
-from elasticdl.cli.main import main
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import job_objects
+from elasticdl.kubernetes.manifests.names import labels
+from elasticdl.master.launchers.kubernetes.crash_loop import MOST_CRASHES
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -245,11 +248,11 @@ def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_clu
     """As with an image that has another version of the package than the command line."""
     spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
     parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(objects.make_job(parts))
-    for manifest in objects.companions(parts):
+    job = place.create(job_objects.make_job(parts))
+    for manifest in job_objects.companions(parts):
         if manifest["metadata"]["name"] == "digits-spec":
             manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), "of_tomorrow": 1})
-        place.create(objects.owned(manifest, job))
+        place.create(job_objects.owned(manifest, job))
     core = client.CoreV1Api(own_cluster.client())
     about = {"field_selector": "involvedObject.name=digits-master,reason=JobFailed"}
     event = until(
@@ -266,3 +269,41 @@ def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_clu
     code, out, _ = elasticdl("status", "digits")
     assert (code, out.splitlines()[0].startswith("job digits: failed: ")) == (0, True)
     assert reason in out
+
+
+def crashed_master(number, owner):
+    command = ["python", "-c", "import sys; sys.exit('out of luck')"]
+    container = {"name": "elasticdl", "image": "local/host", "command": command}
+    policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    metadata = {"name": f"crashed-{number}", "labels": labels("digits", Role.MASTER), "ownerReferences": [owner]}
+    spec = {"restartPolicy": "Never", "containers": [{**container, **policy}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_cluster, place):
+    core = client.CoreV1Api(own_cluster.client())
+    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
+    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    job = place.create(job_objects.make_job(parts, parallelism=0))
+    for manifest in job_objects.companions(parts):
+        place.create(job_objects.owned(manifest, job))
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}
+    for number in range(MOST_CRASHES):
+        core.create_namespaced_pod(place.namespace, crashed_master(number, owner))
+    until(
+        lambda pods: all(pod.status.phase == "Failed" for pod in pods.values()),
+        "the masters to crash",
+        core.list_namespaced_pod,
+        place.namespace,
+    )
+    place.patch("Job", "digits-master", {"spec": {"parallelism": 1}})
+    until(
+        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
+        "the Job to be given up",
+        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
+        place.namespace,
+    )
+    out = elasticdl("status", "digits")[1]
+    assert out.startswith(
+        f"job digits: failed: its master crashed {MOST_CRASHES} times in a row: out of luck, exit code 1"
+    )

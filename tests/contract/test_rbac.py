@@ -7,7 +7,7 @@ import pytest
 from cluster_users import authority_of, token_of
 from kubernetes import client, config
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
@@ -15,7 +15,7 @@ from elasticdl.kubernetes import kubeconfig
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.client import connect
 from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -74,7 +74,7 @@ def test_the_masters_account_may_do_what_its_role_says_and_nothing_else(master, 
     }
     said = {
         (verb, group, resource, name)
-        for rule in objects.rules(JOB)
+        for rule in job_objects.rules(JOB)
         for verb in rule["verbs"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -97,7 +97,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     job = OwnJobApi(master, JOB)
     assert job.read_job()["metadata"]["name"] == MASTER
     assert job.patch_state({"data": {"x": "1"}})["data"] == {"x": "1"}
-    pod = objects.pod_of(parts, parts.worker, Role.WORKER)
+    pod = job_objects.pod_of(parts, parts.worker, Role.WORKER)
     made = WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
     WorkerPodApi(master, JOB).delete_all(0)
@@ -128,6 +128,6 @@ def test_only_the_masters_pod_has_a_token(cluster, place, parts):
     """As the API server itself completes them."""
     core = client.CoreV1Api(cluster.client())
     for pod, role in ((parts.master, Role.MASTER), (parts.worker, Role.WORKER)):
-        made = core.create_namespaced_pod(place.namespace, objects.pod_of(parts, pod, role), dry_run="All")
+        made = core.create_namespaced_pod(place.namespace, job_objects.pod_of(parts, pod, role), dry_run="All")
         mounts = [each.mount_path for container in made.spec.containers for each in container.volume_mounts]
         assert any("serviceaccount" in path for path in mounts) == (role is Role.MASTER)

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from kubernetes import client
 
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
+from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import connect
 from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import job_objects
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -180,7 +180,7 @@ def test_a_cluster_that_does_not_answer(place, cluster, tmp_path, monkeypatch):
 
 
 def test_what_was_made_is_deleted_when_something_fails_half_way(place):
-    first = objects.companions(submission(place).parts)[-1]
+    first = job_objects.companions(submission(place).parts)[-1]
     place.create(first)
     said = []
     submitted = submission(place, said)

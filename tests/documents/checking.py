@@ -14,19 +14,20 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
-from elasticdl.cli import run, train
-from elasticdl.cli.main import COMMANDS, dispatch
-from elasticdl.cli.nearest import did_you_mean
+import click
+
+from elasticdl.cli.__main__ import COMMANDS, TABLE
+from elasticdl.cli.commands.start import SCRIPT_GROUPS
 from elasticdl.cli.options import make_spec, read_options
-from elasticdl.cli.parser import Parser, underscored
+from elasticdl.cli.parsing import Command, did_you_mean, underscored
 from elasticdl.common.errors import UserError
+from elasticdl.common.spec import OPTION_GROUPS
 from tests.documents.reading import ROOT
 
-_JOBS = {"train": train, "run": run}
-_ZOO = ("init", "build", "push")
+_GROUPS = {"train": OPTION_GROUPS, "run": SCRIPT_GROUPS}
 # What is not this repository's, and is taken as it is.
 _FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
 
@@ -37,9 +38,6 @@ class Wrong(Exception):
 
 class _Parsed(BaseException):
     """Takes the place of all that a program does once it has read its command line."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
 
 
 def check_command(text: str) -> None:
@@ -81,7 +79,7 @@ def check_mention(text: str) -> None:
     name = next((word for word in words if word.islower() and not word.startswith("-")), "")
     if not name or name.startswith("elasticdl"):
         return
-    _require("command", name, COMMANDS)
+    _require("command", name, TABLE)
     known = options_of(name)
     for word in words:
         flag = underscored(word.partition("=")[0])
@@ -91,39 +89,36 @@ def check_mention(text: str) -> None:
 
 def options_of(name: str) -> set[str]:
     """All options of a command of `elasticdl`."""
-    attempts = [["zoo", each] for each in _ZOO] if name == "zoo" else [[name]]
-    return {flag for words in attempts for flag in _parser_of(words).flags()}
+    context = click.Context(COMMANDS)
+    found = COMMANDS.get_command(context, name)
+    commands: list[click.Command | None] = [found]
+    if isinstance(found, click.Group):
+        commands = [found.get_command(context, each) for each in found.list_commands(context)]
+    return {flag for command in commands if isinstance(command, Command) for flag in command.flags()}
 
 
-def _parser_of(words: list[str]) -> Parser:
-    def stop(parser: Parser, _: Sequence[str]) -> None:
-        raise _Parsed(parser)
-
-    with mock.patch.object(Parser, "parse", stop):
-        try:
-            dispatch([*words, *(["--", "true"] if words == ["run"] else [])])
-        except _Parsed as parsed:
-            return cast(Parser, parsed.parser)
-    raise Wrong(f"`elasticdl {' '.join(words)}` reads no command line")
+def _read(group: click.Group, words: Sequence[str], parent: click.Context) -> click.Context:
+    """What a command makes of its words, without doing anything."""
+    name, *rest = words
+    command = group.get_command(parent, name)
+    assert command is not None
+    if isinstance(command, click.Group):
+        return _read(command, rest, click.Context(command, parent, name))
+    with contextlib.redirect_stdout(None):
+        return command.make_context(name, rest, parent=parent)
 
 
 def _check_elasticdl(words: list[str]) -> None:
-    _require("command", words[0], COMMANDS)
+    _require("command", words[0], TABLE)
     try:
-        if words[0] in _JOBS:
-            _check_job(words[0], words[1:])
-        else:
-            with _nothing_done(Parser, "parse"):
-                dispatch(words)
+        context = _read(COMMANDS, words, click.Context(COMMANDS, info_name="elasticdl"))
+        if words[0] in _GROUPS:
+            given = read_options(context.params, _GROUPS[words[0]])
+            make_spec(given, context.params.get("program", ()))
+    except click.exceptions.Exit:  # it asked for help
+        return
     except UserError as error:
         raise Wrong(str(error)) from None
-
-
-def _check_job(name: str, words: list[str]) -> None:
-    module: Any = _JOBS[name]
-    split = words.index("--") if "--" in words else len(words)
-    groups = module.GROUPS if name == "run" else module.OPTION_GROUPS
-    make_spec(read_options(vars(module.parser().parse(words[:split])), groups), tuple(words[split + 1 :]))
 
 
 def _check_python(words: list[str]) -> None:
@@ -154,7 +149,7 @@ def _nothing_done(owner: type[argparse.ArgumentParser], method: str) -> Iterator
 
     def read_and_stop(parser: argparse.ArgumentParser, *arguments: Any, **named: Any) -> None:
         real(parser, *arguments, **named)
-        raise _Parsed(parser)
+        raise _Parsed
 
     with mock.patch.object(owner, method, read_and_stop), contextlib.suppress(_Parsed):
         yield

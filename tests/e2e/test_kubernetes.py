@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -126,4 +127,49 @@ def test_an_image_that_cannot_be_pulled(elasticdl, core, namespace):
     line = 'job digits: the image can\'t be pulled: Back-off pulling image "missing/image"; nothing of the job was left'
     assert done.returncode == 2
     assert done.stderr == f"elasticdl train: {line} behind\n"
+    assert nothing_left(core, namespace)
+
+
+RIGHTS = {
+    "": ["pods", "pods/log", "secrets", "configmaps", "services", "serviceaccounts", "events"],
+    "batch": ["jobs"],
+    "networking.k8s.io": ["networkpolicies"],
+    "rbac.authorization.k8s.io": ["roles", "rolebindings"],
+}
+
+
+def may_reach_pods(own_cluster, namespace, *more):
+    """The user ``guest`` may do all it takes, and ``more``."""
+    resources = {**RIGHTS, "": [*RIGHTS[""], *more]}
+    rules = [{"apiGroups": [group], "resources": kinds, "verbs": ["*"]} for group, kinds in resources.items()]
+    rbac = client.RbacAuthorizationV1Api(own_cluster.client())
+    if more:
+        rbac.patch_namespaced_role("guest", namespace, {"rules": rules})
+        return
+    rbac.create_namespaced_role(namespace, {"metadata": {"name": "guest"}, "rules": rules})
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "guest"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "guest"}
+    binding = {"metadata": {"name": "guest"}, "roleRef": reference, "subjects": [subject]}
+    rbac.create_namespaced_role_binding(namespace, binding)
+
+
+def read_until(process, text):
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended before it said {text}")
+
+
+def test_a_master_that_runs_and_is_not_reached_is_told_and_when_it_is_reached(elasticdl, own_cluster, core, namespace):
+    may_reach_pods(own_cluster, namespace)
+    env = {**os.environ, "KUBECONFIG": str(own_cluster.user_kubeconfig("guest", []))}
+    command = [sys.executable, "-m", "elasticdl.cli", *TRAIN, "--num_epochs", "100000", "--namespace", namespace]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        why = f"it takes the right to get pods/portforward in namespace {namespace}; it is tried again"
+        assert read_until(process, "its master runs but").endswith(f"can't be reached: {why}\n")
+        may_reach_pods(own_cluster, namespace, "pods/portforward")
+        assert read_until(process, "reached") == "its master is reached again\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 130
+    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
     assert nothing_left(core, namespace)

@@ -191,6 +191,7 @@ def test_a_worker_told_to_leave_is_replaced_without_breaking_the_world(start):
     job = start().connect()
     job.world_of(0, 1, 2)[2].terminate()
     job.world_of(0, 1, 3)
+    assert [entry["replaces"] for entry in job.journal("worker_launched")] == [False, False, False, True]
     assert job.journal("world_broken") == []
     assert job.journal("worker_left")[0]["cause"] == "drained"
 

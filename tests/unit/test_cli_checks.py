@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import checks
+from elasticdl.cli.local import checks
 from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec

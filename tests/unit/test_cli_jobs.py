@@ -12,9 +12,9 @@ import pytest
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
-from elasticdl.cli.client import connect
-from elasticdl.cli.jobs import Life, life_of, prune_jobs
-from elasticdl.cli.main import main
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.local.local_jobs import Life, life_of, prune_jobs
+from elasticdl.cli.master_client import connect
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
 from elasticdl.common.spec import JobSpec, WorkerRange
@@ -72,8 +72,18 @@ def test_the_life_of_a_job(dead_pid):
     assert life_of(job, now + 1e4) is Life.RUNNING
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
     assert life_of(job, now) is Life.LOST
+    job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
+    assert life_of(job, now) is Life.RUNNING
     write_aside(job.status, "{}")
     assert life_of(job, now) is Life.ENDED
+
+
+def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys):
+    job = new_job("one")
+    another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
+    write_aside(job.master, json.dumps(another))
+    assert life_of(job, job.path.stat().st_mtime) is Life.LOST
+    assert run(capsys, "stop", "one") == (2, "", "elasticdl stop: job one is not running: it is lost\n")
 
 
 def test_old_jobs_go_and_running_ones_stay(running):
@@ -145,12 +155,12 @@ def test_a_job_that_is_over_can_not_be_scaled(capsys):
     assert run(capsys, "scale", "done", "3") == (2, "", "elasticdl scale: job done is not running: it has succeeded\n")
 
 
-@pytest.mark.parametrize("workers", ["none", "0", "4-2", "-1"])
+@pytest.mark.parametrize("workers", ["none", "0", "4-2", "1-1000000000"])
 def test_a_wrong_number_of_workers(capsys, running, workers):
     code, _, err = run(capsys, "scale", "live", workers)
     assert (code, err) == (
         2,
-        f"elasticdl scale: {workers!r} is not a number of workers: write N or MIN-MAX, as in 3 or 2-4, at least 1\n",
+        f"elasticdl scale: {workers!r} is not a number of workers: write N or MIN-MAX, as in 3 or 2-4, from 1 to 10000\n",
     )
     assert running.requests == []
 
@@ -195,14 +205,14 @@ def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
 
 @pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
 def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
-    monkeypatch.setattr("elasticdl.cli.local_job.LocalJob.wait_until_over", lambda *args: None)
+    monkeypatch.setattr("elasticdl.cli.local.local_jobs.LocalJob.wait_until_over", lambda *args: None)
     run(capsys, "stop", "live", flag)
     (request,) = running.requests
     assert (request.checkpoint, request.now) == (checkpoint, now)
 
 
 def test_a_job_that_does_not_stop_is_not_waited_for_forever(capsys, monkeypatch, running):
-    monkeypatch.setattr("elasticdl.cli.stop.CLOSING_TIME", -JobSpec().stop_grace)
+    monkeypatch.setattr("elasticdl.cli.commands.control.CLOSING_TIME", -JobSpec().stop_grace)
     code, _, err = run(capsys, "stop", "live")
     assert code == 1
     assert "`elasticdl stop live --now` ends it at once" in err

@@ -8,26 +8,28 @@ import sys
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 import urllib3
 import yaml
 from kubernetes import client
 
-from elasticdl.cli import follow
-from elasticdl.cli.kubernetes import follow as follow_cluster
-from elasticdl.cli.kubernetes import logs
-from elasticdl.cli.kubernetes.job import ClusterJob
-from elasticdl.cli.kubernetes.plight import ImagePatience, Plight, plight_of
-from elasticdl.cli.kubernetes.submit import Submission, make_parts
-from elasticdl.cli.main import main
+from elasticdl.cli import status_watch
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.cluster import cluster_follow, job_streams
+from elasticdl.cli.cluster.cluster_job import ClusterJob
+from elasticdl.cli.cluster.master_pod import ImagePatience, Plight, plight_of
+from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.cli.line_streams import FixedLines
+from elasticdl.cli.signals import SignalLog
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.job_pods import find_master
-from elasticdl.kubernetes.manifests import job_objects as objects
+from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -40,7 +42,9 @@ def parts(**options):
 
 
 def test_the_master_may_do_what_it_needs_and_nothing_else():
-    assert {(rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in objects.rules("j")} == {
+    assert {
+        (rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in job_objects.rules("j")
+    } == {
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
         ("events",): ["create", "list", "watch"],
         ("configmaps", "j-state"): ["get", "patch"],
@@ -49,7 +53,7 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
 
 
 def test_a_master_whose_owner_can_not_make_events_may_not_either():
-    (rule,) = [rule for rule in objects.rules("j", announces=False) if rule["resources"] == ["events"]]
+    (rule,) = [rule for rule in job_objects.rules("j", announces=False) if rule["resources"] == ["events"]]
     assert rule["verbs"] == ["list", "watch"]
 
 
@@ -62,14 +66,14 @@ def test_only_the_masters_pod_can_speak_to_the_cluster():
 
 def test_an_account_of_the_users_is_used_as_it_is():
     made = parts(service_account="me")
-    kinds = {manifest["kind"] for manifest in objects.companions(made)}
+    kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
     assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
     assert made.master["spec"]["serviceAccountName"] == "me"
 
 
 def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
     made = parts()
-    secrets = {each["metadata"]["name"] for each in objects.companions(made) if each["kind"] == "Secret"}
+    secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
     assert secrets == {f"digits-{role}-tls" for role in Role}
     for pod, role in ((made.master, "master"), (made.worker, "worker")):
         mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
@@ -161,11 +165,11 @@ def test_an_image_that_no_waiting_helps_is_not_waited_for():
 
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     made = parts(envs="TOKEN=hush")
-    holders = [each for each in objects.companions(made) if "aHVzaA==" in json.dumps(each)]
+    holders = [each for each in job_objects.companions(made) if "aHVzaA==" in json.dumps(each)]
     assert [(each["kind"], each["metadata"]["name"], each["data"]) for each in holders] == [
         ("Secret", "digits-envs", {"TOKEN": "aHVzaA=="})
     ]
-    assert "hush" not in json.dumps([*objects.companions(made), objects.make_job(made)])
+    assert "hush" not in json.dumps([*job_objects.companions(made), job_objects.make_job(made)])
 
 
 def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(tmp_path):
@@ -175,6 +179,13 @@ def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(t
         assert made.worker["spec"]["serviceAccountName"] == "cloud"
         assert made.master["spec"]["serviceAccountName"] == "digits-master"
         assert made.master["spec"]["automountServiceAccountToken"] is True
+
+
+def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_lost_ones_do_not_count():
+    spec = job_objects.make_job(parts())["spec"]
+    assert spec["backoffLimit"] <= 100
+    ignored = [rule.get("onPodConditions") or rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"]]
+    assert ignored == [[{"type": "DisruptionTarget", "status": "True"}], {"operator": "In", "values": [143]}]
 
 
 def test_every_port_has_a_protocol_as_server_side_apply_wants_it():
@@ -358,7 +369,7 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
 
 def test_without_the_package_it_is_said_how_to_get_it():
     code = (
-        "import sys; sys.modules['kubernetes'] = None; from elasticdl.cli.main import main; "
+        "import sys; sys.modules['kubernetes'] = None; from elasticdl.cli.__main__ import main; "
         "sys.exit(main(['status', 'x', '--namespace', 'y']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -398,7 +409,7 @@ class LoggingJob:
 
     def __init__(self, *readings):
         self._readings = list(readings)
-        self.cluster = self
+        self.client = self
 
     def has_ended(self):
         return not self._readings[1:]
@@ -414,13 +425,18 @@ class LoggingJob:
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(job_streams, "LOOK_SECONDS", 0.01)
     job = LoggingJob(b"one\ntwo\n\0", b"one\n\0", b"one\ntwo\nthree\n\0", b"one\ntwo\nthree\nfour\n")
-    with logs.followed_logs(job, 0) as stream:
+    with job_streams.followed_logs(job, 0) as stream:
         deadline = time.monotonic() + 10
         while stream.may_grow() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert stream.lines() == ["one", "two", "three", "four"]
+
+
+def following(job, screen, failure=""):
+    watch = SimpleNamespace(failure=failure, inbox=queue.SimpleQueue())
+    return cluster_follow._Following(job, screen, FixedLines([]), watch, SignalLog(), ImagePatience(60.0))
 
 
 class Lines:
@@ -443,9 +459,9 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
             return [{"message": why, "lastTimestamp": str(self.tries)}]
 
     screen, job = Lines(), ClusterJob(Refusing(), "digits")
-    view = follow_cluster._View(screen, None)
+    view = following(job, screen)
     for _ in range(3):
-        view.show_plight(Plight(follow_cluster._refusal(job)))
+        view.show_plight(Plight(cluster_follow._refusal(job)))
     for why in ("not found", "Back-off", "not found", "Back-off"):
         view.show_plight(missing(why))
     view.show_plight(Plight("its master is starting"))
@@ -454,6 +470,44 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
         "the image can't be pulled: not found",
         "its master is starting",
     ]
+
+
+def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
+    """It is tried again all the time: the first seconds of a master that starts are no news."""
+    screen, job = Lines(), ClusterJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    view = following(job, screen, "the master did not answer: Socket closed")
+    assert [view.look(now) for now in (5.0, 14.9)] == [False, False]
+    assert screen.seen == []
+    assert [view.look(now) for now in (15.0, 16.0, 100.0)] == [False] * 3
+    line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
+    assert screen.seen == [line]
+    view.show_contact()
+    view.show_contact()
+    assert screen.seen == [line, "its master is reached again"]
+    assert [view.look(now) for now in (101.0, 111.0)] == [False, False]
+    assert screen.seen[2:] == [line]
+
+
+def test_who_follows_without_the_right_to_reach_the_master_is_told_which_it_is():
+    screen = Lines()
+    view = following(ClusterJob(OneJob(master=RUNNING), "digits"), screen, "Socket closed")
+    assert [view.look(now) for now in (0.0, 10.0)] == [False, False]
+    line = "its master runs but can't be reached: it takes the right to get pods/portforward in namespace lab; it is"
+    assert screen.seen == [f"{line} tried again"]
+
+
+def entry(time, **fields):
+    return json.dumps({"time": time, "event": "warning", **fields})
+
+
+def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_is_kept():
+    told = job_streams.Told(kept=3)
+    first = [entry(number) for number in range(8)]
+    assert all(told.is_new(line) for line in first)
+    # The next master's clock is late, and it has not heard of the last entry.
+    second = [*first[:-1], entry(6.5, message="of the next master"), entry(9)]
+    assert [line for line in second if told.is_new(line)] == second[-2:]
+    assert len(told._known) == len(told._lines) == 3
 
 
 class Masters:
@@ -471,12 +525,11 @@ class Masters:
 
 
 def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
-    monkeypatch.setattr(follow, "RECONNECT_SECONDS", 0.0)
-    inbox = queue.SimpleQueue()
-    with follow.watching(Masters(["running"], [], ["waiting", "succeeded"]), inbox):
-        *seen, last = (inbox.get(timeout=10) for _ in range(4))
+    monkeypatch.setattr(status_watch, "RECONNECT_SECONDS", 0.0)
+    with status_watch.StatusWatch(Masters(["running"], [], ["waiting", "succeeded"])) as watch:
+        *seen, last = (watch.inbox.get(timeout=10) for _ in range(4))
     assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
-    assert last is follow.WatchEnded.WATCH_ENDED
+    assert last is status_watch.WatchEnded.WATCH_ENDED
 
 
 class SlowCluster:

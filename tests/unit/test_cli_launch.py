@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.jobs import is_alive
 from elasticdl.common.jobdir import jobs_root
+from elasticdl.common.process import is_alive
 from elasticdl.common.spec import JobSpec
 
 TIMEOUT = 60.0
 
 DRIVER = """
 import sys
-from elasticdl.cli import checks, main, master_process
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.local import checks, local_follow, master_process
 
 master_process.MASTER_MODULE = "cli_fake_master"
-master_process.CLOSING_TIME = 2.0
+master_process.CLOSING_TIME = local_follow.CLOSING_TIME = 2.0
 checks.CHECK_MODULE = "pretend_check"
-sys.exit(main.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 
 CHECK = "import sys; sys.stdin.read()"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import typing
 from pathlib import Path
 
+import click
 import pytest
 
-from elasticdl.cli import former, run, train
-from elasticdl.cli.main import main
+import elasticdl
+from elasticdl.cli import former
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.common.errors import UserError
 from elasticdl.common.kubernetes_options import KubernetesOptions
@@ -37,7 +40,8 @@ FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
 
 
 def spec_of(*argv: str) -> JobSpec:
-    return make_spec(read_options(vars(train.parser().parse(argv)), OPTION_GROUPS))
+    context = train.make_context("train", list(argv), parent=click.Context(train, info_name="elasticdl"))
+    return make_spec(read_options(context.params, OPTION_GROUPS))
 
 
 def with_image(name: str) -> list[str]:
@@ -59,7 +63,7 @@ def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours()
     rows = Path("docs/migration.md").read_text().splitlines()
     for names, instead in former.OPTIONS.items():
         assert f"| {', '.join(f'`--{name}`' for name in names)} | {instead} |" in rows
-        assert not {f"--{name}" for name in names} & {*train.parser().flags(), *run.parser().flags()}
+        assert not {f"--{name}" for name in names} & {*train.flags(), *run.flags()}
     for name, instead in former.COMMANDS.items():
         assert f"| `elasticdl {name}` | {instead} |" in rows
 
@@ -141,6 +145,9 @@ def test_workers_are_a_number_or_a_range():
         ),
         (["digits"], "'digits' is one argument too many; see `elasticdl train --help`"),
         (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
+        (["--num_epochs", "--seed", "3"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
+        (["--detach=yes"], "--detach: takes no value; see `elasticdl train --help`"),
+        (["--num_workers", "1-1000000000"], "--num_workers 1-1000000000: must be at most 10000"),
         (["--num_workers", "4-2"], "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
         (["--num_workers", "few"], "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
         (["--num_workers", "0"], "--num_workers 0: must be at least 1"),
@@ -215,7 +222,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_help_has_a_section_for_each_group_and_every_flag():
-    text = train.parser().format_help()
+    text = train.get_help(click.Context(train, info_name="train"))
     for group in OPTION_GROUPS:
         assert f"\n{group.__doc__}:\n" in text
     for name in FIELDS:
@@ -223,7 +230,7 @@ def test_help_has_a_section_for_each_group_and_every_flag():
 
 
 def test_run_offers_what_a_script_does_not_decide_itself():
-    offered = set(run.parser().flags())
+    offered = set(run.flags())
     assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
     assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
 
@@ -238,6 +245,14 @@ def test_literal_and_pattern_fields_have_a_test_value():
     ("argv", "line"),
     [
         (["trian"], "elasticdl: unknown command trian: did you mean train?"),
+        (["--verbose", "train"], "elasticdl: unknown option --verbose; see `elasticdl --help`"),
+        (["zoo", "biuld"], "elasticdl zoo: unknown command biuld: did you mean build?"),
+        (
+            ["logs", "--worker", "x"],
+            "elasticdl logs: --worker: 'x' is not a valid integer; see `elasticdl logs --help`",
+        ),
+        (["delete"], "elasticdl delete: the following arguments are required: JOB; see `elasticdl delete --help`"),
+        (["scale", "a", "2", "3"], "elasticdl scale: '3' is one argument too many; see `elasticdl scale --help`"),
         (
             ["predict"],
             "elasticdl: unknown command predict: that was ElasticDL's: load the model that `--output` has written, and call it in "
@@ -259,3 +274,17 @@ def test_a_mistake_ends_with_2_and_one_line(argv, line, capsys):
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", line + "\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["zoo"]])
+def test_without_a_command_the_commands_are_shown(argv, capsys):
+    assert main(argv) == 2
+    shown = capsys.readouterr().out
+    assert main([*argv, "--help"]) == main([*argv, "help"]) == 0
+    assert capsys.readouterr().out == shown * 2
+    assert shown.startswith(f"usage: elasticdl {'zoo ' if argv else ''}COMMAND [OPTIONS]\n\n  ")
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"elasticdl {elasticdl.__version__}\n"

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from dockerfile_kit import complaints, read
 
-from elasticdl.cli import zoo
-from elasticdl.cli.images import find_builder
-from elasticdl.cli.main import main
+from elasticdl.cli.__main__ import dispatch, main
+from elasticdl.cli.commands import zoo_image as zoo
+from elasticdl.cli.image_builders import find_builder
 from elasticdl.common.errors import ElasticDLError, UserError
 
 IMAGE = "registry.example.com:5000/team/zoo:1"
+
+
+def zoo_command(argv):
+    return dispatch(["zoo", *argv])
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ sys.exit({code})
 
 
 def init(folder: Path, *options: str) -> str:
-    assert zoo.command(["init", "--model_zoo", str(folder), *options]) == 0
+    assert zoo_command(["init", "--model_zoo", str(folder), *options]) == 0
     return (folder / "Dockerfile").read_text()
 
 
@@ -132,7 +136,7 @@ def test_the_folder_may_be_an_argument(folder, capsys):
 
 def test_the_folder_is_given_once(folder):
     with pytest.raises(UserError, match=r"given twice: .*zoo and --model_zoo \.;"):
-        zoo.command(["init", str(folder), "--model_zoo", "."])
+        zoo_command(["init", str(folder), "--model_zoo", "."])
     assert not (folder / "Dockerfile").exists()
 
 
@@ -237,7 +241,7 @@ def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
     fake(programs, "docker", user=user)
     init(folder)
     with pytest.raises(UserError, match=rf"its user is {user or 'root'}, and .*: end .*Dockerfile with USER 1000:1000"):
-        zoo.command(["build", str(folder), "--image", IMAGE])
+        zoo_command(["build", str(folder), "--image", IMAGE])
 
 
 @pytest.mark.parametrize(("base", "kind"), [(zoo.BASE_IMAGE, "cpu"), (zoo.BASE_IMAGE.replace("cpu", "gpu"), "gpu")])
@@ -245,7 +249,7 @@ def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, 
     record = fake(programs, "buildah", lacks=base)
     init(folder, f"--base_image={base}")
     with pytest.raises(UserError) as raised:
-        zoo.command(["build", str(folder), "--image", IMAGE])
+        zoo_command(["build", str(folder), "--image", IMAGE])
     command = f"buildah bud -f docker/Dockerfile.{kind} -t {base} ."
     assert str(raised.value) == f"{folder}/Dockerfile: {base} is not here; once, in a checkout of elasticdl: {command}"
     assert not record.exists()
@@ -254,14 +258,14 @@ def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, 
 def test_a_base_image_of_a_registry_is_left_to_the_builder(folder, programs):
     fake(programs, "docker", lacks="registry.example.com/elasticdl:1-cpu")
     init(folder, "--base_image=registry.example.com/elasticdl:1-cpu")
-    assert zoo.command(["build", str(folder), "--image", IMAGE]) == 0
+    assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
 
 
 @pytest.mark.parametrize("user", ["1000", "1000:0", "10:elasticdl"])
 def test_a_user_with_a_number_is_let_in(folder, programs, user):
     fake(programs, "docker", user=user)
     init(folder)
-    assert zoo.command(["build", str(folder), "--image", IMAGE]) == 0
+    assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
 
 
 def test_a_failure_of_the_program_is_told(programs, capsys):
@@ -276,7 +280,7 @@ def test_a_program_that_does_not_start_is_told(programs):
     fake(programs, "buildah")
     (programs / "buildah").write_text("#!/nowhere/at/all\n")
     with pytest.raises(ElasticDLError, match="can't be run: No such file"):
-        zoo.command(["push", IMAGE])
+        zoo_command(["push", IMAGE])
 
 
 @pytest.mark.parametrize(
@@ -293,7 +297,7 @@ def test_a_program_that_does_not_start_is_told(programs):
 def test_mistakes_do_not_reach_the_program(programs, argv, line):
     record = fake(programs, "docker")
     with pytest.raises(UserError) as raised:
-        zoo.command(argv)
+        zoo_command(argv)
     assert line in str(raised.value)
     assert not record.exists()
 
@@ -301,10 +305,10 @@ def test_mistakes_do_not_reach_the_program(programs, argv, line):
 def test_a_folder_without_dockerfile_is_told_how_to_get_one(folder, programs):
     fake(programs, "docker")
     with pytest.raises(UserError, match=f"elasticdl zoo init {folder}"):
-        zoo.command(["build", str(folder), "--image", IMAGE])
+        zoo_command(["build", str(folder), "--image", IMAGE])
 
 
 def test_help(capsys):
-    assert zoo.command(["--help"]) == 0
-    assert "elasticdl zoo init|build|push" in capsys.readouterr().out
-    assert zoo.command([]) == 2
+    assert zoo_command(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: elasticdl zoo COMMAND [OPTIONS]\n\n  init    write a Dockerfile")
+    assert zoo_command([]) == 2

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from dockerfile_kit import Line, complaints, read, stages
 
-from elasticdl.cli.zoo import BASE_IMAGE
-from elasticdl.cli.zoo_dockerfile import ZOO_FOLDER
+from elasticdl.cli.commands.zoo_image import BASE_IMAGE, ZOO_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU = ROOT / "docker" / "Dockerfile.cpu", ROOT / "docker" / "Dockerfile.gpu"

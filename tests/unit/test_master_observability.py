@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl.cli.kubernetes.submit import make_parts
+from elasticdl.cli.cluster.submission import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.manifests import job_objects as objects
-from elasticdl.kubernetes.manifests import names
+from elasticdl.kubernetes.manifests import job_objects, names
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.notices import BURST, SECONDS_EACH, Digest, Notice, make_event, notice_of
 from elasticdl.master.observers.journal_file import Journal
@@ -36,8 +35,8 @@ STATUS = pb.JobStatus(
     ],
 )  # fmt: skip
 HISTORY = (
-    ("worker_launched", {"worker": 0, "reason": "asked for"}),
-    ("worker_launched", {"worker": 2, "reason": "in place of one that left: worker 1 was preempted"}),
+    ("worker_launched", {"worker": 0, "reason": "asked for", "replaces": False}),
+    ("worker_launched", {"worker": 2, "reason": "worker 1 was preempted", "replaces": True}),
     ("worker_left", {"worker": 1, "cause": "preempted", "reason": "was preempted", "code": 137}),
     ("world_formed", {"world": 2, "members": [2, 0], "step": 5, "reason": "worker 1 was preempted"}),
     ("pause", {"kind": "failure", "notice": 0.0, "drain": 0.1, "rendezvous": 0.2, "init": 0.3, "sync": 0.1,
@@ -109,7 +108,7 @@ def test_the_dashboard_asks_for_what_there_is_only():
 def test_the_service_monitor_finds_the_service_of_a_job():
     monitor = yaml.safe_load((DOCS / "servicemonitor.yaml").read_text())["spec"]
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    service = objects.make_service(spec)
+    service = job_objects.make_service(spec)
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
@@ -119,7 +118,7 @@ def test_the_service_monitor_finds_the_service_of_a_job():
 
 def test_metrics_alone_are_let_in_from_elsewhere_and_to_the_master_only():
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
-    made = objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
+    made = job_objects.companions(make_parts(spec, "lab", datetime.now(UTC)))
     policies = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
     assert policies.keys() == {"digits", "digits.metrics"}
     assert policies["digits.metrics"]["podSelector"]["matchLabels"][names.ROLE_LABEL] == "master"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli import run, train
+from elasticdl.cli.commands.start import run, train
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [path for path in (ROOT / "elasticdl").rglob("*.py") if path.parent.name != "proto"]
@@ -49,11 +49,11 @@ RUN_FLAGS = """
 
 
 def test_the_options_of_train():
-    assert train.parser().flags() == TRAIN_FLAGS.split()
+    assert train.flags() == TRAIN_FLAGS.split()
 
 
 def test_the_options_of_run():
-    assert run.parser().flags() == RUN_FLAGS.split()
+    assert run.flags() == RUN_FLAGS.split()
 
 
 @pytest.mark.parametrize("name", ["master", "worker"])
@@ -75,9 +75,34 @@ def test_every_dependency_is_pinned():
 
 
 def test_the_command_line_imports_no_framework():
-    modules = sorted(path.stem for path in (ROOT / "elasticdl" / "cli").glob("*.py") if path.stem != "__main__")
-    imports = "; ".join(f"import elasticdl.cli.{name}" for name in modules)
+    folder = ROOT / "elasticdl"
+    modules = [path for path in (folder / "cli").rglob("*.py") if path.stem != "__init__"]
+    imports = "; ".join(f"import {'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in sorted(modules))
     heavy = "{'torch', 'tensorflow', 'horovod', 'numpy'} & set(sys.modules)"
     code = f"import sys; {imports}; sys.exit(str({heavy}) if {heavy} else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [
+        (["--help"], {"pydantic", "rich", "grpc", "kubernetes", "yaml"}),
+        (["zoo", "--help"], {"pydantic", "grpc", "kubernetes", "yaml"}),
+        (["train", "--help"], {"kubernetes"}),
+        (["status", "--help"], {"kubernetes"}),
+    ],
+    ids=" ".join,
+)
+def test_a_command_imports_only_what_it_needs(argv, heavy):
+    code = f"import sys; from elasticdl.cli.__main__ import main; main({argv!r}); sys.exit(str({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "set()\n"
+
+
+def test_no_two_modules_of_the_command_line_and_the_cluster_have_one_name():
+    """Who looks for the place where jobs are followed should find one."""
+    folders = ("cli", "common", "kubernetes", "master")
+    paths = [path for folder in folders for path in (ROOT / "elasticdl" / folder).rglob("*.py")]
+    names = [path.stem for path in paths if not path.stem.startswith("__")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -20,8 +20,17 @@ from elasticdl.kubernetes.manifests.pod import SPEC_FILE, SPEC_FOLDER, Manifest,
 from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
 
 MASTER_COMMAND = ("python", "-m", "elasticdl.master.service.cluster_master", "--job_folder", SPEC_FOLDER)
-# A master that was lost is started again whatever its number; one whose job is over sets this to 0 itself.
-BACKOFF_LIMIT = 10_000
+# Masters that may fail. One that is lost with its node counts only before Kubernetes 1.26, which does not know the policy
+# below; a crash is tried again after up to six minutes. A master that crashes again and again, or whose job is over, sets
+# this to 0 itself; so the bound is for those that never get so far, as in an image without this package.
+BACKOFF_LIMIT = 100
+EXIT_LEFT = 143  # of a master that was told to leave
+_FAILURE_POLICY = {
+    "rules": [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_LEFT]}},
+    ]
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
         "parallelism": parallelism,
         "completions": 1,
         "backoffLimit": BACKOFF_LIMIT,
+        "podFailurePolicy": _FAILURE_POLICY,
         "template": parts.master,
     }
     return {**_head(parts, "Job", names.master_name(parts.spec.job_name), "batch/v1"), "spec": spec}

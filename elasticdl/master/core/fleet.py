@@ -300,11 +300,12 @@ class Fleet:
 
     def _launch(self) -> list[Instruction]:
         worker_id, self._next_id = self._next_id, self._next_id + 1
-        reason = f"{REPLACEMENT}{self._left.pop(0)}" if self._left else "asked for"
+        replaces = bool(self._left)
+        reason = f"{REPLACEMENT}{self._left.pop(0)}" if replaces else "asked for"
         self.workers[worker_id] = Worker(worker_id, reason)
         return [
             LaunchWorker(worker_id, reason),
-            Record("worker_launched", {"worker": worker_id, "reason": reason}),
+            Record("worker_launched", {"worker": worker_id, "reason": reason, "replaces": replaces}),
         ]
 
     def _let_go(

@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from elasticdl.common.journal import Entry
-from elasticdl.master.core.fleet import REPLACEMENT
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -48,7 +47,7 @@ class Prometheus(Observer):
         match event:
             case "worker_launched":
                 self._launched.inc()
-                self._restarts.inc(str(fields.get("reason")).startswith(REPLACEMENT))
+                self._restarts.inc(fields.get("replaces") is True)
             case "worker_left":
                 self._left.labels(fields.get("cause", "")).inc()
             case "world_formed":

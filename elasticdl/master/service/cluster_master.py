@@ -4,7 +4,7 @@ It may be one of several, one after another: the Job starts the next when this o
 
 Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
 backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
-them over. Anything else: it broke, and another may do better.
+them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`crash_loop`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from google.protobuf import json_format
 
 from elasticdl.common import environment as variables
 from elasticdl.common.credentials import TlsFolder
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import read_journal
@@ -36,14 +37,16 @@ from elasticdl.common.quantities import parse_priority
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
+from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
 from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT
 from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
+from elasticdl.master.launchers.kubernetes.crash_loop import crash_loop
 from elasticdl.master.launchers.kubernetes.finalize import finalize, request
-from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, Cluster, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, event_source, pod_source
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
@@ -56,7 +59,6 @@ from elasticdl.master.service.serve import Platform, serve
 from elasticdl.master.service.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
 
-EXIT_LEFT = 143
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
@@ -100,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         pod = Pod.from_env(os.environ)
         with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
             return asyncio.run(run(pod, folder, Path(scratch)))
-    except UserError as error:
+    except (UserError, JobFailedError) as error:
         print(f"elasticdl: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_CODES[Phase.FAILED]
     except (RelievedError, UnreachableError) as error:
         _log.warning("%s", error)
         return EXIT_LEFT
@@ -113,6 +115,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
 
     Raises:
         UserError: the job has failed for it.
+        JobFailedError: masters before this one have crashed again and again.
         RelievedError: the master was told to leave.
         UnreachableError: the cluster does not answer.
     """
@@ -134,16 +137,19 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     with _signals(relieve):
         async with announcer.announcing():
             try:
+                if why := crash_loop(await request(job.masters, "list the masters before this one"), owner.uid):
+                    raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
                 logging.basicConfig(
                     level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
                 )
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
-            except UserError as error:
+            except (UserError, JobFailedError) as error:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
+                await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
                 await finalize(job, state, json_format.MessageToJson(failed), Phase.FAILED)
                 raise
         await finalize(job, state, status, end.phase)

@@ -40,7 +40,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFact
     """
     token = secrets.token_urlsafe()
     server = Server(LOOPBACK, TokenAccess(Token(token)))
-    address = MasterAddress(f"{LOOPBACK}:{server.bind(spec.port)}", token, os.getpid())
+    address = MasterAddress.of_this_process(f"{LOOPBACK}:{server.bind(spec.port)}", token)
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:

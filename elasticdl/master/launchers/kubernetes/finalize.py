@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.master.core.instructions import Phase
@@ -13,6 +13,7 @@ from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
 
 # For the cluster to answer at the beginning, and to take the last status at the end.
 PATIENCE = 120.0
+T = TypeVar("T")
 
 
 class JobApi(Protocol):
@@ -33,6 +34,6 @@ async def finalize(job: JobApi, state: ClusterState, status: str, phase: Phase) 
         await request(lambda: job.patch_job({"spec": {"backoffLimit": 0}}), "end the job")
 
 
-async def request(ask: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
+async def request(ask: Callable[[], T], what: str) -> T:
     """Ask until there is an answer; raises as `finalize`."""
     return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), PATIENCE)

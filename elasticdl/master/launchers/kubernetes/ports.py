@@ -54,6 +54,11 @@ class OwnJobApi:
         self._client = client
         self._job = master_name(job)
         self._state = state_name(job)
+        self._masters = selector(job, Role.MASTER)
+
+    def masters(self) -> list[Object]:
+        """The pods of the job's masters, this one's and those before it."""
+        return self._client.list("Pod", label_selector=self._masters)
 
     def read_job(self) -> Object:
         return self._client.read("Job", self._job)

@@ -1,0 +1,234 @@
+"""Submitting a job: first it is asked whether everything would be taken, then all of it is made, or none.
+
+The Job is made first, as the owner of the rest, but with nothing to start; when all is there its master is let go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from elasticdl.cli.cluster.cluster_spec import ClusterSpec
+from elasticdl.cli.signals import Interrupted
+from elasticdl.common.certificates import issue
+from elasticdl.common.credentials import Role
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_secret_envs, parse_volumes
+from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
+from elasticdl.kubernetes.client import Client, Object
+from elasticdl.kubernetes.manifests import job_objects
+from elasticdl.kubernetes.manifests.job_objects import Parts
+from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.names import without_name
+from elasticdl.kubernetes.manifests.pod import Manifest, finish_pod
+from elasticdl.kubernetes.manifests.pod_template import read_pod_templates
+from elasticdl.kubernetes.manifests.worker_pod import worker_pod
+
+# Older clusters take no pod of an account until it has a token, a moment after it was made.
+TOKEN_SECONDS = 10.0
+_RETRY_SECONDS = 0.1
+# What a cluster serves that has such a scheduler.
+QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
+# What many a user may not make, and need not if there is one of each for them.
+_ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
+# There is one in every namespace, by itself.
+_ANY_ACCOUNT = {"spec": {"serviceAccountName": "default"}}
+
+
+def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
+    """Everything that the job's objects are made from; ``spec`` has a name.
+
+    Raises:
+        UserError: the user's pod template or cluster module is wrong.
+    """
+    cluster_spec = ClusterSpec(spec.cluster_spec)
+
+    def adapted(pod: Manifest, role: Role) -> Manifest:
+        for template in read_pod_templates(spec, role):
+            pod = template.merged_into(pod)
+        return cluster_spec.adapt_pod(pod)
+
+    return Parts(
+        spec=spec,
+        namespace=namespace,
+        master=job_objects.finish_master_pod(adapted(job_objects.master_pod(spec), Role.MASTER), spec),
+        worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
+        service=cluster_spec.adapt_service(job_objects.make_service(spec)),
+        certificates=issue(spec.job_name, now),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """``say`` is told what the user should know, a line each."""
+
+    client: Client
+    parts: Parts
+    say: Callable[[str], None]
+
+    def within_rights(self) -> Submission:
+        """The same, with no right for the master that the user can't give it."""
+        if self.parts.spec.service_account or self.client.may("create", "events"):
+            return self
+        return replace(self, parts=replace(self.parts, announces=False))
+
+    def check(self) -> None:
+        """Whether the cluster would take it all; nothing is made.
+
+        Raises:
+            UserError: it would not.
+        """
+        spec = self.parts.spec
+        for manifest in (job_objects.make_job(self.parts, parallelism=0), *job_objects.companions(self.parts)):
+            self._try(manifest)
+        for verb in ("delete", "patch"):  # there is none yet with which to try it
+            if not self.client.may(verb, "jobs", "batch"):
+                raise UserError(f"you may not {verb} jobs in namespace {self.client.namespace}")
+        for claim in sorted({volume.claim_name for volume in parse_volumes(spec.volume) if volume.claim_name}):
+            self._require("PersistentVolumeClaim", claim, "--volume")
+        for secret in sorted({each.secret for each in parse_secret_envs(spec.env_from_secret)}):
+            self._require("Secret", secret, "--env_from_secret")
+        if spec.service_account:
+            self._require("ServiceAccount", spec.service_account, "--service_account")
+        queue = parse_queue(spec.queue)
+        if queue and not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
+            self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
+        self._try_master()
+        self._try_workers()
+        if not self.parts.announces:
+            self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
+
+    def make(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Make everything and let the master start; if anything goes wrong, nothing stays.
+
+        ``pause`` is called between two requests, and may raise.
+
+        Raises:
+            UserError: the cluster refuses something.
+            UnreachableError: it does not answer any more.
+        """
+        with self._undone_on_failure() as begun:
+            job = self._make_one(job_objects.make_job(self.parts, parallelism=0), begun)
+            for manifest in job_objects.companions(self.parts):
+                pause()
+                self._make_one(job_objects.owned(manifest, job), begun)
+            self._await_account(pause)
+            pause()
+            self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+
+    def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
+        """If the answer is lost it may have been made, under a name that was free a moment before."""
+        begun.append(manifest)
+        try:
+            return self._make(manifest)
+        except NotDoneError:
+            begun.pop()
+            raise
+
+    def _make(self, manifest: Manifest, *, dry_run: bool = False) -> Object:
+        try:
+            return self.client.create(manifest, dry_run=dry_run)
+        except NotDoneError as error:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            if error.status == CONFLICT:
+                raise NotDoneError(CONFLICT, self._taken(kind, name)) from error
+            if error.status in (ABSENT, STRANGER):
+                raise
+            text = str(error) if error.by_rights else f"the cluster refuses the {kind} {name}: {error}"
+            if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
+                text += "; an account that somebody has made for the master can be named with --service_account"
+            raise NotDoneError(error.status, text) from error
+
+    def _try(self, manifest: Manifest) -> None:
+        try:
+            self._make(manifest, dry_run=True)
+        except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
+            if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
+                raise
+
+    def _taken(self, kind: str, name: str) -> str:
+        job, namespace = self.parts.spec.job_name, self.client.namespace
+        if kind == "Job":
+            return (
+                f"there is a job named {job} in namespace {namespace} already: choose another --job_name, "
+                f"or remove it with `elasticdl delete {job} --namespace {namespace}`"
+            )
+        return f"there is a {kind} {name} in namespace {namespace} that is not this job's: choose another --job_name"
+
+    def _require(self, kind: str, name: str, option: str) -> None:
+        """Whoever may not look has to do without being told."""
+        try:
+            found = self.client.find(kind, name)
+        except NotDoneError as error:
+            if not error.by_rights:
+                raise
+        else:
+            if found is None:
+                raise UserError(f"{option}: there is no {kind} {name} in namespace {self.client.namespace}")
+
+    def _try_master(self) -> None:
+        """An account that is not made yet has another one stand in for it, if the cluster will have that."""
+        if self.parts.spec.service_account:
+            return self._try_pod(self.parts.master, Role.MASTER)
+        try:
+            self._try_pod(merge(self.parts.master, _ANY_ACCOUNT), Role.MASTER)
+        except NotDoneError as error:
+            if "service account" not in str(error):
+                raise
+
+    def _try_workers(self) -> None:
+        spec = self.parts.spec
+        priority = {"priorityClassName": name} if (name := job_objects.urgent_class(spec)) else {}
+        try:
+            self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
+        except NotDoneError as error:
+            if not error.by_quota:
+                raise
+            self.say(f"warning: as things are, no worker has a place in the namespace's quota: {error}")
+
+    def _try_pod(self, pod: Manifest, role: Role) -> None:
+        """Raises NotDoneError if the cluster refuses such a pod; who may make none can't ask."""
+        try:
+            self.client.create(job_objects.pod_of(self.parts, pod, role), dry_run=True)
+        except NotDoneError as error:
+            if error.by_rights:
+                return
+            raise NotDoneError(
+                error.status, f"the cluster refuses the {role}'s pod: {without_name(str(error))}"
+            ) from error
+
+    def _await_account(self, pause: Callable[[], None]) -> None:
+        """Until the cluster would take the master's pod with the account that was made for it."""
+        deadline = time.monotonic() + TOKEN_SECONDS
+        while True:
+            try:
+                return self._try_pod(self.parts.master, Role.MASTER)
+            except (NotDoneError, UnreachableError) as error:  # without a token yet it is told as a server's failure
+                if "service account" not in str(error) or time.monotonic() > deadline:
+                    raise
+            pause()
+            time.sleep(_RETRY_SECONDS)
+
+    @contextmanager
+    def _undone_on_failure(self) -> Iterator[list[Manifest]]:
+        begun: list[Manifest] = []
+        try:
+            yield begun
+        except BaseException:
+            while begun:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self._unmake(begun)
+            raise
+
+    def _unmake(self, begun: list[Manifest]) -> None:
+        while begun:
+            kind, name = begun[-1]["kind"], begun[-1]["metadata"]["name"]
+            try:
+                self.client.delete(kind, name)
+            except ElasticDLError as error:
+                self.say(f"warning: {kind} {name} could not be deleted again: {error}")
+            begun.pop()

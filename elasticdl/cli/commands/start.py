@@ -1,0 +1,91 @@
+"""``elasticdl train`` and ``elasticdl run``: start a job, on this machine or, with an image, on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+from pydantic import BaseModel
+
+from elasticdl.cli.commands.places import cluster_module
+from elasticdl.cli.local.local_run import run_job
+from elasticdl.cli.options import make_spec, read_options, spec_options
+from elasticdl.cli.parsing import SEPARATOR, Command, Option
+from elasticdl.common.errors import UserError
+from elasticdl.common.kubernetes_options import KubernetesOptions
+from elasticdl.common.spec import OPTION_GROUPS, JobOptions, JobSpec, OutputOptions, TimingOptions
+
+EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
+# The model, the data, the batch, the evaluations and the checkpoints are the script's own business.
+SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (JobOptions, OutputOptions, TimingOptions, KubernetesOptions)
+
+
+class _ScriptCommand(Command):
+    """What follows ``--`` is the user's program, handed over as it was typed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        split = args.index(SEPARATOR) if SEPARATOR in args else len(args)
+        rest = super().parse_args(ctx, args[:split])
+        ctx.params["program"] = tuple(args[split + 1 :])
+        return rest
+
+
+def _train(**given: object) -> int:
+    spec = make_spec(read_options(given, OPTION_GROUPS))
+    if not spec.model_def:
+        raise UserError("--model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch")
+    return _run_anywhere(spec, given)
+
+
+def _run(program: Sequence[str], **given: object) -> int:
+    read = read_options(given, SCRIPT_GROUPS)
+    if not program:
+        raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
+    return _run_anywhere(make_spec(read, tuple(program)), given)
+
+
+def _run_anywhere(spec: JobSpec, given: Mapping[str, object]) -> int:
+    """Returns the exit code.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was started.
+        JobFailedError: the job failed.
+    """
+    if spec.image:
+        code: int = cluster_module("cluster_run").run_job(
+            spec, yaml=given["yaml"], dry_run=given["dry_run"], detach=given["detach"]
+        )
+        return code
+    for name in ("yaml", "dry_run", "detach"):
+        if given[name]:
+            raise UserError(f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out")
+    return run_job(spec)
+
+
+def _submission_options() -> list[Option]:
+    section = "Submission to Kubernetes"
+    yaml = "write the job's objects to this file instead of submitting them; it holds the job's secret keys"
+    dry_run = "ask the cluster whether it would take the job, and print its objects; nothing is made"
+    return [
+        Option(["--yaml"], section, default="", metavar="FILE", help=yaml),
+        Option(["--dry_run"], section, is_flag=True, help=dry_run),
+        Option(["--detach"], section, is_flag=True, help="do not follow the job once it is submitted"),
+    ]
+
+
+train = Command(
+    "train",
+    params=[*spec_options(OPTION_GROUPS), *_submission_options()],
+    callback=_train,
+    options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
+    help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
+    f"As in: {EXAMPLE}",
+)
+run = _ScriptCommand(
+    "run",
+    params=[*spec_options(SCRIPT_GROUPS), *_submission_options()],
+    callback=_run,
+    options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
+    help="Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
+    "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
+)

@@ -1,0 +1,167 @@
+"""click with this project's manners: ``--num-workers`` is taken for ``--num_workers``, options stand in sections, and every
+mistake is a UserError with the nearest match instead of a usage text."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from elasticdl.cli.former import command_instead, option_instead
+from elasticdl.common.errors import UserError
+
+SEPARATOR = "--"
+
+
+def did_you_mean(wrong: str, right: Iterable[str]) -> str:
+    """``did you mean X?``, or the whole choice when nothing is near."""
+    names = list(right)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(names)}" if names else "there are none"
+
+
+def hint(wrong: str, right: Iterable[str]) -> str:
+    """The nearest match as the end of a sentence; empty when nothing is near."""
+    near = did_you_mean(wrong, right)
+    return f": {near}" if near.endswith("?") else ""
+
+
+def underscored(token: str) -> str:
+    """The spelling of an option that the commands know; other arguments are left alone."""
+    if not token.startswith("--"):
+        return token
+    name, equals, value = token[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+class Option(click.Option):
+    """An option whose value travels as text; ``section`` is the title above it in the help."""
+
+    def __init__(self, declarations: Sequence[str], section: str = "Options", **settings: Any) -> None:
+        super().__init__(declarations, **settings)
+        self.section = section
+        self.needs_value = not (self.is_flag or settings.get("flag_value"))
+
+
+class Switch(Option):
+    """As in ``--shuffle``, ``--shuffle=no`` and ``--no_shuffle``."""
+
+    def __init__(self, name: str, section: str, text: str) -> None:
+        super().__init__([f"--{name}"], section, is_flag=False, flag_value="true", metavar="[true|false]", help=text)
+        self.opposite = f"--no_{name}"
+
+
+class Command(click.Command):
+    """A command whose words are options and arguments."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        context = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "max_content_width": 100}
+        super().__init__(name, context_settings=context, **settings)
+
+    def flags(self) -> list[str]:
+        found = ["--help"]
+        for each in self.params:
+            found += each.opts if isinstance(each, Option) else []
+            found += [each.opposite] if isinstance(each, Switch) else []
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """
+        Raises:
+            UserError: an unknown option, a missing or a superfluous argument.
+        """
+        opposites = {each.opposite: f"{each.opts[0]}=false" for each in self.params if isinstance(each, Switch)}
+        words = [opposites.get(word, word) for word in map(underscored, args)]
+        self._require_values(ctx, words)
+        try:
+            rest = super().parse_args(ctx, words)
+        except click.NoSuchOption as error:
+            raise UserError(f"unknown option {error.option_name}: {self._instead(ctx, error.option_name)}") from None
+        except click.UsageError as error:
+            raise UserError(f"{_finding(error, ctx)}; {_see(ctx)}") from None
+        if ctx.args:
+            raise UserError(f"{ctx.args[0]!r} is one argument too many; {_see(ctx)}")
+        return rest
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), prefix="usage: ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in (*self.get_params(ctx)[-1:], *self.params):  # the first is --help
+            record = each.get_help_record(ctx)
+            if record is not None and not isinstance(each, click.Argument):
+                sections.setdefault(getattr(each, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def _require_values(self, ctx: click.Context, words: Sequence[str]) -> None:
+        """What begins as an option is no value of another: click itself would take it for one."""
+        needy = {flag for each in self.params if isinstance(each, Option) and each.needs_value for flag in each.opts}
+        for word, following in itertools.pairwise(words):
+            if word in needy and following.startswith("--"):
+                raise UserError(f"{word}: expected one argument; {_see(ctx)}")
+
+    def _instead(self, ctx: click.Context, flag: str) -> str:
+        near = option_instead(flag.removeprefix("--")) or did_you_mean(flag, self.flags())
+        return f"`{ctx.command_path} --help` lists the options" if near.startswith("there are") else near
+
+
+class Commands(click.Group):
+    """Commands that are imported when they are asked for; ``table``: by name the module and what the command does."""
+
+    def __init__(self, name: str, table: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        super().__init__(name, context_settings={"help_option_names": ["-h", "--help"]}, **settings)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """
+        Raises:
+            UserError: there is none of that name.
+        """
+        if cmd_name not in self._table:
+            instead = command_instead(cmd_name) or did_you_mean(cmd_name, self._table)
+            raise UserError(f"unknown command {cmd_name}: {instead}")
+        found: click.Command = getattr(importlib.import_module(self._table[cmd_name][0]), cmd_name)
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command, and for ``help``, the commands are shown."""
+        if not args or args[0] == "help":
+            click.echo(self.get_help(ctx))
+            ctx.exit(0 if args else 2)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise UserError(f"unknown option {error.option_name}; {_see(ctx)}") from None
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS]", prefix="usage: ")
+        commands = "".join(f"  {name:8}{text}\n" for name, (_, text) in self._table.items())
+        formatter.write(f"\n{commands}\n`{ctx.command_path} COMMAND --help` shows the options of a command.\n")
+
+
+def _finding(error: click.UsageError, ctx: click.Context) -> str:
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.make_metavar(ctx)
+        return f"the following arguments are required: {name}"
+    if isinstance(error, click.BadOptionUsage):
+        takes = "requires" in error.message
+        return f"{error.option_name}: {'expected one argument' if takes else 'takes no value'}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
+    return error.format_message().rstrip(".")
+
+
+def _see(ctx: click.Context) -> str:
+    return f"see `{ctx.command_path} --help`"

@@ -1,0 +1,149 @@
+"""Where the course of a job is shown: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elasticdl.cli.wording import (
+    count_of,
+    duration,
+    epoch_text,
+    is_over,
+    members,
+    progress_line,
+    waiting_lines,
+    wanted_workers,
+)
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+class Screen(Protocol):
+    """Shows a job while it runs; a context manager, as it may hold the terminal."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def show(self, status: pb.JobStatus) -> None:
+        """The newest status."""
+
+    def line(self, text: str) -> None:
+        """Something that happened, to stay on the screen."""
+
+
+class PlainScreen:
+    """Lines: what happened, what workers wait for, and progress each so many steps."""
+
+    def __init__(self, write: Callable[[str], None], log_loss_steps: int) -> None:
+        self._write = write
+        self._every = log_loss_steps
+        self._shown = 0
+        self._waiting: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        pass
+
+    def show(self, status: pb.JobStatus) -> None:
+        waiting = waiting_lines(status)
+        for key in waiting.keys() - self._waiting:
+            self._write(waiting[key])
+        self._waiting = set(waiting)
+        if status.step // self._every > self._shown // self._every:
+            self._shown = status.step
+            self._write(progress_line(status))
+
+    def line(self, text: str) -> None:
+        self._write(text)
+
+
+class LiveScreen:
+    """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._status = pb.JobStatus(phase="pending", time_left=-1)
+        self._received = clock()
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._live.stop()
+
+    def show(self, status: pb.JobStatus) -> None:
+        self._status, self._received = status, self._clock()
+
+    def line(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def _render(self) -> RenderableType:
+        return render(self._status, self._clock() - self._received)
+
+
+def make_screen(log_loss_steps: int) -> Screen:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return LiveScreen(console)
+    return PlainScreen(lambda text: print(text, flush=True), log_loss_steps)
+
+
+def render(status: pb.JobStatus, age: float) -> Panel:
+    """The panel of a status that came ``age`` seconds ago."""
+    facts = Table.grid(padding=(0, 3))
+    facts.add_row(
+        f"epoch {epoch_text(status)}",
+        f"step {count_of(status.step, status.total_steps)}",
+        f"loss {status.loss:.4g}" if status.samples else "loss -",
+        f"{status.samples_per_second:,.0f} samples/s",
+        f"elapsed {duration(status.elapsed + age)}",
+        "" if is_over(status) else f"left {duration(time_left(status, age))}",
+    )
+    bar = Table.grid(expand=True)  # a bare bar does not end its line
+    bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
+    parts: list[RenderableType] = [facts, bar]
+    if not is_over(status):
+        parts.append(workers_table(status))
+    if status.last_change:
+        parts.append(Text(f"last change: {status.last_change}", style="dim"))
+    if status.reason:
+        parts.append(Text(status.reason, style="yellow"))
+    return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
+
+
+def time_left(status: pb.JobStatus, age: float) -> float:
+    return max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
+
+
+def workers_table(status: pb.JobStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("worker", "state", "rank", "host", "pid", "why"):
+        table.add_column(title)
+    training = {worker.worker_id for worker in members(status)}
+    for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
+        rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
+        table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(worker.reason))
+    table.caption = f"{len(training)} of {wanted_workers(status)} workers train"
+    table.caption_justify = "left"
+    return table

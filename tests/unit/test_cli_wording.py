@@ -1,0 +1,162 @@
+"""What people read: the panel, the plain lines, the summary."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from elasticdl.cli import wording
+from elasticdl.cli.screens import LiveScreen, PlainScreen, render
+from elasticdl.common.journal import EVENTS
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+def status_of(**fields: object) -> pb.JobStatus:
+    settings = {
+        "job_name": "brave-otter-42",
+        "phase": "running",
+        "workers": [
+            pb.WorkerStatus(worker_id=0, state="member", rank=1, host="here", pid=10),
+            pb.WorkerStatus(worker_id=2, state="member", rank=0, host="here", pid=12),
+            pb.WorkerStatus(worker_id=3, state="pending", rank=-1, reason="no slot is free"),
+        ],
+        "last_change": "worker 1 was killed",
+        "epoch": 1,
+        "total_epochs": 4,
+        "step": 1250,
+        "total_steps": 5000,
+        "loss": 0.12345,
+        "samples": 80000,
+        "samples_per_second": 4321.0,
+        "time_left": 90.0,
+        "elapsed": 30.0,
+        "min_workers": 2,
+        "max_workers": 4,
+    }
+    return pb.JobStatus(**{**settings, **fields})
+
+
+def drawn(status: pb.JobStatus, age: float = 0.0) -> str:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(render(status, age))
+    return console.export_text()
+
+
+def test_the_panel_shows_progress_workers_and_why_they_changed():
+    shown = drawn(status_of(), age=10)
+    for part in (
+        "brave-otter-42 · running",
+        "epoch 2/4",
+        "step 1,250/5,000",
+        "loss 0.1235",
+        "4,321 samples/s",
+        "elapsed 0:00:40",
+        "left 0:01:20",
+        "worker  state",
+        "no slot is free",
+        "2 of 2-4 workers train",
+        "last change: worker 1 was killed",
+    ):
+        assert part in shown
+
+
+def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
+    lines: list[str] = []
+    screen = PlainScreen(lines.append, log_loss_steps=100)
+
+    def show(*reasons: str) -> None:
+        waiting = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n, why in enumerate(reasons) if why]
+        screen.show(pb.JobStatus(phase="pending", workers=waiting))
+
+    show("0/2 nodes are available", "0/2 nodes are available", "quota: used 4")
+    show("0/3 nodes are available", "0/2 nodes are available", "quota: used 5")
+    assert sorted(lines) == ["worker 2 waits: quota: used 4", "workers 0, 1 wait: 0/2 nodes are available"]
+    show("quota: used 5", "", "quota: used 5")
+    show("0/3 nodes are available", "", "quota: used 5")
+    assert lines[2:] == ["worker 0 waits: 0/3 nodes are available"]
+
+
+def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
+    status = status_of(samples=0, loss=0.0, samples_per_second=0.0)
+    assert "loss -" in drawn(status)
+    assert "loss" not in wording.progress_line(status)
+
+
+def test_the_panel_has_a_bar_on_a_line_of_its_own():
+    lines = drawn(status_of()).splitlines()
+    (bar,) = (number for number, line in enumerate(lines) if "━" in line)
+    assert "worker  state" in lines[bar + 1]
+
+
+def test_what_is_not_known_yet_is_not_made_up():
+    shown = drawn(status_of(step=0, samples=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
+    assert "loss -" in shown
+    assert "left ?" in shown
+
+
+def test_text_from_outside_is_never_taken_for_markup():
+    assert "[/b] failed [red]" in drawn(status_of(last_change="[/b] failed [red]"))
+
+
+def test_the_live_screen_keeps_what_happened_and_clears_the_panel():
+    out = io.StringIO()
+    screen = LiveScreen(Console(file=out, force_terminal=True, width=100), clock=lambda: 0.0)
+    with screen:
+        screen.show(status_of())
+        screen.line("evaluation at step 5")
+    assert "evaluation at step 5" in out.getvalue()
+    assert "brave-otter-42 · running" in out.getvalue()
+
+
+def test_plain_progress_comes_each_so_many_steps():
+    lines: list[str] = []
+    with PlainScreen(lines.append, log_loss_steps=100) as screen:
+        for step in (0, 1, 99, 100, 101, 350, 360):
+            screen.show(status_of(step=step))
+        screen.line("something happened")
+    assert lines.pop(0) == "worker 3 waits: no slot is free"
+    assert [line.split(", ")[1] for line in lines[:-1]] == ["step 100/5,000", "step 350/5,000"]
+    assert lines[0] == (
+        "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
+    )
+    assert lines[-1] == "something happened"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (-1, "?"), (float("inf"), "?")]
+)
+def test_durations(seconds, shown):
+    assert wording.duration(seconds) == shown
+
+
+def test_news_is_written_for_events_that_exist():
+    assert set(wording._NEWS) <= set(EVENTS)
+
+
+def test_a_worker_that_leaves_as_it_should_is_no_news():
+    entry = {"time": 0, "event": "worker_left", "worker": 1, "cause": "finished", "reason": "finished", "code": 0}
+    assert wording.news(entry) is None
+    assert wording.news({**entry, "reason": "SIGKILL", "code": -9}) == "worker 1 left: SIGKILL"
+
+
+def test_pauses_are_counted_by_change_and_not_by_survivor():
+    journal = [
+        {"event": "pause", "world": 2, "worker": 0, "total": 0.2},
+        {"event": "pause", "world": 2, "worker": 1, "total": 0.31},
+        {"event": "checkpoint", "step": 1},
+        {"event": "pause", "world": 3, "worker": 0, "total": 0.1},
+    ]
+    assert wording.pauses_text(journal) == "2, the longest 0.31 s"
+    assert wording.pauses_text([]) == "none"
+
+
+def test_the_summary():
+    status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722})
+    assert wording.summary_lines(status, [], "/out") == [
+        "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
+        "  metrics  accuracy 0.9722",
+        "  pauses   none",
+        "  output   /out",
+    ]
