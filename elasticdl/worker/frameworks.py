@@ -31,7 +31,7 @@ class Framework:
 
     title: str
     packages: frozenset[str]
-    twin: str  # the module below `elasticdl.worker`
+    backend: str  # the module below `elasticdl.worker`
     suffix: str  # of its checkpoints
 
 
@@ -47,7 +47,7 @@ DEFAULTS = {
 }
 
 
-class Twin(Protocol):
+class FrameworkBackend(Protocol):
     """What the modules ``torch_trainer`` and ``keras_trainer`` hold."""
 
     def connect(
@@ -75,9 +75,9 @@ class Twin(Protocol):
         """
 
 
-def twin(framework: Framework) -> Twin:
-    """Imports the framework."""
-    return cast(Twin, importlib.import_module(f"elasticdl.worker.{framework.twin}"))
+def import_backend(framework: Framework) -> FrameworkBackend:
+    """Imports the framework, too."""
+    return cast(FrameworkBackend, importlib.import_module(f"elasticdl.worker.{framework.backend}"))
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:

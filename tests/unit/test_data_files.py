@@ -277,6 +277,7 @@ def test_npz_by_index(tmp_path, save):
 
 def test_uncompressed_archives_are_mapped_and_not_read(tmp_path):
     from elasticdl.data.numpy_file import NumpyFile
+
     order = np.asfortranarray(np.arange(6).reshape(3, 2))
     np.savez(tmp_path / "x.npz", c=np.arange(3), f=order)
     file = NumpyFile(str(tmp_path / "x.npz"), Storage(), None)
