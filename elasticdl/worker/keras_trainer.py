@@ -20,7 +20,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.callbacks import refuse_needless
-from elasticdl.elastic.keras.collective import import_horovod
+from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.context import connect as connect
 from elasticdl.elastic.keras.loader import load
@@ -53,7 +53,7 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 
 def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
     require_backend()
-    import_horovod()
+    KerasCollective.require_horovod()
     if spec.data_workers:
         raise UserError("--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out")
     with blame(f"{name_of(module.optimizer)}()", module.folder):

@@ -15,7 +15,7 @@ from elasticdl.common.naming import name_of
 from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.collective import import_horovod
+from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.context import connect as connect
 from elasticdl.elastic.torch.loader import LoaderOptions
@@ -43,7 +43,7 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 
 
 def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
-    import_horovod()
+    TorchCollective.require_horovod()
     refuse_feed(module.dataset, module.path)
     with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
         build_optimizer(module, model)

@@ -153,7 +153,9 @@ def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, 
     )
     assert work(master) == 1
     assert failure(master).cause == pb.Failed.WORKER
-    assert failure(master).message.endswith("too little memory for the training state: OutOfMemoryError: CUDA out of memory")
+    assert failure(master).message.endswith(
+        "too little memory for the training state: OutOfMemoryError: CUDA out of memory"
+    )
 
 
 def test_started_by_hand(monkeypatch, capsys):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.prefetch import Prefetch
-from elasticdl.elastic.keras.rng import seed_step
+from elasticdl.elastic.training.rng import seed_step
 from elasticdl.elastic.training.sampler import DataCursor, Host, StepBatch
 
 Indices = npt.NDArray[np.int64]
@@ -38,8 +38,8 @@ class ElasticDataLoader:
     """Yields one `StepBatch` per step from where training stands to the end of the epoch.
 
     A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
-    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded anew for each step, in the
-    thread.
+    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded
+    anew for each step, in the thread.
     """
 
     def __init__(self, dataset: Dataset, sampler: DataCursor, host: Host) -> None:
@@ -75,6 +75,8 @@ class ElasticDataLoader:
             before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
         for plan in plans:
             yield plan
+            # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
+            # (`step.Part`), and setting TensorFlow's seed throws all its cached operations away.
             seed_step(self.sampler.order.seed, plan.step, rank)
             for indices in plan.micro_batches:
                 yield load(self.dataset, indices)
