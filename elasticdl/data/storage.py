@@ -14,6 +14,21 @@ import fsspec
 from elasticdl.common.errors import ArgumentError, UserError
 
 MOST_OPEN = 64  # files of this machine, per data set and process
+# What stores tell of a file that changes with its content, beside its size.
+VERSION_FIELDS = frozenset(
+    {
+        "size",
+        "etag",
+        "generation",
+        "md5",
+        "md5hash",
+        "content_md5",
+        "last_modified",
+        "lastmodified",
+        "mtime",
+        "modified",
+    }
+)
 
 
 def find_files(where: str) -> list[str]:
@@ -83,6 +98,19 @@ class Storage:
             return int(fs.size(path))
         except (OSError, ImportError, ValueError) as error:
             raise _unreadable(file, error) from error
+
+    def version(self, file: str) -> str:
+        """A text that changes when a remote file does; empty where its store does not tell.
+
+        Raises:
+            UserError: it can't be read.
+        """
+        try:
+            fs, path = self._located(file)
+            told = {name: value for name, value in fs.info(path).items() if name.lower() in VERSION_FIELDS}
+        except (OSError, ImportError, ValueError) as error:
+            raise _unreadable(file, error) from error
+        return f"{file} {sorted(map(str, told.items()))}" if len(told) > 1 else ""
 
     def read(self, file: str, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """The pieces of one file, each from an offset to an end.

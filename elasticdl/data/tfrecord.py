@@ -2,26 +2,28 @@
 
 A record is its length (8 bytes, little endian), a checksum of the length (4), the data, and a checksum of the data (4).
 The index is made from the lengths alone. The first length's checksum is compared, which tells other files apart;
-those of the data are not, as that would read everything once before training.
+those of the data are not, as that would read everything once before training. The lengths of a remote file are read
+window by window, and its index is kept on this machine for the next worker.
 """
 
 from __future__ import annotations
 
 import functools
 import mmap
-import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
+from elasticdl.data.index_cache import keep
 from elasticdl.data.records import NO_COLUMNS, Batch, Metadata
 from elasticdl.data.storage import Storage
 
 HEADER, FOOTER = 12, 4  # bytes around the data
+WINDOW_BYTES = 8 << 20  # as much as is faster to read than to ask for another place
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 
@@ -56,32 +58,39 @@ def open_tfrecord(name: str, storage: Storage) -> TFRecordFile:
     if not size:
         return TFRecordFile(name, storage, np.empty(0, np.int64), np.empty(0, np.int64))
     if "://" in name:
-        content = b"".join(storage.chunks(name))
-        return _indexed(name, storage, content, len(content))
-    with storage.open(name) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        return _indexed(name, storage, mapped, os.fstat(file.fileno()).st_size)
+        ends = keep(storage.version(name), lambda: _find_ends(name, size, lambda at: _window(name, storage, size, at)))
+    else:
+        with storage.open(name) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            ends = _find_ends(name, len(mapped), lambda at: mapped)
+    starts = np.concatenate([[HEADER], ends[:-1] + (FOOTER + HEADER)]).astype(np.int64)
+    return TFRecordFile(name, storage, starts, ends)
 
 
-def _indexed(name: str, storage: Storage, content: bytes | mmap.mmap, size: int) -> TFRecordFile:
-    _require_tfrecord(name, content[:HEADER])
-    starts: list[int] = []
+def _window(name: str, storage: Storage, size: int, start: int) -> bytes:
+    return storage.read(name, [(start, min(start + WINDOW_BYTES, size))])[0]
+
+
+def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mmap]) -> NDArray[np.int64]:
+    """Where the data of each record end. ``window_at``: gives the content from a place on, or some of it."""
+    window, begins = window_at(0), 0
+    _require_tfrecord(name, window[:HEADER])
     ends: list[int] = []
     offset = 0
     length_at = _LENGTH.unpack_from
     while offset + HEADER <= size:
-        start = offset + HEADER
-        end = start + length_at(content, offset)[0]
+        if offset + HEADER > begins + len(window):
+            window, begins = window_at(offset), offset
+        end: int = offset + HEADER + length_at(window, offset - begins)[0]
         if end + FOOTER > size:
             break
-        starts.append(start)
         ends.append(end)
         offset = end + FOOTER
     if offset != size:
         raise UserError(
-            f"{name}: cut short or damaged: the record at byte {offset:,} (number {len(starts):,}) goes beyond the end "
+            f"{name}: cut short or damaged: the record at byte {offset:,} (number {len(ends):,}) goes beyond the end "
             f"of the file, {size:,}; expected a whole TFRecord file: copy or write it again"
         )
-    return TFRecordFile(name, storage, np.array(starts, np.int64), np.array(ends, np.int64))
+    return np.array(ends, np.int64)
 
 
 def _require_tfrecord(name: str, header: bytes) -> None:

@@ -24,6 +24,19 @@ def checked_steps(steps: Any) -> int:
     return int(steps)
 
 
+def take_steps(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, tuple[Any, ...]]:
+    """``steps``, which is the first argument or given by name, and the other positional arguments.
+
+    Raises:
+        ArgumentError: it is missing or wrong; ``call`` is what the message shows.
+    """
+    if "steps" in kwargs:
+        return checked_steps(kwargs.pop("steps")), args
+    if not args:
+        raise ArgumentError(f"{call} needs steps")
+    return checked_steps(args[0]), args[1:]
+
+
 def check_samples(samples: Any) -> None:
     """Let pass None and numbers above 0.
 

@@ -21,7 +21,7 @@ def check(spec: JobSpec) -> None:
     UserError: the job can't be trained; one line says why.
     """
     # Imported here: what these import may be what is missing.
-    from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
+    from elasticdl.worker.frameworks import build_model, framework_of, import_backend, set_defaults
     from elasticdl.worker.user_code import blame
     from elasticdl.worker.zoo import load_module
 
@@ -31,7 +31,7 @@ def check(spec: JobSpec) -> None:
     with blame(f"{name_of(module.custom_model)}()", module.folder):
         model = build_model(module, spec.seed)
     framework = framework_of(model, module)
-    twin(framework).check(module, spec, model)
+    import_backend(framework).check(module, spec, model)
     refuse_second_history(spec, framework.suffix)
 
 

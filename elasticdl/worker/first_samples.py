@@ -51,14 +51,29 @@ class Blame:
     module: ModelModule
     spec: JobSpec
 
-    def samples(self) -> AbstractContextManager[None]:
+    def run(
+        self, load: Callable[[], tuple[Any, Any]], model: Callable[[Any], Any], loss: Callable[[Any, Any], Any]
+    ) -> None:
+        """One batch through model and loss.
+
+        Raises:
+            UserError: one of the three raised.
+        """
+        with self._samples():
+            inputs, labels = load()
+        with self._model(inputs):
+            outputs = model(inputs)
+        with self._loss(labels, outputs):
+            loss(labels, outputs)
+
+    def _samples(self) -> AbstractContextManager[None]:
         return self._blame(f"putting {self._first} into a batch")
 
-    def model(self, inputs: Any) -> AbstractContextManager[None]:
+    def _model(self, inputs: Any) -> AbstractContextManager[None]:
         made = f"{name_of(self.module.custom_model)}()'s model"
         return self._blame(f"{made}, given {self._first} (features {layout(inputs)}),")
 
-    def loss(self, labels: Any, outputs: Any) -> AbstractContextManager[None]:
+    def _loss(self, labels: Any, outputs: Any) -> AbstractContextManager[None]:
         call = f"{name_of(self.module.loss)}(labels, predictions)"
         return self._blame(f"{call}, given labels {layout(labels)} and predictions {layout(outputs)},")
 

@@ -22,7 +22,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.order import step_seed
 from elasticdl.elastic.session.connection import MasterConnection
 from elasticdl.worker.learner import Context, Learner
-from elasticdl.worker.zoo import Function, ModelModule
+from elasticdl.worker.zoo import Function, ModelModule, require_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Framework:
 
     title: str
     packages: frozenset[str]
-    twin: str  # the module below `elasticdl.worker`
+    backend: str  # the module below `elasticdl.worker`
     suffix: str  # of its checkpoints
 
 
@@ -47,7 +47,7 @@ DEFAULTS = {
 }
 
 
-class Twin(Protocol):
+class FrameworkBackend(Protocol):
     """What the modules ``torch_trainer`` and ``keras_trainer`` hold."""
 
     def connect(
@@ -75,9 +75,9 @@ class Twin(Protocol):
         """
 
 
-def twin(framework: Framework) -> Twin:
-    """Imports the framework."""
-    return cast(Twin, importlib.import_module(f"elasticdl.worker.{framework.twin}"))
+def import_backend(framework: Framework) -> FrameworkBackend:
+    """Imports the framework, too."""
+    return cast(FrameworkBackend, importlib.import_module(f"elasticdl.worker.{framework.backend}"))
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:
@@ -114,7 +114,7 @@ def framework_of(model: Any, module: ModelModule) -> Framework:
     raise UserError(f"{call} returned {type(model).__name__}; expected a torch.nn.Module or a keras.Model")
 
 
-def refuse_mixture(module: ModelModule, framework: Framework) -> None:
+def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
     """``framework``: of the model.
 
     Raises:
@@ -128,6 +128,24 @@ def refuse_mixture(module: ModelModule, framework: Framework) -> None:
                 f"{shown(module.path)}: {name_of(module.custom_model)}() returned a {framework.title} model, and "
                 f"{name_of(function)} is written for {other.title}; expected one framework in one module"
             )
+
+
+def make_optimizer(module: ModelModule, framework: Framework, kind: type, **arguments: Any) -> Any:
+    """What the module's ``optimizer`` returns when it is given these, by position.
+
+    Raises:
+        UserError: it is written for the other framework or for other arguments, or what it returns is not of this kind.
+        Exception: whatever the user's code raises.
+    """
+    _refuse_mixture(module, framework)
+    require_optimizer(module, tuple(arguments), f" for a {framework.title} model")
+    optimizer = module.optimizer(*arguments.values())
+    if not isinstance(optimizer, kind):
+        raise UserError(
+            f"{shown(module.path)}: {name_of(module.optimizer)}({', '.join(arguments)}) returned {kind_of(optimizer)}; "
+            f"expected a {'torch.optim' if framework is TORCH else 'keras.optimizers'}.Optimizer"
+        )
+    return optimizer
 
 
 def _packages_used(function: Function) -> set[str]:
@@ -150,7 +168,7 @@ def _package(value: object) -> str:
     return name.partition(".")[0]
 
 
-def kind(value: object) -> str:
+def kind_of(value: object) -> str:
     """A value's type in a message: with the framework that it comes from."""
     package = type(value).__module__.partition(".")[0]
     return f"{package}'s {type(value).__name__}" if package in FRAMEWORKS else type(value).__name__

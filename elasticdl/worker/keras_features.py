@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,14 +51,12 @@ def try_out(model: keras.Model, loss: LossFunction, dataset: Any, where: Blame) 
     """For `require_fit`: a forward pass on the CPU. It builds a model that is not built, and changes no variable."""
 
     def attempt(samples: int, training: bool) -> None:
-        with tf.device("CPU:0"):
-            with where.samples():
-                inputs, labels = load(dataset, np.arange(samples, dtype=np.int64))
-            with _kept(model.non_trainable_variables):
-                with where.model(inputs):
-                    outputs = model(inputs, training=training)
-                with where.loss(labels, outputs):
-                    loss(labels, keras.tree.map_structure(widen, outputs))
+        with tf.device("CPU:0"), _kept(model.non_trainable_variables):
+            where.run(
+                lambda: load(dataset, np.arange(samples, dtype=np.int64)),
+                functools.partial(model, training=training),
+                lambda labels, outputs: loss(labels, keras.tree.map_structure(widen, outputs)),
+            )
 
     return attempt
 

@@ -20,7 +20,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callback_rate import KerasRate
 from elasticdl.elastic.keras.callbacks import refuse_needless
-from elasticdl.elastic.keras.collective import import_horovod
+from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.context import connect as connect
 from elasticdl.elastic.keras.loader import load
@@ -31,7 +31,7 @@ from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import open_datasets
 from elasticdl.worker.first_samples import Blame, require_fit
-from elasticdl.worker.frameworks import KERAS, kind, refuse_mixture
+from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.keras_callbacks import KerasCallbacks
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
@@ -42,7 +42,7 @@ from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
 from elasticdl.worker.resume import Origin, content, load_newest
 from elasticdl.worker.user_code import blame
-from elasticdl.worker.zoo import OWN_CALLBACKS, ModelModule, make_callbacks, make_metrics, require_optimizer
+from elasticdl.worker.zoo import OWN_CALLBACKS, ModelModule, make_callbacks, make_metrics
 
 CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras.callbacks.Callback})
 
@@ -53,32 +53,17 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 
 def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
     require_backend()
-    import_horovod()
+    KerasCollective.require_horovod()
     if spec.data_workers:
         raise UserError("--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out")
     with blame(f"{name_of(module.optimizer)}()", module.folder):
-        make_optimizer(module)
+        make_optimizer(module, KERAS, keras.optimizers.Optimizer)
     with blame("callbacks()", module.folder):
         refuse_needless(make_callbacks(module, CALLBACKS))
     with blame("eval_metrics_fn()", module.folder):
         name_metrics(make_metrics(module, nested=True))
     training = one_feature(model, open_datasets(module, spec)).training
     require_fit(try_out(model, checked_loss(module), training, Blame(module, spec)), spec, len(training))
-
-
-def make_optimizer(module: ModelModule) -> keras.optimizers.Optimizer:
-    """Raises:
-    UserError: ``optimizer()`` returns something else than a Keras optimizer.
-    """
-    refuse_mixture(module, KERAS)
-    require_optimizer(module, (), " for a Keras model")
-    optimizer = module.optimizer()
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UserError(
-            f"{shown(module.path)}: {name_of(module.optimizer)}() returned {kind(optimizer)}; "
-            "expected a keras.optimizers.Optimizer"
-        )
-    return optimizer
 
 
 def checked_loss(module: ModelModule) -> Callable[[Any, Any], Any]:
@@ -88,7 +73,7 @@ def checked_loss(module: ModelModule) -> Callable[[Any, Any], Any]:
         value = module.loss(labels, predictions)
         if not keras.ops.is_tensor(value):
             raise UserError(
-                f"{shown(module.path)}: {name_of(module.loss)}(labels, predictions) returned {kind(value)}; expected a "
+                f"{shown(module.path)}: {name_of(module.loss)}(labels, predictions) returned {kind_of(value)}; expected a "
                 "tensor: the mean over the samples, or one value for each"
             )
         return value
@@ -115,7 +100,7 @@ class KerasLearner:
         inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
         if not model.built:
             model(keras.tree.map_structure(lambda leaf: leaf[:1], inputs))
-        optimizer = scaled(make_optimizer(module), model)
+        optimizer = scaled(make_optimizer(module, KERAS, keras.optimizers.Optimizer), model)
         # What compile() was given, if it was called, is not used; callbacks look for the optimizer here.
         model.optimizer = optimizer
         step = TrainStep(model, checked_loss(module), optimizer)

@@ -28,7 +28,7 @@ from elasticdl.elastic.session.notices import say_failure
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
-from elasticdl.worker.frameworks import build_model, framework_of, set_defaults, twin
+from elasticdl.worker.frameworks import build_model, framework_of, import_backend, set_defaults
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.user_code import users_traceback
 from elasticdl.worker.zoo import load_module
@@ -71,12 +71,12 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
         module = load_module(spec)
         model = build_model(module, spec.seed)
         framework = framework_of(model, module)
-        kit = twin(framework)
+        backend = import_backend(framework)
         # The processes that load data are forked from one that has all this imported, instead of importing it each.
-        multiprocessing.set_forkserver_preload([f"{__package__}.{framework.twin}"])
-        context = kit.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
+        multiprocessing.set_forkserver_preload([f"{__package__}.{framework.backend}"])
+        context = backend.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
         closers.callback(context.close)
-        learner = kit.make_learner(module, spec, context, model)
+        learner = backend.make_learner(module, spec, context, model)
         checkpoints = CheckpointWriter(learner.store, link.session) if learner.store else None
         Trainer(spec, context, learner, learner.callbacks, checkpoints).run()
     except Stopped as stopped:
@@ -101,8 +101,11 @@ def _report(error: Exception, folder: Path, membership: Membership) -> None:
 
 
 def _is_of_the_device(error: Exception) -> bool:
-    ours = isinstance(error, RuntimeError) or type(error).__module__.startswith("tensorflow")
-    return ours and any(mark in str(error) for mark in ("CUDA error", "CUDA_ERROR_"))
+    """Whether the device has failed. PyTorch has a class for it since 2.8; before, and in TensorFlow, only the text tells."""
+    if isinstance(error, getattr(sys.modules.get("torch"), "AcceleratorError", ())):
+        return True
+    told = isinstance(error, RuntimeError) or type(error).__module__.startswith("tensorflow")
+    return told and any(mark in str(error) for mark in ("CUDA error", "CUDA_ERROR_"))
 
 
 def _leave(membership: Membership, signum: int, frame: FrameType | None) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from elasticdl.callbacks import Callback
-from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
-from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.collective import import_horovod
+from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.context import connect as connect
 from elasticdl.elastic.torch.loader import LoaderOptions
@@ -26,7 +24,7 @@ from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.datasets import Datasets, open_datasets
 from elasticdl.worker.feeds import refuse_feed
 from elasticdl.worker.first_samples import Blame, require_fit
-from elasticdl.worker.frameworks import TORCH, kind, refuse_mixture
+from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Dump, Evaluation
 from elasticdl.worker.ledger import Ledger
 from elasticdl.worker.rate import rate_rules
@@ -35,7 +33,7 @@ from elasticdl.worker.torch_checkpoint import TorchCodec
 from elasticdl.worker.torch_evaluation import TorchEvaluator
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.warm_up import try_out, warm_up
-from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, require_optimizer
+from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics
 
 
 def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, model: torch.nn.Module) -> TorchLearner:
@@ -43,10 +41,10 @@ def make_learner(module: ModelModule, spec: JobSpec, context: ElasticContext, mo
 
 
 def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
-    import_horovod()
+    TorchCollective.require_horovod()
     refuse_feed(module.dataset, module.path)
     with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
-        build_optimizer(module, model)
+        _make_optimizer(module, model)
     with blame("callbacks()", module.folder):
         make_callbacks(module)
     with blame("eval_metrics_fn()", module.folder):
@@ -55,19 +53,9 @@ def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
     require_fit(try_out(model, module.loss, training, Blame(module, spec)), spec, len(training))
 
 
-def build_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Raises:
-    UserError: ``optimizer(parameters)`` returns something else than a PyTorch optimizer.
-    """
-    refuse_mixture(module, TORCH)
-    require_optimizer(module, ("parameters",), " for a PyTorch model")
-    optimizer = module.optimizer(model.parameters())
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(
-            f"{shown(module.path)}: {name_of(module.optimizer)}(parameters) returned {kind(optimizer)}; "
-            "expected a torch.optim.Optimizer"
-        )
-    return optimizer
+def _make_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
+    return made
 
 
 class TorchLearner:
@@ -78,7 +66,7 @@ class TorchLearner:
         self._loss: Callable[[Any, Any], torch.Tensor] = module.loss
         refuse_feed(module.dataset, module.path)
         self._model = model.to(context.device)
-        self._optimizer = build_optimizer(module, self._model)
+        self._optimizer = _make_optimizer(module, self._model)
         data = open_datasets(module, spec)
         options = LoaderOptions(num_workers=spec.data_workers)
         micro_batch = largest_micro_batch(spec, len(data.training))

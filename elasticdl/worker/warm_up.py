@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,7 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         Exception: whatever the user's code raises.
     """
     with untouched(model):
-        inputs, labels = to_device(default_collate([dataset[index] for index in range(samples)]), device)
+        inputs, labels = to_device(_first(dataset, samples), device)
         value = scalar(loss, labels, model(inputs))
         value.backward()  # type: ignore[no-untyped-call]
         if device.type == "cuda":
@@ -56,14 +57,13 @@ def try_out(model: torch.nn.Module, loss: Loss, dataset: Any, where: Blame) -> A
 
     def attempt(samples: int, training: bool) -> None:
         with untouched(model), contextlib.nullcontext() if training else evaluating(model):
-            with where.samples():
-                inputs, labels = default_collate([dataset[index] for index in range(samples)])
-            with where.model(inputs):
-                outputs = model(inputs)
-            with where.loss(labels, outputs):
-                scalar(loss, labels, outputs)
+            where.run(lambda: _first(dataset, samples), model, functools.partial(scalar, loss))
 
     return attempt
+
+
+def _first(dataset: Any, samples: int) -> Any:
+    return default_collate([dataset[index] for index in range(samples)])
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.data import storage as storage_module
+from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
-from elasticdl.data.storage import MOST_OPEN, find_files
+from elasticdl.data.storage import MOST_OPEN, Storage, find_files
 
 
 def read_all(where, params):
@@ -104,6 +106,67 @@ def test_any_cut_of_a_tfrecord_file_but_between_records_is_found(tmp_path_factor
         assert "not a TFRecord file" in line
 
 
+@pytest.fixture
+def reads(monkeypatch):
+    """The pieces that are read of remote files, each from where to where."""
+    pieces = []
+    read = Storage.read
+
+    def counted(self, name, asked):
+        if "://" in name:
+            pieces.extend(asked)
+        return read(self, name, asked)
+
+    monkeypatch.setattr(Storage, "read", counted)
+    monkeypatch.setattr(tfrecord_module, "WINDOW_BYTES", 100)
+    return pieces
+
+
+def put_remote(tmp_path, name, sizes):
+    with fsspec.open(f"memory://{name}", "wb") as file:
+        file.write(tfrecord(tmp_path / "local", [bytes([65 + i]) * size for i, size in enumerate(sizes)]).read_bytes())
+    return f"memory://{name}"
+
+
+@pytest.mark.parametrize("sizes", [[0], [5, 0, 7] * 20, [1000, 3, 84, 3, 500], [72, 72, 84, 73], [100_000]])
+def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, reads, sizes):
+    records = open_records(put_remote(tmp_path, "windows/x.tfrecord", sizes), {})
+    assert [len(record) for record in records.read(range(len(records)))] == sizes
+    indexing = reads[: -len(sizes)]
+    assert max(end - start for start, end in indexing) <= 100
+    assert sum(end - start for start, end in indexing) <= 100 * (len(sizes) + 1)
+
+
+def test_a_remote_tfrecord_file_that_is_cut_short_is_found(tmp_path, reads):
+    name = put_remote(tmp_path, "cut/x.tfrecord", [50, 500, 50])
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/cut/x.tfrecord", filesystem.cat("/cut/x.tfrecord")[:-1])
+    assert "cut short or damaged: the record at byte 582 (number 2)" in refusal(name)
+
+
+def test_the_index_of_a_remote_file_is_kept_as_long_as_the_file_is_the_same(tmp_path, monkeypatch, reads):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(storage_module, "VERSION_FIELDS", frozenset({"size", "created"}))
+    name = put_remote(tmp_path, "kept/x.tfrecord", [10, 20, 30])
+
+    def lengths():
+        records = open_records(name, {})
+        indexed = (0, 100) in reads
+        found = [len(record) for record in records.read(range(len(records)))]
+        reads.clear()
+        return indexed, found
+
+    assert lengths() == (True, [10, 20, 30])
+    assert lengths() == (False, [10, 20, 30])
+    (kept,) = (tmp_path / "cache").rglob("*.npy")
+    kept.write_bytes(b"half")
+    assert lengths() == (True, [10, 20, 30])
+    put_remote(tmp_path, "kept/x.tfrecord", [30, 20, 10])  # as long as before
+    assert lengths() == (True, [30, 20, 10])
+    monkeypatch.setattr(storage_module, "VERSION_FIELDS", frozenset({"size"}))
+    assert [lengths()[0] for _ in range(2)] == [True, True]  # the store does not tell when it changes
+
+
 def test_files_that_are_no_tfrecords(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"something else, long enough")
     assert refusal(tmp_path / "a.tfrecord").endswith(
@@ -168,8 +231,6 @@ def test_csv_reads_what_the_csv_module_writes(tmp_path_factory, rows):
 
 
 def test_lines_across_chunks(tmp_path, monkeypatch):
-    from elasticdl.data.storage import Storage
-
     content = 'x,y\n1,"a\nb"\n\n22,"c"",\n"\n333,d\n'
     path = text(tmp_path / "x.csv", content)
     whole = open_records(str(path), {}).read(range(3)).tolist()
@@ -216,7 +277,6 @@ def test_npz_by_index(tmp_path, save):
 
 def test_uncompressed_archives_are_mapped_and_not_read(tmp_path):
     from elasticdl.data.numpy_file import NumpyFile
-    from elasticdl.data.storage import Storage
 
     order = np.asfortranarray(np.arange(6).reshape(3, 2))
     np.savez(tmp_path / "x.npz", c=np.arange(3), f=order)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import progress as progress_module
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step, split, worker_slices
 from elasticdl.elastic.core.order import epoch_order, step_seed
 from elasticdl.elastic.core.progress import Progress, SampleOrder
@@ -126,6 +127,27 @@ def test_every_sample_once_per_epoch_whatever_the_history(samples, policy, histo
     run(3, 10**6)
     assert used[0] == Counter(range(samples))
     assert progress.step == len(steps_of_global_batches)
+
+
+def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeypatch):
+    made = []
+
+    def counted(samples, seed, epoch, *, shuffle):
+        made.append(epoch)
+        return epoch_order(samples, seed, epoch, shuffle=shuffle)
+
+    monkeypatch.setattr(progress_module, "epoch_order", counted)
+    order = SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
+    used = {
+        epoch: [next(order.steps(Progress(epoch=epoch), 0, workers)).micro_batches[0] for workers in (1, 2, 3)]
+        for epoch in (0, 1, 0)
+    }
+    assert made == [0, 1, 0]
+    for epoch, first in used.items():
+        assert all(np.array_equal(each, epoch_order(25, 7, epoch)[: len(each)]) for each in first)
+    with pytest.raises(ValueError, match="read-only"):
+        used[0][0][0] = 0
+    assert order == SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
 
 
 def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():

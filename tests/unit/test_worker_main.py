@@ -3,15 +3,20 @@
 import re
 import signal
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from worker_kit import BreakingCollective, Script, write_zoo
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collectives.memory import memory_of_the_worker
+from elasticdl.elastic.core.world import Member
+from elasticdl.elastic.torch import state as torch_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker import main, torch_trainer
@@ -118,6 +123,39 @@ def test_what_is_not_the_users_fault_costs_only_this_worker(work):
     master.join = join
     assert work(master) == 1
     assert failure(master).cause == pb.Failed.WORKER
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("torch.AcceleratorError('an illegal memory access', -1)", pb.Failed.WORKER),
+        ("RuntimeError('CUDA error: an illegal memory access')", pb.Failed.WORKER),
+        ("torch.OutOfMemoryError('CUDA out of memory')", pb.Failed.USER),  # the batch is too large for the device
+        ("ValueError('CUDA error')", pb.Failed.USER),
+    ],
+)
+def test_a_device_that_fails_costs_only_its_worker(work, error, cause):
+    master = Master()
+    assert work(master, f"\ndef loss(labels, predictions): raise {error}\n") == 1
+    assert failure(master).cause == cause
+
+
+def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, monkeypatch):
+    def broadcast(*_):
+        with memory_of_the_worker("the training state"):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch_state, "broadcast_state", broadcast)
+    master = Master(rank=1, size=2)
+    join = master.join
+    master.join = lambda standing: replace(
+        join(standing), members=(Member(0, "here", 9, True), Member(1, "here", 0, False))
+    )
+    assert work(master) == 1
+    assert failure(master).cause == pb.Failed.WORKER
+    assert failure(master).message.endswith(
+        "too little memory for the training state: OutOfMemoryError: CUDA out of memory"
+    )
 
 
 def test_started_by_hand(monkeypatch, capsys):

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
+from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.breaking import shut_published
 from elasticdl.elastic.collectives.memory import memory_of_the_worker
@@ -58,26 +59,6 @@ def is_failure(error: BaseException) -> bool:
         return bool(names) or isinstance(error, ValueError)
     in_tensorflow = "Horovod" in text and bool(names & TENSORFLOW_ERRORS)
     return ("HorovodInternalError" in names or in_tensorflow) and "Mismatched" not in text
-
-
-def import_horovod_for(framework: str, title: str) -> ModuleType:
-    """``horovod.<framework>``, or one line that says what is missing.
-
-    Raises:
-        UserError: Horovod is not installed, was built without the framework, or without Gloo.
-    """
-    try:
-        hvd = importlib.import_module(f"horovod.{framework}")
-    except ImportError as error:
-        raise UserError(
-            f"Horovod with {title} is needed and can't be imported ({error}); `make setup` builds it, "
-            f"or install it with HOROVOD_WITH_{title.upper()}=1 HOROVOD_WITH_GLOO=1"
-        ) from error
-    if not hvd.gloo_built():
-        raise UserError(
-            "this Horovod was built without Gloo, which elastic jobs need: rebuild with HOROVOD_WITH_GLOO=1"
-        )
-    return hvd
 
 
 class HorovodWorld:
@@ -134,6 +115,42 @@ class HorovodWorld:
 
 class HorovodCollective(Collective, ABC):
     """One world at a time; in a world of one collectives cost nothing, and Horovod is still there for the user."""
+
+    module: ClassVar[str]  # of Horovod's, for the framework
+    title: ClassVar[str]  # of the framework
+
+    @classmethod
+    def open(cls, endpoint: Endpoint | None, *, has_gpu: bool) -> Self:
+        """For worlds of one, without Horovod, if there is no endpoint. ``has_gpu``: this worker sees one.
+
+        Raises:
+            UserError: as `require_horovod`.
+        """
+        if endpoint is None:
+            return cls(None, None, reduce_on_gpu=False)
+        hvd = cls.require_horovod()
+        # NCCL refuses two ranks on one GPU.
+        return cls(hvd, endpoint, reduce_on_gpu=has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ)
+
+    @classmethod
+    def require_horovod(cls) -> ModuleType:
+        """Horovod's module for the framework, or one line that says what is missing.
+
+        Raises:
+            UserError: Horovod is not installed, was built without the framework, or without Gloo.
+        """
+        try:
+            hvd = importlib.import_module(cls.module)
+        except ImportError as error:
+            raise UserError(
+                f"Horovod with {cls.title} is needed and can't be imported ({error}); `make setup` builds it, "
+                f"or install it with HOROVOD_WITH_{cls.title.upper()}=1 HOROVOD_WITH_GLOO=1"
+            ) from error
+        if not hvd.gloo_built():
+            raise UserError(
+                "this Horovod was built without Gloo, which elastic jobs need: rebuild with HOROVOD_WITH_GLOO=1"
+            )
+        return hvd
 
     def __init__(self, hvd: ModuleType | None, endpoint: Endpoint | None, *, reduce_on_gpu: bool) -> None:
         """Without ``hvd`` only worlds of one are possible (a script that runs alone).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,15 +44,26 @@ class StepPlan:
     micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
 
 
+@dataclass(slots=True)
+class _Latest:
+    """The epoch that was asked for last, and its order: what is left of an epoch is cut anew in each world."""
+
+    order: tuple[int, npt.NDArray[np.int64]] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The data set as the plan sees it: a number of samples, and how they are ordered and cut."""
+    """The data set as the plan sees it: a number of samples, and how they are ordered and cut.
+
+    It is kept through all worlds, as making the order of many samples takes seconds.
+    """
 
     samples: int
     policy: BatchPolicy
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False  # whether an epoch ends where no whole global batch is left
+    _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
 
     def remaining_steps(self, position: int, workers: int) -> int:
         """Steps to the end of the epoch, if the number of workers stays as it is."""
@@ -76,7 +87,7 @@ class SampleOrder:
             UserError: with so many workers an epoch has no step.
         """
         self.require_step(workers)
-        order = epoch_order(self.samples, self.seed, progress.epoch, shuffle=self.shuffle)
+        order = self._of_epoch(progress.epoch)
         size = self.policy.batch_size(workers)
         for _ in range(self.remaining_steps(progress.position, workers)):
             indices = order[progress.position : progress.position + size]
@@ -90,3 +101,12 @@ class SampleOrder:
                 micro_batches=tuple(indices[cut.start : cut.stop] for cut in cuts),
             )
             progress = after
+
+    def _of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
+        latest = self._latest.order
+        if latest is None or latest[0] != epoch:
+            self._latest.order = latest = None  # two orders of many samples may be too much for the memory
+            latest = epoch, epoch_order(self.samples, self.seed, epoch, shuffle=self.shuffle)
+            latest[1].setflags(write=False)  # plans are slices of it
+            self._latest.order = latest
+        return latest[1]

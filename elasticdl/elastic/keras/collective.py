@@ -7,23 +7,20 @@ world, and need not be traced again when it changes. A blocked one waits without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.elastic.collectives.horovod import HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes
-
-
-def import_horovod() -> ModuleType:
-    """``horovod.tensorflow``; see `import_horovod_for`."""
-    return import_horovod_for("tensorflow", "TensorFlow")
 
 
 class KerasCollective(HorovodCollective):
     """Collectives on TensorFlow tensors; NumPy arrays are taken, too, and what is returned are tensors."""
+
+    module = "horovod.tensorflow"
+    title = "TensorFlow"
 
     def sum(self, tensor: Any, name: str) -> tf.Tensor:
         """As `sum_all`, of one tensor."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.keras.backend import require_backend
-from elasticdl.elastic.keras.collective import KerasCollective, import_horovod
-from elasticdl.elastic.keras.device import can_reduce_on_gpu, prepare_devices
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.device import count_gpus, prepare_devices
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
@@ -46,14 +45,7 @@ def connect(
     prepare_devices()
     return open_context(
         lambda membership, collective: ElasticContext(membership, collective, policy, seed),
-        _make_collective,
+        lambda endpoint: KerasCollective.open(endpoint, has_gpu=count_gpus() > 0),
         environ,
         link,
     )
-
-
-def _make_collective(endpoint: Endpoint | None) -> KerasCollective:
-    if endpoint is None:
-        return KerasCollective(None, None, reduce_on_gpu=False)
-    hvd = import_horovod()
-    return KerasCollective(hvd, endpoint, reduce_on_gpu=can_reduce_on_gpu(hvd))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from types import ModuleType
 
 import tensorflow as tf
-
-from elasticdl.common.environment import SHARED_GPU
 
 
 def prepare_devices() -> None:
@@ -23,8 +19,3 @@ def prepare_devices() -> None:
 
 def count_gpus() -> int:
     return len(tf.config.list_physical_devices("GPU"))
-
-
-def can_reduce_on_gpu(hvd: ModuleType) -> bool:
-    """Whether Horovod may be handed tensors on a GPU: it was built with NCCL, and no GPU has two workers."""
-    return bool(tf.config.list_physical_devices("GPU")) and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ

@@ -14,7 +14,8 @@ import tensorflow as tf
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.prefetch import Prefetch
-from elasticdl.elastic.keras.rng import seed_step
+from elasticdl.elastic.training.loader import ElasticLoader
+from elasticdl.elastic.training.rng import seed_step
 from elasticdl.elastic.training.sampler import DataCursor, Host, StepBatch
 
 Indices = npt.NDArray[np.int64]
@@ -34,27 +35,19 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class ElasticDataLoader:
-    """Yields one `StepBatch` per step from where training stands to the end of the epoch.
+class ElasticDataLoader(ElasticLoader[DataCursor]):
+    """See `ElasticLoader`.
 
     A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
-    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded anew for each step, in the
-    thread.
+    loaded ahead do not count as used. A second loop ends the first. Python's and NumPy's global generators are seeded
+    anew for each step, in the thread.
     """
 
     def __init__(self, dataset: Dataset, sampler: DataCursor, host: Host) -> None:
+        super().__init__(sampler)
         self.dataset = dataset
-        self.sampler = sampler
         self._host = host
         self._items: Prefetch[Any] | None = None
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Epochs from the present one up to ``count``, the first perhaps partly done."""
-        return self.sampler.epochs(count)
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch; see `DataCursor`."""
-        return len(self.sampler)
 
     def __iter__(self) -> Iterator[StepBatch]:
         before = self._items
@@ -75,6 +68,8 @@ class ElasticDataLoader:
             before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
         for plan in plans:
             yield plan
+            # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
+            # (`step.Part`), and setting TensorFlow's seed throws all its cached operations away.
             seed_step(self.sampler.order.seed, plan.step, rank)
             for indices in plan.micro_batches:
                 yield load(self.dataset, indices)

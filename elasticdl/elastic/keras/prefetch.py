@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Follows the last item."""
+
+    error: BaseException | None = None
 
 
 class Prefetch(Generic[T]):
@@ -18,13 +26,10 @@ class Prefetch(Generic[T]):
 
     def __init__(self, source: Iterator[T], depth: int) -> None:
         self._source = source
-        self._depth = depth
-        self._changed = threading.Condition()
-        self._items: deque[T] = deque()
-        self._ended = False
+        self._room = Semaphore(depth)
+        self._items: SimpleQueue[T | _End] = SimpleQueue()
         self._closed = False
-        self._error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
+        self.thread = Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
         self.thread.start()
 
     def __iter__(self) -> Iterator[T]:
@@ -34,40 +39,28 @@ class Prefetch(Generic[T]):
         """Raises:
         Exception: the source's own, once the items before it have been taken.
         """
-        with self._changed:
-            # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
-            self._changed.wait_for(lambda: self._items or self._ended or self._closed)
-            if self._items:
-                self._changed.notify_all()
-                return self._items.popleft()
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+        # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
+        item = _End() if self._closed else self._items.get()
+        if not isinstance(item, _End):
+            self._room.release()
+            return item
+        self.close()
+        raise item.error or StopIteration
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._closed = True
+        self._room.release()  # the thread may wait for it
+        self._items.put(_End())  # as may `__next__`, in another thread
 
     def _run(self) -> None:
+        end = _End()
         try:
             for item in self._source:
-                if not self._put(item):
-                    return
+                self._room.acquire()
+                if self._closed:
+                    break
+                self._items.put(item)
         except BaseException as error:  # noqa: BLE001 - raised again where the item is waited for
-            self._error = error
+            end = _End(error)
         finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _put(self, item: T) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
-            if self._closed:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
+            self._items.put(end)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elasticdl.elastic.collectives.horovod import HorovodCollective, import_horovod_for
+from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes
 
 # Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
@@ -19,13 +19,11 @@ SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 1e-3
 
 
-def import_horovod() -> ModuleType:
-    """``horovod.torch``; see `import_horovod_for`."""
-    return import_horovod_for("torch", "PyTorch")
-
-
 class TorchCollective(HorovodCollective):
     """Collectives on torch tensors, on any device."""
+
+    module = "horovod.torch"
+    title = "PyTorch"
 
     def sum_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by its sum over the world, in place. All ranks get the same bits.

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.connection import MasterConnection
 from elasticdl.elastic.session.membership import Membership
-from elasticdl.elastic.torch.collective import TorchCollective, import_horovod
-from elasticdl.elastic.torch.device import can_reduce_on_gpu, choose_device
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.device import choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
@@ -68,14 +67,7 @@ def connect(
     """
     return open_context(
         lambda membership, collective: ElasticContext(membership, collective, policy, seed),
-        _make_collective,
+        lambda endpoint: TorchCollective.open(endpoint, has_gpu=choose_device().type == "cuda"),
         environ,
         link,
     )
-
-
-def _make_collective(endpoint: Endpoint | None) -> TorchCollective:
-    if endpoint is None:
-        return TorchCollective(None, None, reduce_on_gpu=False)
-    hvd = import_horovod()
-    return TorchCollective(hvd, endpoint, reduce_on_gpu=can_reduce_on_gpu(hvd, choose_device()))

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from elasticdl.elastic.torch.sampler import ElasticSampler, StepBatch
+from elasticdl.elastic.training.loader import ElasticLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +21,16 @@ class LoaderOptions:
     collate_fn: Callable[[list[Any]], Any] | None = None
 
 
-class ElasticDataLoader:
+class ElasticDataLoader(ElasticLoader[ElasticSampler]):
     """Yields one `StepBatch` per step from where training stands to the end of the epoch; see `ElasticSampler`."""
 
     def __init__(
         self, dataset: Dataset[Any], sampler: ElasticSampler, options: LoaderOptions, device: torch.device
     ) -> None:
+        super().__init__(sampler)
         self.dataset = dataset
-        self.sampler = sampler
         self._options = options
         self._device = device
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Epochs from the present one up to ``count``, the first perhaps partly done."""
-        return self.sampler.epochs(count)
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch; see `DataCursor`."""
-        return len(self.sampler)
 
     def __iter__(self) -> Iterator[StepBatch]:
         return self.sampler.steps(fetch(self.dataset, self.sampler, self._options, self._device))

@@ -1,20 +1,15 @@
-"""Every random draw of a step from one seed, so that a step made again draws the same."""
+"""The random draws of a step with PyTorch."""
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import torch
 
-from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.training import rng
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators for what ``rank`` draws in ``step``."""
-    value = step_seed(seed, step, rank)
-    random.seed(value)
-    np.random.seed(value)
+    """As `rng.seed_step`, torch's global generators included."""
+    value = rng.seed_step(seed, step, rank)
     # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 import keras
 
-from elasticdl.common.errors import ArgumentError
 from elasticdl.ga.keras.optimizer import Optimizer
-from elasticdl.ga.steps import checked_steps
+from elasticdl.ga.steps import take_steps
 
 __all__ = [
     "SGD",
@@ -40,11 +39,7 @@ class ReadyMade(Optimizer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """``(steps, ...)`` or ``(..., steps=steps)``; the rest is as for Keras's class."""
-        if "steps" not in kwargs:
-            if not args:
-                raise ArgumentError(f"{type(self).__name__}(steps, ...) needs steps")
-            kwargs["steps"], args = args[0], args[1:]
-        steps = checked_steps(kwargs.pop("steps"))
+        steps, args = take_steps(f"{type(self).__name__}(steps, ...)", args, kwargs)
         super().__init__(self.wraps(*args, **kwargs), steps)
 
     def get_config(self) -> dict[str, Any]:
@@ -59,85 +54,32 @@ class ReadyMade(Optimizer):
         return made
 
 
-_serializable = keras.saving.register_keras_serializable(package="elasticdl")
+def _ready_made(wraps: type[keras.optimizers.Optimizer]) -> type[ReadyMade]:
+    made: type[ReadyMade] = type(wraps.__name__, (ReadyMade,), {"wraps": wraps, "__module__": __name__})
+    keras.saving.register_keras_serializable(package="elasticdl")(made)
+    return made
 
 
-@_serializable
-class Adadelta(ReadyMade):
-    wraps = keras.optimizers.Adadelta
-
-
-@_serializable
-class Adafactor(ReadyMade):
-    wraps = keras.optimizers.Adafactor
-
-
-@_serializable
-class Adagrad(ReadyMade):
-    wraps = keras.optimizers.Adagrad
-
-
-@_serializable
-class Adam(ReadyMade):
-    wraps = keras.optimizers.Adam
-
-
-@_serializable
-class Adamax(ReadyMade):
-    wraps = keras.optimizers.Adamax
-
-
-@_serializable
-class AdamW(ReadyMade):
-    wraps = keras.optimizers.AdamW
-
-
-@_serializable
-class Ftrl(ReadyMade):
-    wraps = keras.optimizers.Ftrl
-
-
-@_serializable
-class Lion(ReadyMade):
-    wraps = keras.optimizers.Lion
-
-
-@_serializable
-class Nadam(ReadyMade):
-    wraps = keras.optimizers.Nadam
-
-
-@_serializable
-class RMSprop(ReadyMade):
-    wraps = keras.optimizers.RMSprop
-
-
-@_serializable
-class SGD(ReadyMade):
-    wraps = keras.optimizers.SGD
+Adadelta = _ready_made(keras.optimizers.Adadelta)
+Adafactor = _ready_made(keras.optimizers.Adafactor)
+Adagrad = _ready_made(keras.optimizers.Adagrad)
+Adam = _ready_made(keras.optimizers.Adam)
+Adamax = _ready_made(keras.optimizers.Adamax)
+AdamW = _ready_made(keras.optimizers.AdamW)
+Ftrl = _ready_made(keras.optimizers.Ftrl)
+Lion = _ready_made(keras.optimizers.Lion)
+Nadam = _ready_made(keras.optimizers.Nadam)
+RMSprop = _ready_made(keras.optimizers.RMSprop)
+SGD = _ready_made(keras.optimizers.SGD)
 
 
 # Later versions of Keras 3 have these.
 if hasattr(keras.optimizers, "Lamb"):
-
-    @_serializable
-    class Lamb(ReadyMade):
-        wraps = keras.optimizers.Lamb
-
+    Lamb = _ready_made(keras.optimizers.Lamb)
     __all__ += ["Lamb"]
-
 if hasattr(keras.optimizers, "Muon"):
-
-    @_serializable
-    class Muon(ReadyMade):
-        wraps = keras.optimizers.Muon
-
+    Muon = _ready_made(keras.optimizers.Muon)
     __all__ += ["Muon"]
-
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
-
-    @_serializable
-    class ScheduleFreeAdamW(ReadyMade):
-        wraps = keras.optimizers.ScheduleFreeAdamW
-
+    ScheduleFreeAdamW = _ready_made(keras.optimizers.ScheduleFreeAdamW)
     __all__ += ["ScheduleFreeAdamW"]

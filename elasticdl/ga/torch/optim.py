@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from elasticdl.common.errors import ArgumentError
-from elasticdl.ga.steps import checked_steps
+from elasticdl.ga.steps import take_steps
 from elasticdl.ga.torch.optimizer import Optimizer
 
 __all__ = [
@@ -41,73 +40,32 @@ class ReadyMade(Optimizer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """``(steps, params, ...)`` or ``(params, ..., steps=steps)``; the rest is as for torch's class."""
-        if "steps" not in kwargs:
-            if not args:
-                raise ArgumentError(f"{type(self).__name__}(steps, params, ...) needs steps")
-            kwargs["steps"], args = args[0], args[1:]
-        steps = checked_steps(kwargs.pop("steps"))
+        steps, args = take_steps(f"{type(self).__name__}(steps, params, ...)", args, kwargs)
         super().__init__(self.wraps(*args, **kwargs), steps)
 
 
-class Adadelta(ReadyMade):
-    wraps = torch.optim.Adadelta
+def _ready_made(wraps: type[torch.optim.Optimizer]) -> type[ReadyMade]:
+    return type(wraps.__name__, (ReadyMade,), {"wraps": wraps, "__module__": __name__})
 
 
-class Adagrad(ReadyMade):
-    wraps = torch.optim.Adagrad
-
-
-class Adam(ReadyMade):
-    wraps = torch.optim.Adam
-
-
-class Adamax(ReadyMade):
-    wraps = torch.optim.Adamax
-
-
-class AdamW(ReadyMade):
-    wraps = torch.optim.AdamW
-
-
-class ASGD(ReadyMade):
-    wraps = torch.optim.ASGD
-
-
-class NAdam(ReadyMade):
-    wraps = torch.optim.NAdam
-
-
-class RAdam(ReadyMade):
-    wraps = torch.optim.RAdam
-
-
-class RMSprop(ReadyMade):
-    wraps = torch.optim.RMSprop
-
-
-class Rprop(ReadyMade):
-    wraps = torch.optim.Rprop
-
-
-class SGD(ReadyMade):
-    wraps = torch.optim.SGD
-
-
-class SparseAdam(ReadyMade):
-    wraps = torch.optim.SparseAdam
+Adadelta = _ready_made(torch.optim.Adadelta)
+Adagrad = _ready_made(torch.optim.Adagrad)
+Adam = _ready_made(torch.optim.Adam)
+Adamax = _ready_made(torch.optim.Adamax)
+AdamW = _ready_made(torch.optim.AdamW)
+ASGD = _ready_made(torch.optim.ASGD)
+NAdam = _ready_made(torch.optim.NAdam)
+RAdam = _ready_made(torch.optim.RAdam)
+RMSprop = _ready_made(torch.optim.RMSprop)
+Rprop = _ready_made(torch.optim.Rprop)
+SGD = _ready_made(torch.optim.SGD)
+SparseAdam = _ready_made(torch.optim.SparseAdam)
 
 
 # Torch has these since 2.5 and 2.9.
 if hasattr(torch.optim, "Adafactor"):
-
-    class Adafactor(ReadyMade):
-        wraps = torch.optim.Adafactor
-
+    Adafactor = _ready_made(torch.optim.Adafactor)
     __all__ += ["Adafactor"]
-
 if hasattr(torch.optim, "Muon"):
-
-    class Muon(ReadyMade):
-        wraps = torch.optim.Muon
-
+    Muon = _ready_made(torch.optim.Muon)
     __all__ += ["Muon"]

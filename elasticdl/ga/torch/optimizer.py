@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -38,6 +37,13 @@ def _frame_runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], torch.compiler.disable(function, recursive=False))  # type: ignore[no-untyped-call]
 
 
+def _of_the_wrapped(name: str) -> Any:
+    """An attribute that there is once, in the wrapped optimizer."""
+    return property(
+        lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value)
+    )
+
+
 class Optimizer(torch.optim.Optimizer):
     """``optimizer``, stepping once for every ``steps`` micro-batches, on the mean of their gradients.
 
@@ -47,6 +53,9 @@ class Optimizer(torch.optim.Optimizer):
 
     # So a GradScaler hands over every micro-batch, with what it found, instead of not calling step() after an overflow.
     _step_supports_amp_scaling = True
+    param_groups = _of_the_wrapped("param_groups")
+    state = _of_the_wrapped("state")
+    defaults = _of_the_wrapped("defaults")
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Raises ArgumentError where ``steps`` or the optimizer cannot be right."""
@@ -158,30 +167,6 @@ class Optimizer(torch.optim.Optimizer):
             ) from error
         self.discard()
         self._accumulation = accumulation
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return self.optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.optimizer.defaults = defaults
 
     def __getattr__(self, name: str) -> Any:
         # The hooks that the methods inherited from torch register, and what the wrapped optimizer has of its own.
