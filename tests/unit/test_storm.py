@@ -37,8 +37,9 @@ def expected():
 
 
 @pytest.fixture
-def trained(tmp_path, expected):
+def trained(tmp_path, expected, monkeypatch):
     """What two workers leave that have shared each batch of one epoch."""
+    monkeypatch.setattr(training, "undisturbed", lambda epochs: expected)
     losses, record = tmp_path / "losses", tmp_path / "record"
     losses.mkdir()
     record.mkdir()
