@@ -92,29 +92,24 @@ class Driver:
             mean = (time.monotonic() - began) / number if number else FIRST_GUESS
             self._set_pace(mean * (len(moments) - number))
             self._wait_seconds(moment.calm)
-            at = time.time()
-            for disturbance in moment.disturbances:
-                self._wait_seconds(disturbance.after)
-                self._bring(disturbance)
-            last = time.time()
+            times = [self._bring(disturbance) for disturbance in moment.disturbances]
             self._recover()
-            recovery = time.time() - last
+            recovery = time.time() - times[-1]
             self._story.tell(f"step {self._job.step()}: recovered after {recovery:.1f} s")
-            self._story.brought.append(Brought(tuple(each.kind for each in moment.disturbances), at, recovery))
+            kinds = tuple(each.kind for each in moment.disturbances)
+            self._story.brought.append(Brought(kinds, times[0], recovery))
 
     def close(self) -> None:
-        """Undo what is not undone yet."""
-        for _, end in self._ends:
-            end()
-        self._ends.clear()
         if self._scaling:
             self._scaling.kill()
             self._scaling.wait()
 
     # ---- what is done ----
 
-    def _bring(self, disturbance: Disturbance) -> None:
-        kind = disturbance.kind
+    def _bring(self, disturbance: Disturbance) -> float:
+        """Returns when it was done."""
+        self._wait_seconds(disturbance.after)
+        kind, what = disturbance.kind, ""
         shortest, longest = LENGTHS.get(kind, (0.0, 0.0))
         seconds = shortest + (longest - shortest) * disturbance.length
         match kind:
@@ -139,15 +134,14 @@ class Driver:
             case Kind.KILL_MASTER:
                 self._job.kill_master()
                 self._later(seconds, "a master is started", self._job.start_master)
-                what = ""
             case Kind.FILL_DISK:
                 self._disk.fill()
                 self._later(seconds, "the disk is empty", self._disk.empty)
-                what = ""
             case Kind.CUT_FROM_MASTER | Kind.CUT_FROM_PEER:
                 what = self._cut(disturbance, seconds)
         self._story.counts[kind] += 1
         self._story.tell(f"step {self._job.step()}: {kind} {what}{f' ({seconds:.1f} s)' if seconds else ''}")
+        return time.time()
 
     def _cut(self, disturbance: Disturbance, seconds: float) -> str:
         calm, workers = self._wait_for_calm(2), self._job.workers()

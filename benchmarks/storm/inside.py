@@ -24,7 +24,7 @@ from benchmarks.storm.job import LastingJob
 from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.report import ProgressLine, history, show
 from benchmarks.storm.schedule import schedule
-from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, compare
+from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
@@ -91,11 +91,7 @@ class Run:
             Failed, Wrong: what does not hold.
         """
         journal = job.journal.read()
-        for entry in journal:
-            if entry["event"] == "worker_left" and entry["cause"] == "crashed":
-                raise Failed(f"worker {entry['worker']} crashed: {entry['reason']}")
-            if entry["event"] == "resumed":
-                raise Failed(f"the state was lost: training went on from {entry['path']}")
+        check_journal(journal)
         if left := [*_wait_until_gone(processes), *network.sockets_in_use(), *os.listdir(tempfile.gettempdir())]:
             raise Failed(f"left over: {', '.join(left)}")
         agreement = compare(job.losses.iterdir(), job.record.iterdir(), self._epochs)

@@ -19,6 +19,7 @@ from elasticdl.common.journal import Entry
 
 BEFORE, AFTER = 15.0, 10.0  # seconds of history around a failure
 LINES = 80
+REFRESH_SECONDS = 0.2
 LINE_SECONDS = 10.0  # between two lines where there is no terminal
 WIDTH = 160
 
@@ -100,13 +101,17 @@ class ProgressLine:
         self._bar = Progress(*columns, console=Console(), transient=True)
         self._task = self._bar.add_task("storm", total=total)
         self._total = total
-        self._printed = time.monotonic()
+        self._every = REFRESH_SECONDS if self._bar.console.is_terminal else LINE_SECONDS
+        self._shown = time.monotonic()
 
     def show(self, done: int, describe: Callable[[], str]) -> None:
+        """May be called as often as one likes."""
+        if time.monotonic() - self._shown < self._every:
+            return
+        self._shown = time.monotonic()
         if self._bar.console.is_terminal:
             self._bar.update(self._task, completed=done, description=describe())
-        elif time.monotonic() - self._printed >= LINE_SECONDS:
-            self._printed = time.monotonic()
+        else:
             print(f"{done}/{self._total} disturbances, {describe()}", flush=True)
 
     def __enter__(self) -> ProgressLine:

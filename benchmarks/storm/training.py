@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.storm.zoo import watched_softmax
+from elasticdl.common.journal import Entry
 from elasticdl.elastic.core.order import epoch_order
 from elasticdl.elastic.training.record import consumed
 
@@ -39,6 +40,15 @@ class Agreement:
 
 def undisturbed(epochs: int) -> list[float]:
     """The loss of every step as PyTorch alone makes them: one process, whole batches, only the order is the job's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for what is as small as this, several only wait for one another
+    try:
+        return _train_alone(epochs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_alone(epochs: int) -> list[float]:
     inputs, labels = watched_softmax.dataset("training", "").tensors
     model = watched_softmax.custom_model()
     optimizer = watched_softmax.optimizer(model.parameters())
@@ -63,6 +73,24 @@ def compare(losses: Iterable[Path], records: Iterable[Path], epochs: int) -> Agr
     count, difference = _compare_losses(losses, undisturbed(epochs))
     _compare_samples(records, epochs)
     return Agreement(epochs * STEPS_PER_EPOCH, epochs, epochs * watched_softmax.SAMPLES, count, difference)
+
+
+def check_journal(journal: Iterable[Entry]) -> None:
+    """
+    Raises:
+        Wrong: a worker crashed, or the state was lost.
+    """
+    newest = 0
+    for entry in journal:
+        match entry["event"]:
+            case "worker_left" if entry["cause"] == "crashed":
+                raise Wrong(f"worker {entry['worker']} crashed: {entry['reason']}", newest)
+            case "resumed":
+                raise Wrong(f"the state was lost: training went on from {entry['path']}", newest)
+            case "world_formed":
+                if entry["step"] < newest - 1:  # one step may be known to a single worker only, which then dies
+                    raise Wrong(f"world {entry['world']} went back to step {entry['step']} from step {newest}", newest)
+                newest = max(newest, entry["step"])
 
 
 def _compare_losses(files: Iterable[Path], expected: Sequence[float]) -> tuple[int, float]:

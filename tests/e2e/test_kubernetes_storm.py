@@ -22,6 +22,7 @@ import pytest
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, objects_in, priority_classes, wait_for
 
 from benchmarks.storm.schedule import each_kind_first
+from benchmarks.storm.training import check_journal
 from tests.cluster.cluster import Cluster
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -232,6 +233,6 @@ def test_a_storm_does_not_show_in_the_training(own_cluster: Cluster, namespace: 
         journal = job.finish()
         job.check_training()
         assert [entry["event"] for entry in journal].count("job_started") == 1
-        assert "crashed" not in {entry["cause"] for entry in journal if entry["event"] == "worker_left"}
+        check_journal(journal)
         job.delete()
     assert objects_in(own_cluster, namespace) == before

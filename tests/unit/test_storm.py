@@ -8,7 +8,7 @@ from benchmarks.storm import training
 from benchmarks.storm.driver import Brought, Line, Story
 from benchmarks.storm.report import Pauses, history, pauses_by_change
 from benchmarks.storm.schedule import Kind, schedule
-from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, compare, undisturbed
+from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.order import epoch_order
 
@@ -37,8 +37,9 @@ def expected():
 
 
 @pytest.fixture
-def trained(tmp_path, expected):
+def trained(tmp_path, expected, monkeypatch):
     """What two workers leave that have shared each batch of one epoch."""
+    monkeypatch.setattr(training, "undisturbed", lambda epochs: expected)
     losses, record = tmp_path / "losses", tmp_path / "record"
     losses.mkdir()
     record.mkdir()
@@ -111,6 +112,28 @@ def test_a_sample_that_was_never_used_and_one_that_was_used_twice_are_found(trai
     edit(file, 0, f"[{first}, {second}, ", f"[{second}, {second}, ")
     with pytest.raises(Wrong, match="epoch 0: 1 samples were never used, and 1 uses were one too many"):
         agreement(trained)
+
+
+def formed(world, step):
+    return {"event": "world_formed", "world": world, "step": step}
+
+
+def test_a_journal_in_which_nothing_was_lost():
+    left = {"event": "worker_left", "worker": 1, "cause": "killed", "reason": "killed: SIGKILL"}
+    check_journal([formed(1, 0), formed(2, 7), left, formed(3, 6), formed(4, 9)])
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ({"event": "worker_left", "worker": 1, "cause": "crashed", "reason": "exit code 1"}, "worker 1 crashed: exit code 1"),
+        ({"event": "resumed", "path": "checkpoint-10"}, "the state was lost: training went on from checkpoint-10"),
+        (formed(3, 5), "world 3 went back to step 5 from step 7"),
+    ],
+)  # fmt: skip
+def test_a_journal_that_shows_a_crash_or_a_loss(entry, complaint):
+    with pytest.raises(Wrong, match=complaint):
+        check_journal([formed(1, 0), formed(2, 7), entry])
 
 
 def pause(at, kind, total):
