@@ -33,7 +33,7 @@ from elasticdl.common.credentials import Identity
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
 from elasticdl.kubernetes.retry import Backoff
-from elasticdl.kubernetes.watch import Watch
+from elasticdl.kubernetes.watch import Receiver, Watch
 from elasticdl.master.launchers.kubernetes.ports import pod_source
 from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -226,7 +226,12 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
     nodes, sessions = Nodes(core, namespace, count), Sessions(core, namespace, job)
     kubelet = Kubelet(core, namespace, sessions.start, sessions.end)
     sessions.left = kubelet.left
-    watch = Watch(pod_source(Client(api, namespace), job), kubelet, Backoff(random.Random()), time.monotonic)
+    watch = Watch(
+        pod_source(Client(api, namespace), job),
+        Receiver(kubelet.listed, kubelet.changed),
+        Backoff(random.Random()),
+        time.monotonic,
+    )
     with _registered(nodes):
         watch.start()
         while not stopped.is_set():

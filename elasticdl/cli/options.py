@@ -105,7 +105,7 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
     for key in content:
         if key not in known:
             near = option_instead(str(key)) or did_you_mean(str(key), known)
-            raise UserError(f"{path}: unknown option {key}: {'remove it' if near.startswith('there are') else near}")
+            raise UserError(f"{path}: unknown option {key}: {near or 'remove it'}")
     return {known[key]: value for key, value in content.items()}
 
 

@@ -18,18 +18,9 @@ SEPARATOR = "--"
 
 
 def did_you_mean(wrong: str, right: Iterable[str]) -> str:
-    """``did you mean X?``, or the whole choice when nothing is near."""
-    names = list(right)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"there are {', '.join(names)}" if names else "there are none"
-
-
-def hint(wrong: str, right: Iterable[str]) -> str:
-    """The nearest match as the end of a sentence; empty when nothing is near."""
-    near = did_you_mean(wrong, right)
-    return f": {near}" if near.endswith("?") else ""
+    """``did you mean X?``; empty when nothing is near."""
+    near = difflib.get_close_matches(wrong, list(right), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def underscored(token: str) -> str:
@@ -111,7 +102,7 @@ class Command(click.Command):
 
     def _instead(self, ctx: click.Context, flag: str) -> str:
         near = option_instead(flag.removeprefix("--")) or did_you_mean(flag, self.flags())
-        return f"`{ctx.command_path} --help` lists the options" if near.startswith("there are") else near
+        return near or f"`{ctx.command_path} --help` lists the options"
 
 
 class Commands(click.Group):
@@ -130,8 +121,8 @@ class Commands(click.Group):
             UserError: there is none of that name.
         """
         if cmd_name not in self._table:
-            instead = command_instead(cmd_name) or did_you_mean(cmd_name, self._table)
-            raise UserError(f"unknown command {cmd_name}: {instead}")
+            near = command_instead(cmd_name) or did_you_mean(cmd_name, self._table)
+            raise UserError(f"unknown command {cmd_name}: {near or 'there are ' + ', '.join(self._table)}")
         found: click.Command = getattr(importlib.import_module(self._table[cmd_name][0]), cmd_name)
         return found
 

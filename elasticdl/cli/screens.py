@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,13 +29,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 
 class Screen(Protocol):
-    """Shows a job while it runs; a context manager, as it may hold the terminal."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    """Shows a job while it runs."""
 
     def show(self, status: pb.JobStatus) -> None:
         """The newest status."""
@@ -51,14 +46,6 @@ class PlainScreen:
         self._every = log_loss_steps
         self._shown = 0
         self._waiting: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        pass
 
     def show(self, status: pb.JobStatus) -> None:
         waiting = waiting_lines(status)
@@ -81,16 +68,10 @@ class LiveScreen:
         self._clock = clock
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._live.stop()
+    def live(self) -> Live:
+        """Holds the terminal while its context lasts."""
+        return Live(console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def show(self, status: pb.JobStatus) -> None:
         self._status, self._received = status, self._clock()
@@ -102,11 +83,15 @@ class LiveScreen:
         return render(self._status, self._clock() - self._received)
 
 
-def make_screen(log_loss_steps: int) -> Screen:
+@contextmanager
+def open_screen(log_loss_steps: int) -> Iterator[Screen]:
     console = Console(highlight=False)
     if console.is_terminal:
-        return LiveScreen(console)
-    return PlainScreen(lambda text: print(text, flush=True), log_loss_steps)
+        screen = LiveScreen(console)
+        with screen.live():
+            yield screen
+    else:
+        yield PlainScreen(partial(print, flush=True), log_loss_steps)
 
 
 def render(status: pb.JobStatus, age: float) -> Panel:

@@ -1,10 +1,12 @@
-"""A job's status as it changes, and the news in its journal: what following a job is, wherever it runs."""
+"""Following a job, wherever it runs: its status as it changes, the news in its journal, and what it has to show in the end."""
 
 from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
+from collections.abc import Iterable
 from enum import Enum
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -12,8 +14,9 @@ from typing import Self, TypeAlias
 from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
-from elasticdl.cli.wording import is_over, news
+from elasticdl.cli.wording import is_over, news, summary_lines
 from elasticdl.common.errors import UnreachableError
+from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 RECONNECT_SECONDS = 0.5
@@ -72,3 +75,11 @@ def show_news(journal: LineStream, screen: Screen) -> None:
     for line in journal.lines():
         if (text := news(json.loads(line))) is not None:
             screen.line(text)
+
+
+def show_end(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> None:
+    """What a job that is over has to show; for a failed one the user's traceback, if that was the cause."""
+    if status.phase == "failed" and status.traceback:
+        print(status.traceback.rstrip(), file=sys.stderr)
+    if status.phase in ("succeeded", "stopped"):
+        print("\n".join(summary_lines(status, journal, output)), flush=True)

@@ -25,17 +25,11 @@ LIFETIME = timedelta(days=365)
 # Clocks of a cluster's nodes differ.
 BACKDATED = timedelta(hours=1)
 
-_NO_USE = {
-    "digital_signature": False,
-    "content_commitment": False,
-    "key_encipherment": False,
-    "data_encipherment": False,
-    "key_agreement": False,
-    "key_cert_sign": False,
-    "crl_sign": False,
-    "encipher_only": False,
-    "decipher_only": False,
-}
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+_NO_USE = dict.fromkeys(_USES, False)
 
 
 def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role, TlsFiles]:

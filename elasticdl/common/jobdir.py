@@ -49,6 +49,16 @@ class MasterAddress:
         return f"the master at {self.address} (process {self.pid})"
 
 
+class _Below:
+    """A path in the folder of a job."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, job: JobDir, _: type[JobDir]) -> Path:
+        return job.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class JobDir:
     """Paths of one job's files; see the module's docstring."""
@@ -59,29 +69,12 @@ class JobDir:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def spec(self) -> Path:
-        return self.path / "job.json"
-
-    @property
-    def master(self) -> Path:
-        return self.path / "master.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def master_log(self) -> Path:
-        return self.logs / "master.log"
+    spec = _Below("job.json")
+    master = _Below("master.json")
+    journal = _Below("journal.jsonl")
+    status = _Below("status.json")
+    logs = _Below("logs")
+    master_log = _Below("logs/master.log")
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"

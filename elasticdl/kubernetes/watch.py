@@ -117,12 +117,12 @@ def _change(said: Mapping[str, Any]) -> Change:
     return Change(said["type"], said["object"])
 
 
-class Receiver(Protocol):
-    """Called in the watch's thread."""
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who is told, in the watch's thread: all objects at first, and each change by its kind."""
 
-    def listed(self, items: tuple[Object, ...]) -> None: ...
-
-    def changed(self, kind: str, item: Object) -> None: ...
+    listed: Callable[[tuple[Object, ...]], None]
+    changed: Callable[[str, Object], None]
 
 
 class Watch:

@@ -165,7 +165,7 @@ def _check_extras(words: list[str]) -> None:
 
 def _require(kind: str, word: str, known: Any) -> None:
     if word not in known:
-        raise Wrong(f"{word} is no {kind}: {did_you_mean(word, known)}")
+        raise Wrong(f"{word} is no {kind}: {did_you_mean(word, known) or ', '.join(known)}")
 
 
 def check_names(code: str, names: dict[str, str]) -> None:

@@ -427,7 +427,7 @@ class LoggingJob:
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
     monkeypatch.setattr(job_streams, "LOOK_SECONDS", 0.01)
     job = LoggingJob(b"one\ntwo\n\0", b"one\n\0", b"one\ntwo\nthree\n\0", b"one\ntwo\nthree\nfour\n")
-    with job_streams.followed_logs(job, 0) as stream:
+    with job_streams.followed(job_streams.LogReaders(job, 0)) as stream:
         deadline = time.monotonic() + 10
         while stream.may_grow() and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -103,7 +103,7 @@ def test_text_from_outside_is_never_taken_for_markup():
 def test_the_live_screen_keeps_what_happened_and_clears_the_panel():
     out = io.StringIO()
     screen = LiveScreen(Console(file=out, force_terminal=True, width=100), clock=lambda: 0.0)
-    with screen:
+    with screen.live():
         screen.show(status_of())
         screen.line("evaluation at step 5")
     assert "evaluation at step 5" in out.getvalue()
@@ -112,10 +112,10 @@ def test_the_live_screen_keeps_what_happened_and_clears_the_panel():
 
 def test_plain_progress_comes_each_so_many_steps():
     lines: list[str] = []
-    with PlainScreen(lines.append, log_loss_steps=100) as screen:
-        for step in (0, 1, 99, 100, 101, 350, 360):
-            screen.show(status_of(step=step))
-        screen.line("something happened")
+    screen = PlainScreen(lines.append, log_loss_steps=100)
+    for step in (0, 1, 99, 100, 101, 350, 360):
+        screen.show(status_of(step=step))
+    screen.line("something happened")
     assert lines.pop(0) == "worker 3 waits: no slot is free"
     assert [line.split(", ")[1] for line in lines[:-1]] == ["step 100/5,000", "step 350/5,000"]
     assert lines[0] == (

@@ -279,7 +279,7 @@ class EventsTaken:
 
 def announce(api):
     async def work():
-        announcer = Announcer(api, {"name": "digits-master", "namespace": "lab"})
+        announcer = Announcer(api.create_event, {"name": "digits-master", "namespace": "lab"})
         async with announcer.announcing():
             announcer.recorded("job_started", {"workers": "2"})
             for _ in range(20):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import queue
-import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elasticdl.cli.cluster.cluster_job import ClusterJob
@@ -17,10 +15,9 @@ from elasticdl.cli.cluster.deletion import wait_until_gone
 from elasticdl.cli.cluster.master_pod import Contact, ImagePatience, Plight, plight_of
 from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import connect
-from elasticdl.cli.screens import Screen, make_screen
+from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught
-from elasticdl.cli.status_watch import StatusWatch, WatchEnded, show_news
-from elasticdl.cli.wording import summary_lines
+from elasticdl.cli.status_watch import StatusWatch, WatchEnded, show_end, show_news
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.job_pods import find_master, is_running
@@ -47,7 +44,7 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
             job.endpoint() as endpoint,
             connect(endpoint) as client,
             job.journal(follow=True) as journal,
-            make_screen(spec.log_loss_steps) as screen,
+            open_screen(spec.log_loss_steps) as screen,
             StatusWatch(client) as watch,
         ):
             _Following(job, screen, journal, watch, signals, ImagePatience(spec.image_timeout)).run()
@@ -157,19 +154,9 @@ def _see_off(job: ClusterJob, signals: SignalLog) -> None:
 
 def _report(job: ClusterJob, spec: JobSpec) -> int:
     status = job.status()
-    flags = job.place.flags
-    if status.phase == "failed" and status.traceback:
-        print(status.traceback.rstrip(), file=sys.stderr)
-    if status.phase in ("succeeded", "stopped"):
-        for line in summary_lines(status, _entries(job), spec.output):
-            print(line)
-        sys.stdout.flush()
+    show_end(status, map(json.loads, job.state().journal.splitlines()), spec.output)
     if status.phase != "succeeded":
         there = job.client.find("Job", master_name(job.name)) is not None
-        logs = f"; all logs: `elasticdl logs {job.name}{flags}`" if there else ""
+        logs = f"; all logs: `elasticdl logs {job.name}{job.place.flags}`" if there else ""
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{logs}")
     return 0
-
-
-def _entries(job: ClusterJob) -> Iterable[dict[str, object]]:
-    return [json.loads(line) for line in job.state().journal.splitlines()]

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from elasticdl.cli.cluster.job_streams import followed_journal, followed_logs, read_logs
+from elasticdl.cli.cluster.job_streams import JournalReader, LogReaders, followed, read_logs
 from elasticdl.cli.cluster.master_pod import finished, plight_of
 from elasticdl.cli.job_handle import not_ended
 from elasticdl.cli.line_streams import FixedLines, LineStream
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.master_client import connect as connect_master
-from elasticdl.cli.parsing import hint
+from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, Object, connect
-from elasticdl.kubernetes.job_pods import find_master, is_running
+from elasticdl.kubernetes.job_pods import find_master, find_pods, is_running
 from elasticdl.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.kubernetes.manifests.names import (
     APPLICATION,
@@ -146,7 +146,7 @@ class ClusterJob:
     @contextmanager
     def journal(self, *, follow: bool) -> Iterator[LineStream]:
         if follow:
-            with followed_journal(self) as journal:
+            with followed(JournalReader(self)) as journal:
                 yield journal
         else:
             yield FixedLines(self.journal_now())
@@ -170,7 +170,8 @@ class ClusterJob:
     @contextmanager
     def logs(self, worker: int | None, *, follow: bool) -> Iterator[LineStream]:
         if follow:
-            with followed_logs(self, worker) as logs:
+            find_pods(self.client, self.name, worker)  # who may not is told now
+            with followed(LogReaders(self, worker)) as logs:
                 yield logs
         else:
             yield FixedLines(read_logs(self.client, self.name, worker))
@@ -195,8 +196,8 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
         if client.find("Job", master_name(name)):
             return ClusterJob(client, name, place)
         client.require_namespace()
-        near = hint(name, [_name_of(job) for job in _jobs(client)])
-        raise UserError(f"there is no job {name} in namespace {client.namespace}{near}")
+        near = did_you_mean(name, [_name_of(job) for job in _jobs(client)])
+        raise UserError(f"there is no job {name} in namespace {client.namespace}{f': {near}' if near else ''}")
     running = [_name_of(job) for job in _jobs(client) if not finished(job)]
     if len(running) == 1:
         return ClusterJob(client, running[0], place)

@@ -72,21 +72,29 @@ def _time(line: str) -> float:
     return float(json.loads(line)["time"])
 
 
+class Reader(Protocol):
+    def run(self, stream: ThreadLines) -> None:
+        """In a thread, until there is nothing more or the stream is stopped."""
+
+    def close(self) -> None:
+        """Break off what is being read."""
+
+
 @contextmanager
-def followed_journal(job: SourceJob) -> Iterator[ThreadLines]:
-    """Every entry once, until the job has ended."""
-    following = _JournalReader(job)
-    stream = ThreadLines("journal", following.run)
+def followed(reader: Reader) -> Iterator[ThreadLines]:
+    stream = ThreadLines("reader", reader.run)
     stream.start()
     try:
         yield stream
     finally:
         stream.stopped.set()
-        following.close()
+        reader.close()
         stream.stop(JOIN_SECONDS)
 
 
-class _JournalReader:
+class JournalReader:
+    """Every entry once, until the job has ended."""
+
     def __init__(self, job: SourceJob) -> None:
         self._job = job
         self._told = Told()
@@ -159,23 +167,8 @@ def writer(pod: Object) -> str:
     return f"worker-{labels[WORKER_LABEL]}" if WORKER_LABEL in labels else str(Role.MASTER)
 
 
-@contextmanager
-def followed_logs(job: SourceJob, worker: int | None) -> Iterator[ThreadLines]:
-    """All lines that are there and come, until the job has ended."""
-    find_pods(job.client, job.name, worker)  # who may not is told now
-    following = _LogReaders(job, worker)
-    stream = ThreadLines("logs", following.run)
-    stream.start()
-    try:
-        yield stream
-    finally:
-        stream.stopped.set()
-        following.close()
-        stream.stop(JOIN_SECONDS)
-
-
-class _LogReaders:
-    """A thread that looks for pods, and one for each pod that was found.
+class LogReaders:
+    """All lines that are there and come, until the job has ended: a thread for each pod that was found.
 
     A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
     """

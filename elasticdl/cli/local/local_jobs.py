@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from elasticdl.cli.job_handle import not_ended
 from elasticdl.cli.line_streams import FileLines, LineStream, by_writer, merged, prefix
 from elasticdl.cli.master_client import MasterClient, connect
-from elasticdl.cli.parsing import hint
+from elasticdl.cli.parsing import did_you_mean
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, list_jobs
 from elasticdl.common.spec import JobSpec
@@ -67,7 +67,8 @@ def find_job(name: str | None) -> JobDir:
         for job in jobs:
             if job.name == name:
                 return job
-        raise UserError(f"there is no job {name}{hint(name, [job.name for job in jobs])}{_list_of(jobs)}")
+        near = did_you_mean(name, [job.name for job in jobs])
+        raise UserError(f"there is no job {name}{f': {near}' if near else ''}{_list_of(jobs)}")
     running = [job for job in jobs if life_of(job, time.time()) in (Life.STARTING, Life.RUNNING)]
     if len(running) == 1:
         return running[0]

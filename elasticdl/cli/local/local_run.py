@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,16 +17,15 @@ from elasticdl.cli.local import checks
 from elasticdl.cli.local.local_follow import Following
 from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
 from elasticdl.cli.local.master_process import MasterProcess
-from elasticdl.cli.screens import make_screen
+from elasticdl.cli.screens import open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.wording import summary_lines
+from elasticdl.cli.status_watch import show_end
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
-from elasticdl.common.journal import Entry, read_journal
+from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec
-from elasticdl.proto import elasticdl_pb2 as pb
 
 
 def run_job(spec: JobSpec) -> int:
@@ -49,7 +47,10 @@ def run_job(spec: JobSpec) -> int:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
     status = last_status(job)
-    report(job, status, spec.output)
+    if status is None:
+        print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
+    else:
+        show_end(status, read_journal(job.journal) if job.journal.exists() else (), spec.output)
     if signals.first is not None and (status is None or status.phase == "stopped"):
         raise Interrupted(signals.first)
     if status is not None and status.phase != "succeeded":
@@ -99,25 +100,7 @@ def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
         if signals.first is not None:
             return
         print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
-        with make_screen(spec.log_loss_steps) as screen:
+        with open_screen(spec.log_loss_steps) as screen:
             Following(master, FileLines(job.journal), screen, signals.take, spec.stop_grace).run(address)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.obituary())
-
-
-def journal_of(job: JobDir) -> Iterable[Entry]:
-    return read_journal(job.journal) if job.journal.exists() else ()
-
-
-def report(job: JobDir, status: pb.JobStatus | None, output: str) -> None:
-    """What the job has to show; for a failed one the user's traceback, if that was the cause."""
-    if status is None:
-        print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
-        return
-    if status.phase == "failed":
-        if status.traceback:
-            print(status.traceback.rstrip(), file=sys.stderr)
-        return
-    for line in summary_lines(status, journal_of(job), output):
-        print(line)
-    sys.stdout.flush()

@@ -133,7 +133,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
 
     mark = Mark(pod.uid, lambda: relieve("another master has taken over"))
     state = ClusterState(job, mark, job_dir.journal)
-    announcer = Announcer(job, owner.about(pod.namespace))
+    announcer = Announcer(client.create, owner.about(pod.namespace))
     with _signals(relieve):
         async with announcer.announcing():
             try:

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.master.launchers.kubernetes.notices import Digest, Notice, make_event, notice_of
@@ -19,16 +19,12 @@ FINISH_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class EventApi(Protocol):
-    def create_event(self, manifest: dict[str, Any]) -> object:
-        """Blocks; raises `ApiError`."""
-
-
 class Announcer(Observer):
     """Events about ``subject``, a reference to an object, while `announcing`."""
 
-    def __init__(self, api: EventApi, subject: Mapping[str, str]) -> None:
-        self._api = api
+    def __init__(self, create: Callable[[dict[str, Any]], object], subject: Mapping[str, str]) -> None:
+        """``create`` makes an event; it blocks, and raises `ApiError`."""
+        self._create = create
         self._subject = subject
         self._digest = Digest(time.monotonic())
         self._news = asyncio.Event()
@@ -68,7 +64,7 @@ class Announcer(Observer):
 
     async def _tell(self, notice: Notice) -> None:
         try:
-            await asyncio.to_thread(self._api.create_event, make_event(notice, self._subject))
+            await asyncio.to_thread(self._create, make_event(notice, self._subject))
         except ApiError as failure:
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True

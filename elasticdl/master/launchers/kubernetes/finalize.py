@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.master.core.instructions import Phase
+from elasticdl.master.launchers.kubernetes.ports import OwnJobApi
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
 
 # For the cluster to answer at the beginning, and to take the last status at the end.
@@ -16,13 +17,7 @@ PATIENCE = 120.0
 T = TypeVar("T")
 
 
-class JobApi(Protocol):
-    """The master's own Job. Blocks; raises `ApiError`."""
-
-    def patch_job(self, change: dict[str, Any]) -> dict[str, Any]: ...
-
-
-async def finalize(job: JobApi, state: ClusterState, status: str, phase: Phase) -> None:
+async def finalize(job: OwnJobApi, state: ClusterState, status: str, phase: Phase) -> None:
     """Write down how the job has ended; unless it succeeded, have the Job start no other master.
 
     Raises:

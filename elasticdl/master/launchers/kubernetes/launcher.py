@@ -27,12 +27,12 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, INVALID, ApiError
 from elasticdl.kubernetes.manifests.names import without_name, worker_name
 from elasticdl.kubernetes.retry import Backoff, retry
-from elasticdl.kubernetes.watch import Listing, Source
+from elasticdl.kubernetes.watch import Listing, Receiver, Source, Watch
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
-from elasticdl.master.launchers.kubernetes.pod_informer import PodInformer, View
+from elasticdl.master.launchers.kubernetes.pod_informer import PodInformer
 from elasticdl.master.launchers.kubernetes.ports import PodApi
 from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
 from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPods, worker_id_of
@@ -80,9 +80,13 @@ class KubernetesLauncher:
         self._ledger = Ledger()
         self._runner = TaskRunner(REQUESTS_AT_ONCE)
         soon = partial(_soon, asyncio.get_running_loop())
-        pods_seen, events_seen = _PodReceiver(soon, self), _EventReceiver(soon, self)
+        pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
+        events_seen = Receiver(partial(soon, self.events_listed), partial(soon, self.event_changed))
         self._informer = PodInformer(
-            View(cluster.pod_source, pods_seen), View(cluster.event_source, events_seen), self._runner, self._backoff
+            Watch(cluster.pod_source, pods_seen, self._backoff(), time.monotonic),
+            Watch(cluster.event_source, events_seen, self._backoff(), time.monotonic),
+            lambda: self._runner.call(cluster.pod_source.list),
+            self._backoff(),
         )
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
@@ -273,9 +277,13 @@ class KubernetesLauncher:
         if self._ledger.unwanted(worker_id) and not (_is_over(pod) or pod["metadata"].get("deletionTimestamp")):
             self._runner.start(self._delete(worker_id, KILL_GRACE))
 
-    def event_told(self, event: Manifest) -> None:
+    def events_listed(self, events: tuple[Manifest, ...]) -> None:
+        for event in events:
+            self.event_changed("ADDED", event)
+
+    def event_changed(self, kind: str, event: Manifest) -> None:
         job, _, number = str(event["involvedObject"].get("name", "")).rpartition("-worker-")
-        if job == self._pods.job and number.isdigit():
+        if kind != "DELETED" and job == self._pods.job and number.isdigit():
             self._look(int(number), self._ledger.happened(int(number), event))
 
     def _look(self, worker_id: int, reports: Reports) -> None:
@@ -326,29 +334,3 @@ def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *argum
     """From a watch's thread."""
     with contextlib.suppress(RuntimeError):  # the event loop is over
         loop.call_soon_threadsafe(callback, *arguments)
-
-
-class _PodReceiver:
-    def __init__(self, soon: Callable[..., None], launcher: KubernetesLauncher) -> None:
-        self._soon = soon
-        self._launcher = launcher
-
-    def listed(self, items: tuple[Manifest, ...]) -> None:
-        self._soon(self._launcher.pods_listed, items)
-
-    def changed(self, kind: str, item: Manifest) -> None:
-        self._soon(self._launcher.pod_changed, kind, item)
-
-
-class _EventReceiver:
-    def __init__(self, soon: Callable[..., None], launcher: KubernetesLauncher) -> None:
-        self._soon = soon
-        self._launcher = launcher
-
-    def listed(self, items: tuple[Manifest, ...]) -> None:
-        for item in items:
-            self._soon(self._launcher.event_told, item)
-
-    def changed(self, kind: str, item: Manifest) -> None:
-        if kind != "DELETED":
-            self._soon(self._launcher.event_told, item)

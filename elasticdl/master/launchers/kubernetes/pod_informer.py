@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from elasticdl.kubernetes.retry import Backoff, retry
-from elasticdl.kubernetes.watch import Listing, Receiver, Source, Watch
-from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One kind of objects, and who is told of them, in a thread of the watch."""
-
-    source: Source
-    receiver: Receiver
+from elasticdl.kubernetes.watch import Listing, Watch
 
 
 class PodInformer:
-    """``backoff`` makes one for each who needs it; what blocks is done by the ``runner``."""
+    """``ask`` lists the pods; ``pods`` and ``events`` are begun with that list."""
 
-    def __init__(self, pods: View, events: View, runner: TaskRunner, backoff: Callable[[], Backoff]) -> None:
-        self._pods = Watch(pods.source, pods.receiver, backoff(), time.monotonic)
-        self._events = Watch(events.source, events.receiver, backoff(), time.monotonic)
-        self._source = pods.source
-        self._runner = runner
+    def __init__(self, pods: Watch, events: Watch, ask: Callable[[], Awaitable[Listing]], backoff: Backoff) -> None:
+        self._pods = pods
+        self._events = events
+        self._ask = ask
         self._backoff = backoff
         self._opening: asyncio.Task[Listing] | None = None
         self._watching = False
@@ -40,7 +28,8 @@ class PodInformer:
             UnreachableError: the cluster can't be asked.
         """
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._list(seconds))
+            listing = retry(self._ask, "list the workers' pods", self._backoff, seconds)
+            self._opening = asyncio.get_running_loop().create_task(listing)
         return await asyncio.shield(self._opening)
 
     def begins(self) -> bool:
@@ -61,8 +50,3 @@ class PodInformer:
         for watch in (self._pods, self._events):
             watch.stop()
         await asyncio.gather(*(asyncio.to_thread(watch.join) for watch in (self._pods, self._events)))
-
-    async def _list(self, seconds: float) -> Listing:
-        return await retry(
-            lambda: self._runner.call(self._source.list), "list the workers' pods", self._backoff(), seconds
-        )

@@ -48,7 +48,7 @@ class WorkerPodApi:
 
 
 class OwnJobApi:
-    """The master's own Job, the events about it, and the ConfigMap of its state."""
+    """The master's own Job, the pods of its masters, and the ConfigMap of its state."""
 
     def __init__(self, client: Client, job: str) -> None:
         self._client = client
@@ -65,9 +65,6 @@ class OwnJobApi:
 
     def patch_job(self, change: Object) -> Object:
         return self._client.patch("Job", self._job, change)
-
-    def create_event(self, manifest: Object) -> Object:
-        return self._client.create(manifest)
 
     def read_state(self) -> Object:
         return self._client.read("ConfigMap", self._state)
