@@ -49,7 +49,7 @@ _OPTION = {name: instead for names, instead in OPTIONS.items() for name in names
 
 
 def option_instead(name: str) -> str:
-    """``name``: without dashes. Empty if ElasticDL had no such option, or it is no riddle."""
+    """``name``: without dashes. Empty if ElasticDL had no such option, or this command line has it, too."""
     return f"that was ElasticDL's: {_OPTION[name]}" if name in _OPTION else ""
 
 

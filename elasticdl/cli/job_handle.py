@@ -39,7 +39,7 @@ class JobHandle(Protocol):
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
-        """The status with which it ended; None if it ended without a word.
+        """The status with which it ended; None if it has not said how it ended.
 
         Raises:
             UnreachableError: it has not ended by then.

@@ -71,7 +71,7 @@ class FileLines:
 
 
 class ThreadLines:
-    """What a thread writes, until its function returns. ``stop`` ends the function soon if it heeds ``stopped``."""
+    """What a thread writes, until its function returns. The function has to return soon after ``stopped`` is set."""
 
     def __init__(self, name: str, write: Callable[[ThreadLines], None]) -> None:
         self.stopped = threading.Event()

@@ -1,5 +1,8 @@
-"""click with this project's manners: ``--num-workers`` is taken for ``--num_workers``, options stand in sections, and every
-mistake is a UserError with the nearest match instead of a usage text."""
+"""Commands, their options and their help, on click.
+
+``--num-workers`` is taken for ``--num_workers``. Options stand in sections. A mistake is a UserError of one line, with the
+nearest match, instead of a usage text.
+"""
 
 from __future__ import annotations
 

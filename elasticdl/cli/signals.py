@@ -29,7 +29,7 @@ def interrupt(number: int) -> None:
 
 
 class SignalLog:
-    """A handler that only takes note; the waiting loops take the notes out."""
+    """A handler that only records signals; the loops that wait take them."""
 
     def __init__(self) -> None:
         self._pending: collections.deque[int] = collections.deque()
@@ -40,7 +40,7 @@ class SignalLog:
         self._pending.append(number)
 
     def take(self) -> bool:
-        """Whether a signal has come that nobody has taken yet; takes it."""
+        """Take the oldest signal; whether there was one."""
         try:
             self._pending.popleft()
         except IndexError:

@@ -67,7 +67,7 @@ class TlsFiles:
         return cls(ca=files[CA], certificate=files[CERTIFICATE], key=files[KEY])
 
     def write(self, folder: Path) -> None:
-        """Write them where nobody else can read, whatever the umask; older ones are replaced, each at once."""
+        """Write them readable by the user alone, whatever the umask; each replaces an older one atomically."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in self.to_mapping().items():
             scratch = folder / f".{name}.{os.getpid()}"

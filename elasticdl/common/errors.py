@@ -6,7 +6,7 @@
     +-- JobFailedError       the job is over and did not succeed; the command ends with 1
     +-- ShortOfMemoryError   this worker is over; a machine with more memory may do what it could not
     +-- UnreachableError     the other side did not answer in time; try again or look after it
-        +-- RefusedError     it will not have this caller: trying again is of no use
+        +-- RefusedError     it refuses this caller: trying again does not help
 
 What the elastic loop raises to change its course is in ``elasticdl.elastic.core.errors``.
 """
@@ -37,4 +37,4 @@ class UnreachableError(ElasticDLError):
 
 
 class RefusedError(UnreachableError):
-    """The master is there but not to be had with these credentials, now or later."""
+    """The master is there and refuses these credentials, now and later."""

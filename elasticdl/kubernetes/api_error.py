@@ -49,7 +49,7 @@ class NotDoneError(ApiError, UserError):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Whom a request is made of, for messages."""
+    """The cluster and namespace that a request goes to, for messages."""
 
     server: str
     namespace: str

@@ -133,7 +133,7 @@ class Client:
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 
     def require_namespace(self) -> None:
-        """What is asked of a namespace that is not there is answered as if it were empty; who may not look is spared.
+        """Refuse a namespace that does not exist: listing its objects gives none. Users who may not ask are let pass.
 
         Raises:
             UserError: there is no such namespace.

@@ -58,7 +58,7 @@ def load(configuration: client.Configuration, place: Place, *, own_account: bool
 
 
 def is_configured(place: Place) -> bool:
-    """Whether anything names a cluster, be it wrong."""
+    """Whether there is a kubeconfig or an account, valid or not."""
     return bool(place.context) or (_has_account() and not _files(place)) or _exists(place)
 
 

@@ -1,5 +1,6 @@
 """A job on a real control plane: submitted, followed, looked at and removed with the command line alone."""
 
+import contextlib
 import json
 import os
 import re
@@ -153,6 +154,15 @@ def may_reach_pods(own_cluster, namespace, *more):
     rbac.create_namespaced_role_binding(namespace, binding)
 
 
+@contextlib.contextmanager
+def killed(process):
+    """In the end, whatever the test finds."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def read_until(process, text):
     for line in process.stdout:
         if text in line:
@@ -164,7 +174,7 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_when_it_is_reached(el
     may_reach_pods(own_cluster, namespace)
     env = {**os.environ, "KUBECONFIG": str(own_cluster.user_kubeconfig("guest", []))}
     command = [sys.executable, "-m", "elasticdl.cli", *TRAIN, "--num_epochs", "100000", "--namespace", namespace]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process, killed(process):
         why = f"it takes the right to get pods/portforward in namespace {namespace}; it is tried again"
         assert read_until(process, "its master runs but").endswith(f"can't be reached: {why}\n")
         may_reach_pods(own_cluster, namespace, "pods/portforward")

@@ -19,7 +19,7 @@ from elasticdl.cli import status_watch
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster import cluster_follow, job_streams
 from elasticdl.cli.cluster.cluster_job import ClusterJob
-from elasticdl.cli.cluster.master_pod import ImagePatience, Plight, plight_of
+from elasticdl.cli.cluster.master_pod import ImagePatience, MasterTrouble, trouble_of
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.line_streams import FixedLines
 from elasticdl.cli.signals import SignalLog
@@ -126,36 +126,42 @@ def pod(state=None, **status):
 
 def missing(why, *, lasting=False):
     reason = f"the image can't be pulled: {why}"
-    return Plight(reason, ImageTrouble(reason, lasting))
+    return MasterTrouble(reason, ImageTrouble(reason, lasting))
 
 
 @pytest.mark.parametrize(
-    ("seen", "plight"),
+    ("seen", "trouble"),
     [
-        (None, Plight("its master's pod is not there yet")),
+        (None, MasterTrouble("its master's pod is not there yet")),
         (
             pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}),
             missing("no such"),
         ),
         (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
-        (pod({"waiting": {"reason": "ContainerCreating"}}), Plight("its master is starting")),
-        (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), Plight("its master ended with exit code 1: b")),
-        (pod({"terminated": {"exitCode": 137, "message": "at work"}}), Plight("its master ended with exit code 137")),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), MasterTrouble("its master is starting")),
+        (
+            pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}),
+            MasterTrouble("its master ended with exit code 1: b"),
+        ),
+        (
+            pod({"terminated": {"exitCode": 137, "message": "at work"}}),
+            MasterTrouble("its master ended with exit code 137"),
+        ),
         (
             pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]),
-            Plight("its master has no place yet: 0/2 nodes"),
+            MasterTrouble("its master has no place yet: 0/2 nodes"),
         ),
-        (pod(phase="Failed", reason="Evicted"), Plight("its master ended: Evicted")),
+        (pod(phase="Failed", reason="Evicted"), MasterTrouble("its master ended: Evicted")),
     ],
 )
-def test_what_is_the_matter_with_a_master(seen, plight):
-    assert plight_of(seen) == plight
+def test_what_is_the_matter_with_a_master(seen, trouble):
+    assert trouble_of(seen) == trouble
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
     patience, late = ImagePatience(60.0), missing("Back-off")
     assert [patience.is_over(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
-    assert patience.is_over(Plight("its master is starting"), 70.0) is False
+    assert patience.is_over(MasterTrouble("its master is starting"), 70.0) is False
     assert [patience.is_over(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
 
 
@@ -461,10 +467,10 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     screen, job = Lines(), ClusterJob(Refusing(), "digits")
     view = following(job, screen)
     for _ in range(3):
-        view.show_plight(Plight(cluster_follow._refusal(job)))
+        view.show_trouble(MasterTrouble(cluster_follow._refusal(job)))
     for why in ("not found", "Back-off", "not found", "Back-off"):
-        view.show_plight(missing(why))
-    view.show_plight(Plight("its master is starting"))
+        view.show_trouble(missing(why))
+    view.show_trouble(MasterTrouble("its master is starting"))
     assert screen.seen == [
         "the cluster does not take its master's pod: exceeded quota: small",
         "the image can't be pulled: not found",

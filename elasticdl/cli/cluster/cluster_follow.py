@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.cli.cluster.cluster_job import ClusterJob
 from elasticdl.cli.cluster.deletion import wait_until_gone
-from elasticdl.cli.cluster.master_pod import Contact, ImagePatience, Plight, plight_of
+from elasticdl.cli.cluster.master_pod import Contact, ImagePatience, MasterTrouble, trouble_of
 from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import connect
 from elasticdl.cli.screens import Screen, open_screen
@@ -66,7 +66,7 @@ class _Following:
     signals: SignalLog
     patience: ImagePatience
     contact: Contact = field(default_factory=Contact)
-    plight: Plight = field(default_factory=lambda: Plight(""))  # as last shown
+    trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
 
     def run(self) -> None:
         """Until the job is over, or a signal came."""
@@ -98,29 +98,29 @@ class _Following:
             if is_running(pod):
                 self.show_contact(self.watch.failure, now)
                 return False
-            plight = plight_of(pod) if pod is not None else Plight(_refusal(job))
+            trouble = trouble_of(pod) if pod is not None else MasterTrouble(_refusal(job))
             failures = job.client.read("Job", master_name(job.name)).get("status", {}).get("failed", 0)
             begun = job.state().memory
         except UnreachableError as error:
-            plight, failures, begun = Plight(str(error)), 0, "unknown"
-        self.show_plight(plight)
-        if self.patience.is_over(plight, now) and not begun:
+            trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
+        self.show_trouble(trouble)
+        if self.patience.is_over(trouble, now) and not begun:
             job.client.delete("Job", master_name(job.name))
             wait_until_gone(job.client, job.name)
-            raise UserError(f"job {job.name}: {plight.reason}; nothing of the job was left behind")
+            raise UserError(f"job {job.name}: {trouble.reason}; nothing of the job was left behind")
         if failures >= STARTS and not begun:
             where = f"{job.name}{job.place.flags}"
             raise JobFailedError(
-                f"job {job.name}: {plight.reason}, {failures} times; see `elasticdl logs {where}`, "
+                f"job {job.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
                 f"and remove it with `elasticdl delete {where}`"
             )
         return False
 
-    def show_plight(self, plight: Plight) -> None:
+    def show_trouble(self, trouble: MasterTrouble) -> None:
         """An image that is tried for again and again is told of once."""
-        before, self.plight = self.plight, plight
-        if plight.reason != before.reason and not (plight.image and before.image):
-            self.screen.line(plight.reason)
+        before, self.trouble = self.trouble, trouble
+        if trouble.reason != before.reason and not (trouble.image and before.image):
+            self.screen.line(trouble.reason)
 
     def show_contact(self, failure: str = "", now: float = 0.0) -> None:
         """``failure``: why a master that runs does not answer; empty if it does."""
@@ -137,7 +137,7 @@ def _refusal(job: ClusterJob) -> str:
     events = job.client.list("Event", field_selector=selection)
     newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
     if newest is None:
-        return plight_of(None).reason
+        return trouble_of(None).reason
     return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"
 
 

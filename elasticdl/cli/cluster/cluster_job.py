@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from elasticdl.cli.cluster.job_streams import JournalReader, LogReaders, followed, read_logs
-from elasticdl.cli.cluster.master_pod import finished, plight_of
+from elasticdl.cli.cluster.master_pod import finished, trouble_of
 from elasticdl.cli.job_handle import not_ended
 from elasticdl.cli.line_streams import FixedLines, LineStream
 from elasticdl.cli.master_client import MasterClient
@@ -77,7 +77,7 @@ class ClusterJob:
                 return kept
             return self._described("lost", f"its Job is {how.lower()}, and its master has not said how it ended")
         pod = find_master(self.client, self.name)
-        reason = plight_of(pod).reason
+        reason = trouble_of(pod).reason
         last = f"there is no master at the moment: {reason}"
         if is_running(pod):
             try:
@@ -112,7 +112,7 @@ class ClusterJob:
         pod = find_master(self.client, self.name)
         if not is_running(pod):
             kept = self.kept_status()
-            how = f"it has {kept.phase}" if kept and is_over(kept) else plight_of(pod).reason
+            how = f"it has {kept.phase}" if kept and is_over(kept) else trouble_of(pod).reason
             raise UserError(f"job {self.name} is not running: {how}")
         try:
             with self.endpoint() as endpoint, connect_master(endpoint) as master:

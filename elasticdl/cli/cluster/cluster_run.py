@@ -50,10 +50,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
         return 0
     signals = SignalLog()
     with caught(_patient(signals)):
-        submission.make(lambda: _heed(signals))
+        submission.make(lambda: _raise_if_signalled(signals))
     job = ClusterJob(client, parts.spec.job_name, place)
     print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
-    _heed(signals)
+    _raise_if_signalled(signals)
     return 0 if detach else follow(job, parts.spec)
 
 
@@ -76,7 +76,7 @@ def _patient(signals: SignalLog) -> Callable[[int], None]:
     return handle
 
 
-def _heed(signals: SignalLog) -> None:
+def _raise_if_signalled(signals: SignalLog) -> None:
     if signals.first is not None:
         raise Interrupted(signals.first)
 

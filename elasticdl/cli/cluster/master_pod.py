@@ -15,7 +15,7 @@ UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of th
 
 
 @dataclass(frozen=True, slots=True)
-class Plight:
+class MasterTrouble:
     """``image``: what is wrong with its image, if that is why."""
 
     reason: str
@@ -29,17 +29,17 @@ class ImagePatience:
         self._timeout = timeout
         self._since: float | None = None
 
-    def is_over(self, plight: Plight, now: float) -> bool:
+    def is_over(self, trouble: MasterTrouble, now: float) -> bool:
         """To be asked at every look: whether the image has been missing for too long, or will not come at all."""
-        if plight.image is None:
+        if trouble.image is None:
             self._since = None
             return False
         self._since = now if self._since is None else self._since
-        return plight.image.lasting or now - self._since >= self._timeout
+        return trouble.image.lasting or now - self._since >= self._timeout
 
 
 class Contact:
-    """Whether a master that runs is reached, and when that is worth a line."""
+    """Whether a master that runs is reached, and when that is to be told."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -66,31 +66,31 @@ def finished(job: Object) -> str:
     )
 
 
-def plight_of(pod: Object | None) -> Plight:
+def trouble_of(pod: Object | None) -> MasterTrouble:
     """Of a master that does not run; ``pod`` is None if there is none."""
     if pod is None:
-        return Plight("its master's pod is not there yet")
+        return MasterTrouble("its master's pod is not there yet")
     status = pod.get("status", {})
     states = [each.get("state", {}) for each in status.get("containerStatuses") or ()]
     if pod["metadata"].get("deletionTimestamp"):
-        return Plight("its master is leaving its place, and will be started anew")
+        return MasterTrouble("its master is leaving its place, and will be started anew")
     for state in states:
         if ended := state.get("terminated"):
             # What was killed has not said why in its last line.
             said = "" if ended["exitCode"] > _SIGNALLED else str(ended.get("message") or "").strip()
             detail = f": {said.splitlines()[-1]}" if said else ""
-            return Plight(f"its master ended with exit code {ended['exitCode']}{detail}")
+            return MasterTrouble(f"its master ended with exit code {ended['exitCode']}{detail}")
         waiting = state.get("waiting") or {}
         if trouble := image_trouble(waiting):
-            return Plight(trouble.reason, trouble)
+            return MasterTrouble(trouble.reason, trouble)
         if waiting.get("message"):
-            return Plight(f"its master waits: {flat(waiting['message'])}")
+            return MasterTrouble(f"its master waits: {flat(waiting['message'])}")
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and not _holds(condition):
-            return Plight(f"its master has no place yet: {condition.get('message') or condition.get('reason')}")
+            return MasterTrouble(f"its master has no place yet: {condition.get('message') or condition.get('reason')}")
     if status.get("phase") in ("Failed", "Succeeded"):
-        return Plight(f"its master ended: {status.get('message') or status.get('reason') or status['phase']}")
-    return Plight("its master is starting")
+        return MasterTrouble(f"its master ended: {status.get('message') or status.get('reason') or status['phase']}")
+    return MasterTrouble("its master is starting")
 
 
 def _holds(condition: Object) -> bool:

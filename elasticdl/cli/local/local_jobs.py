@@ -49,7 +49,7 @@ def life_of(job: JobDir, now: float) -> Life:
 
 
 def last_status(job: JobDir) -> pb.JobStatus | None:
-    """The status with which the job ended; None if it has not (or nobody could write it down)."""
+    """The status with which the job ended; None if it runs, or was killed before it could write it."""
     try:
         return json_format.Parse(job.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
     except FileNotFoundError:

@@ -103,4 +103,4 @@ def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
         with open_screen(spec.log_loss_steps) as screen:
             Following(master, FileLines(job.journal), screen, signals.take, spec.stop_grace).run(address)
         if not job.status.exists() and signals.first is None:
-            raise JobFailedError(master.obituary())
+            raise JobFailedError(master.explain_end())

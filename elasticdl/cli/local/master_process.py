@@ -94,10 +94,10 @@ class MasterProcess:
             lines = self.log_tail(1)
             raise UserError(lines.removeprefix("elasticdl: ") or "the master refused to start")
         if not self._job.status.exists():
-            raise JobFailedError(self.obituary())
+            raise JobFailedError(self.explain_end())
 
-    def obituary(self) -> str:
-        """For a master that ended without a word: the end of its log."""
+    def explain_end(self) -> str:
+        """How a master ended that has not said how the job did, with the end of its log."""
         code = self._child().poll()
         how = (
             f"was killed by {signal.Signals(-code).name}"

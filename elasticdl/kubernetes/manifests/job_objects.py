@@ -65,7 +65,7 @@ def master_pod(spec: JobSpec) -> Manifest:
 
 
 def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
-    """As `finish_pod`. An account that a template for all pods names is not the master's, who could do nothing with it."""
+    """As `finish_pod`. An account that a template names for all pods is the workers': the master has to have its own."""
     made = merge(pod, {"spec": {"serviceAccount": None, **_identity(spec)}})
     return finish_pod(made, spec, Role.MASTER)
 
@@ -83,7 +83,7 @@ def account_name(spec: JobSpec) -> str:
 
 
 def make_service(spec: JobSpec) -> Manifest:
-    """By which the workers find the master. It has no address of its own, and does not wait for readiness."""
+    """The name by which workers find the master. It is headless, and does not wait for readiness."""
     job = spec.job_name
     return {
         "apiVersion": "v1",
@@ -143,7 +143,7 @@ def urgent_class(spec: JobSpec) -> str:
 
 
 def rules(job: str, *, announces: bool = True) -> list[Manifest]:
-    """What the master may do, and nothing else; worker pods have no names that are known beforehand."""
+    """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand."""
     return [
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
@@ -204,7 +204,7 @@ def _network_policy(parts: Parts) -> Manifest:
 
 
 def _metrics_policy(parts: Parts) -> Manifest:
-    """Metrics are collected from other namespaces, nobody knows which; the certificate decides who gets them."""
+    """Metrics may be collected from any namespace; the certificate decides who gets them."""
     master = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name, names.ROLE_LABEL: str(Role.MASTER)}}
     port = {"protocol": "TCP", "port": names.METRICS_PORT}
     ingress = [{"from": [{"namespaceSelector": {}}], "ports": [port]}]

@@ -39,7 +39,7 @@ def tls_name(job: str, role: Role) -> str:
 
 
 def metrics_policy_name(job: str) -> str:
-    """With a dot, which no job's name has: that of another job's policy it can't be."""
+    """With a dot, which no job's name has: no other job's policy has this name."""
     return f"{job}.metrics"
 
 
@@ -62,6 +62,6 @@ def master_address(job: str, namespace: str) -> str:
 
 
 def without_name(refusal: str) -> str:
-    """Why an object is forbidden, without its name, which is made up or one of many."""
+    """Why an object is forbidden, without the object's name, which the user does not know."""
     _, forbidden, reason = refusal.partition(" is forbidden: ")
     return reason if forbidden else refusal

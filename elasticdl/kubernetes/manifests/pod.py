@@ -102,7 +102,7 @@ def finish_pod(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
 
 
 def _node_tolerations(given: Sequence[Mapping[str, Any]], seconds: int) -> list[Manifest]:
-    """How long a lost node is waited for, unless the user has said so: of two tolerations the shorter would count."""
+    """Tolerations of a lost node, for taints that the user's own do not name: of two the shorter would count."""
     said = {each.get("key") or "" for each in given if each.get("effect") in (None, "", "NoExecute")}
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}

@@ -38,7 +38,7 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
 
 
 def _literal(word: str) -> str:
-    """Kubernetes would put variables in the place of $(NAME), and one dollar in that of two."""
+    """Escaped: Kubernetes replaces $(NAME) by a variable, and $$ by $."""
     return word.replace("$", "$$")
 
 

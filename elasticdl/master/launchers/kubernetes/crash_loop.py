@@ -17,12 +17,12 @@ from elasticdl.master.launchers.kubernetes.judge import judge_end
 
 Object = Mapping[str, Any]
 MOST_CRASHES = 5
-# Whoever has worked for longer than this did not crash for a reason that the next one meets at once.
+# A master that ran for longer than this was able to work; the next one starts the count anew.
 SOON_SECONDS = 600.0
 
 
 def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
-    """Why another master would be of no use; empty if it may be. ``pods``: all of masters, of whatever job."""
+    """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
     ended = sorted((pod for pod in pods if _is_of(pod, job_uid) and _end(pod)), key=_finished, reverse=True)
     crashes = list(itertools.takewhile(_crashed_soon, ended))
     if len(crashes) < MOST_CRASHES:

@@ -180,7 +180,7 @@ class Ledger:
     def _wait(self, worker_id: int, entry: Entry, waiting: Waiting) -> Reports:
         if entry.placed or waiting == entry.waits:
             return []
-        if entry.waits is None and waiting.wait is Wait.NOTHING:  # worth a word only to take another one back
+        if entry.waits is None and waiting.wait is Wait.NOTHING:  # reported only to replace an older reason
             return []
         # The reason why an image can't be pulled is given once; then it is only said that it is tried again.
         if entry.waits and entry.waits.wait is waiting.wait is Wait.IMAGE and not waiting.lasting:
