@@ -1,15 +1,18 @@
 """One of the two members of a world in which the other freezes in the middle of a transfer: RANK STORE_PORT [VICTIM].
 
 Rank 1 freezes the process VICTIM, or itself, when the beginning of a broadcast has come and its end has not. A line on
-standard input says that the world is broken.
+standard input says that the world is broken. While the world connects, a thread opens connections of its own, which have
+to outlive it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 
 import horovod.torch as hvd
 import torch
@@ -28,9 +31,30 @@ def freeze_in_transfer(tensor: torch.Tensor, victim: int) -> None:
     os.kill(victim, signal.SIGSTOP)
 
 
+def open_connections(connected: threading.Event, opened: list[tuple[socket.socket, socket.socket]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        while not connected.is_set():
+            client = socket.create_connection(listener.getsockname())
+            opened.append((client, listener.accept()[0]))
+            time.sleep(0.01)
+
+
+def is_open(client: socket.socket, peer: socket.socket) -> bool:
+    try:
+        client.sendall(b"x")
+    except OSError:
+        return False
+    return peer.recv(1) == b"x"
+
+
 def main(rank: int, store_port: int, victim: int) -> None:
     collective = TorchCollective(hvd, Endpoint(store_port, 0, "lo"), reduce_on_gpu=False)
+    connected, opened = threading.Event(), []
+    others = threading.Thread(target=open_connections, args=(connected, opened))
+    others.start()
     collective.start(World(1, tuple(Member(number, "host", 0, True) for number in range(2)), rank))
+    connected.set()
+    others.join()
     tensor = torch.zeros(ELEMENTS)
 
     def break_when_told() -> None:
@@ -46,7 +70,8 @@ def main(rank: int, store_port: int, victim: int) -> None:
                 tensor += 1
             collective.broadcast_([tensor], "tensor")
     except WorldBroken:
-        print("noticed", flush=True)
+        lost = sum(not is_open(*pair) for pair in opened)
+        print(f"noticed, {lost} of the other connections lost" if lost or not opened else "noticed", flush=True)
     collective.stop()
 
 
