@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.connection import MasterConnection
-from elasticdl.elastic.session.membership import Membership
+from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective, import_horovod
 from elasticdl.elastic.torch.device import can_reduce_on_gpu, choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
@@ -25,8 +25,8 @@ class ElasticContext(JobContext[TorchCollective]):
 
     divides_batches = True  # as there is no `fit`
 
-    def __init__(self, membership: Membership, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
-        super().__init__(membership, collective, policy, seed)
+    def __init__(self, session: Session, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
+        super().__init__(session, collective, policy, seed)
         self.device = choose_device()
 
     def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
@@ -67,7 +67,7 @@ def connect(
         UserError: the environment is unusable, or Horovod is missing.
     """
     return open_context(
-        lambda membership, collective: ElasticContext(membership, collective, policy, seed),
+        lambda session, collective: ElasticContext(session, collective, policy, seed),
         _make_collective,
         environ,
         link,
