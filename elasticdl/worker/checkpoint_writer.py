@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.session.membership import Membership
-from elasticdl.elastic.session.notices import notify
+from elasticdl.elastic.session.session import Session
 from elasticdl.worker.checkpoint import CheckpointStore
 from elasticdl.worker.learner import Dump
 
@@ -22,9 +21,9 @@ Copy = Callable[[], Dump]  # copies the state as it is now; what it returns writ
 class CheckpointWriter:
     """At most one checkpoint is being written at a time, in a thread. A failure costs that checkpoint only."""
 
-    def __init__(self, store: CheckpointStore, membership: Membership) -> None:
+    def __init__(self, store: CheckpointStore, session: Session) -> None:
         self._store = store
-        self._membership = membership
+        self._session = session
         self._thread: threading.Thread | None = None
         self._under_way = 0  # step
         self.written = 0  # step of the newest one that is whole
@@ -67,9 +66,9 @@ class CheckpointWriter:
             self._store.write(step, dump)
         except Exception as error:  # noqa: BLE001 - whatever a storage raises must not end a training
             log.error("checkpoint %s could not be written: %s", path, one_line(error))
-            notify(self._membership, "checkpoint_failed", step=step, path=path, reason=one_line(error))
+            self._session.notify("checkpoint_failed", step=step, path=path, reason=one_line(error))
             return
         self.written = step
         seconds = time.monotonic() - began
         log.info("checkpoint %s written in %.2f s", path, seconds)
-        notify(self._membership, "checkpoint", step=step, path=path, seconds=seconds)
+        self._session.notify("checkpoint", step=step, path=path, seconds=seconds)

@@ -21,11 +21,11 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.session.membership import Membership
-from elasticdl.elastic.session.notices import say_failure
-from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.elastic.session.session import Session
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.frameworks import build_model, framework_of, import_backend, set_defaults
@@ -87,17 +87,17 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
     return 0
 
 
-def _report(error: Exception, folder: Path, membership: Membership) -> None:
-    cause, message, trace = pb.Failed.USER, str(error), ""
+def _report(error: Exception, folder: Path, session: Session) -> None:
+    users, message, trace = True, str(error), ""
     if isinstance(error, UserError):
         log.error("%s", error)
     elif isinstance(error, ElasticDLError) or _is_of_the_device(error):
         log.error("%s", error)
-        cause, message = pb.Failed.WORKER, one_line(error)
+        users, message = False, one_line(error)
     else:
         message, trace = reason(error), users_traceback(error, folder)
         log.error("the user's code raised\n%s", trace)
-    say_failure(membership, cause, message, trace)
+    session.say(m.failed(message, trace, users=users))
 
 
 def _is_of_the_device(error: Exception) -> bool:
@@ -108,11 +108,11 @@ def _is_of_the_device(error: Exception) -> bool:
     return told and any(mark in str(error) for mark in ("CUDA error", "CUDA_ERROR_"))
 
 
-def _leave(membership: Membership, signum: int, frame: FrameType | None) -> None:
+def _leave(session: Session, signum: int, frame: FrameType | None) -> None:
     """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
-    if membership.leaving:  # it is, and may be writing its last checkpoint
+    if session.core.leaving:  # it is, and may be writing its last checkpoint
         return
-    membership.drain("told to leave (SIGTERM)")
+    session.post(p.Terminated("told to leave (SIGTERM)"))
     raise _Leaving
 
 

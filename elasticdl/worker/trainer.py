@@ -16,9 +16,9 @@ from typing import Any
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldChanged
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.session.notices import notify
 from elasticdl.elastic.training.loop import Hooks
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
@@ -58,7 +58,6 @@ class Trainer:
         self._told_step = self._reported_step = 0
         self._left_together = False
         self._stopping = False  # the callbacks want training to end: agreed by all members
-        context.total_epochs = spec.num_epochs
         if checkpoints is not None:
             context.handover = None
 
@@ -99,9 +98,7 @@ class Trainer:
         progress = self._state.progress
         epoch = progress.epoch + self._sampler.at_end
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
-        notify(
-            self._context.membership, "resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path
-        )
+        self._context.session.notify("resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path)
         if self._total_steps(world.size) <= found.step:
             self._context.warn(
                 f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "
@@ -116,7 +113,7 @@ class Trainer:
             self._reported_step = self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
         self._call("on_world_change", world.size, world.rank)
-        self._context.total_steps = self._total_steps(world.size)
+        self._context.post(p.Totals(self._total_steps(world.size), self._spec.num_epochs))
         self._stopping = self._learner.settle(entering=True)
 
     def _total_steps(self, workers: int) -> int:
@@ -219,7 +216,7 @@ class Trainer:
         self._learner.complete()
         if self._context.rank == 0 and self._spec.output:
             path = export(Path(self._spec.output), self._learner.save_model)
-            notify(self._context.membership, "exported", path=str(path))
+            self._context.session.notify("exported", path=str(path))
         # If rank 0 dies at this, the others must still be there to do it.
         self._context.advance(waiting=True)
         self._context.collective.barrier("elasticdl.complete")
@@ -233,7 +230,7 @@ class Trainer:
         if self._ledger.evaluated_step >= step:
             return
         evaluation = self._learner.evaluate()
-        self._context.resume_clock()
+        self._context.post(p.ClockResumed())
         if evaluation is None:
             return
         epoch = self._state.progress.epoch
@@ -251,7 +248,7 @@ class Trainer:
         if self._context.rank == 0:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in evaluation["metrics"].items())
             log.info("evaluation at step %d on %d samples: %s", evaluation["step"], evaluation["samples"], numbers)
-            notify(self._context.membership, "evaluation", **evaluation)
+            self._context.session.notify("evaluation", **evaluation)
 
     def _checkpoint(self) -> None:
         ledger, step = self._ledger, self._state.step

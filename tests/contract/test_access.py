@@ -1,7 +1,6 @@
 """Who gets in and who does not, over real connections."""
 
 import asyncio
-import json
 import queue
 import re
 import socket
@@ -20,6 +19,7 @@ from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UserError
+from elasticdl.elastic.core import messages as m
 from elasticdl.master.core.events import NoticeReported, StopRequested
 from elasticdl.master.service.access import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -267,10 +267,10 @@ class Listening:
     def __init__(self):
         self.heard = queue.SimpleQueue()
 
-    def greeting(self, unsaid=()):
-        return [HELLO, *unsaid]
+    def greet(self, unsent):
+        return [m.Hello(0, 0, ()), *unsent]
 
-    def take(self, message):
+    def receive(self, message):
         self.heard.put(message.WhichOneof("body"))
 
     def lost(self, reason):
@@ -351,7 +351,7 @@ def test_what_a_worker_says_while_there_is_no_master_is_for_the_next(roles, open
     for step in (2, 3):
         tried.get(timeout=DEADLINE)  # there was no master, and there still is none
         listening.say(notice(step))
-        listening.say(pb.WorkerMessage(heartbeat=pb.Heartbeat()))
+        listening.say(m.Heartbeat(0, 0, 0, waiting=False))
     with serving(access, journal, first.port) as second:
         listening.say(notice(4))
         told = second.wait_for(NoticeReported, 3)
@@ -359,7 +359,7 @@ def test_what_a_worker_says_while_there_is_no_master_is_for_the_next(roles, open
 
 
 def notice(step):
-    return pb.WorkerMessage(notice=pb.Notice(event="evaluation", fields_json=json.dumps({"step": step})))
+    return m.Notice("evaluation", {"step": step})
 
 
 def test_a_master_takes_new_certificates_without_being_started_anew(master, roles):

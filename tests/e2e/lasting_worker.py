@@ -1,4 +1,4 @@
-"""A worker that speaks to its master as all do (`elasticdl.elastic.session.membership`), and counts instead of training.
+"""A worker that speaks to its master as all do (`elasticdl.elastic.session.session`), and counts instead of training.
 
 The loss of a step is its number. Argument: the number of steps after which it has finished.
 """
@@ -9,59 +9,78 @@ import sys
 import threading
 
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.elastic.core.errors import Stopped
-from elasticdl.elastic.session.membership import JoinRequest, Session
-from elasticdl.elastic.session.reports import StepReport
-from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.session.stream import MasterStream
 
 STEP_SECONDS = 0.02
 EPOCH = 50
 SAMPLES = 8
 
 
-def report(step, world, steps):
-    return StepReport(
-        step=step,
-        epoch=(step - 1) // EPOCH,
-        loss=float(step),
-        samples=SAMPLES,
-        learning_rate=0.1,
-        seconds=STEP_SECONDS,
-        world_version=world.version,
-        total_samples=SAMPLES * step,
-        ends_epoch=step % EPOCH == 0,
-        total_steps=steps,
-        total_epochs=steps // EPOCH,
-    )
+def plan(step):
+    epoch, within = divmod(step - 1, EPOCH)
+    after = Progress(epoch, SAMPLES * (within + 1), step, SAMPLES * step)
+    return StepPlan(epoch, step, SAMPLES, after, ())
+
+
+def count(session, world, broken, steps):
+    """In one world; returns what the worker is to do then."""
+    newest = max([session.core.position.progress.step, *(each.step for each in world.members if each.has_state)])
+    session.turn(p.Connected())
+    session.turn(p.Synced(plan(newest).after if newest else Progress()))
+    session.post(p.Totals(steps, steps // EPOCH))
+    for step in range(newest + 1, steps + 1):
+        if broken.wait(STEP_SECONDS):
+            return session.turn(p.CollectiveFailed("a member is gone"))
+        session.post(p.Advanced(waiting=False))
+        session.post(p.BatchGiven(plan(step)))
+        session.post(p.Voted(Vote(session.core.leaving, SAMPLES, float(step))))
+        session.post(p.StepMade(0.1))
+        todo = session.turn(p.CommitCalled())
+        if any(isinstance(each, p.LeaveWorld) for each in todo):
+            return todo
+        if step % EPOCH == 0:
+            session.post(p.EpochEnded())
+    return []
 
 
 def train(session, broken, steps):
-    """Through as many worlds as it takes."""
-    standing = JoinRequest(step=0, has_state=False)
-    while standing.step < steps:
-        world = session.join(standing)
-        broken.clear()
-        step = max([standing.step, *(member.step for member in world.members if member.has_state)])
-        while step < steps and not session.leaving and not broken.wait(STEP_SECONDS):
-            step += 1
-            session.advance(waiting=False)
-            session.reached(step)
-            session.report_step(report(step, world, steps))
-        standing = JoinRequest(step, has_state=True, broken=broken.is_set(), reason="left")
-    print("finished", flush=True)
-    session.say(pb.WorkerMessage(finished=pb.Finished(step=steps, epochs=steps // EPOCH, metrics={"accuracy": 0.9})))
+    """Through as many worlds as it takes; whether it came to the end."""
+    session.post(p.StateMade(Progress(), order=SampleOrder(SAMPLES * EPOCH, BatchPolicy(SAMPLES, None))))
+    session.post(p.Ready())
+    while True:
+        match session.wait():
+            case [*_, p.Connect(world)]:
+                broken.clear()
+                if not count(session, world, broken, steps):
+                    return True
+                session.post(p.Disconnected())
+            case [p.LeaveJob(reason)]:
+                print(f"leaving: {reason}", flush=True)
+                return False
+            case [p.Fail(_, message)]:
+                raise SystemExit(message)
 
 
 def main():
     environment = WorkerEnvironment.from_env(os.environ)
     assert environment is not None
-    session, broken = Session(environment), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: session.drain("SIGTERM"))
-    session.open(on_broken=broken.set)
+    broken = threading.Event()
+    session = Session(WorkerCore(environment.worker_id), lambda session: MasterStream(environment, session))
+    session.break_collective = broken.set
+    signal.signal(signal.SIGTERM, lambda *_: session.post(p.Terminated("SIGTERM")))
+    session.open()
     try:
-        train(session, broken, int(sys.argv[1]))
-    except Stopped as stopped:
-        print(f"leaving: {stopped.reason}", flush=True)
+        if train(session, broken, int(sys.argv[1])):
+            print("finished", flush=True)
+            epochs = int(sys.argv[1]) // EPOCH
+            session.say(m.Finished(int(sys.argv[1]), epochs, {"accuracy": 0.9}, together=False))
     finally:
         session.close()
 

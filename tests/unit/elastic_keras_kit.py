@@ -9,6 +9,7 @@ import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: sk
 import keras
 import numpy as np
 import tensorflow as tf
+from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.order import epoch_order
@@ -16,7 +17,6 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.session.membership import StandaloneMembership
 
 
 def loss(labels, predictions):
@@ -101,11 +101,11 @@ class SumOfThreads(KerasCollective):
 
 
 class Trainee:
-    """One worker's context, model and state on a board."""
+    """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None):
+    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None, joins=True):
         self.collective = SumOfThreads(rank, board)
-        self.context = ElasticContext(StandaloneMembership(), self.collective, policy, seed=0)
+        self.policy, self.joins = policy, joins
         self.model = model or make_model()
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)
@@ -114,9 +114,17 @@ class Trainee:
 
     def begin(self):
         """As at the start of a process, but with what has been traced."""
+        self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
         self.loader = self.context.loader(self.data)
         self.state = self.context.state(self.train_step, self.loader, {})
         self.losses = []
+        if self.joins:
+            enter(self.context, self.collective.world)
+
+    def enter(self, rank, board):
+        """The next world."""
+        self.collective.enter(rank, board)
+        enter(self.context, self.collective.world)
 
     def weights(self):
         return [variable.numpy() for variable in (*self.model.variables, *self.optimizer.variables)]

@@ -6,13 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.order import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
 
@@ -74,10 +74,14 @@ class Board:
 
 
 class Trainee:
-    """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that."""
+    """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that; without
+    ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False):
-        self.context = ElasticContext(StandaloneMembership(), SumOfThreads(rank, board), policy, seed=0)
+    def __init__(
+        self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False, joins=True, session=None
+    ):
+        collective = SumOfThreads(rank, board)
+        self.context = ElasticContext(session or FakeMaster().session, collective, policy, seed=0)
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)
@@ -89,6 +93,8 @@ class Trainee:
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
         self.state = self.context.state(self.model, self.optimizer, given, {})
         self.losses = []
+        if joins:
+            enter(self.context, collective.world)
 
     def steps(self):
         return self.sampler.steps(self.loader) if isinstance(self.loader, DataLoader) else iter(self.loader)

@@ -3,35 +3,36 @@
 import pytest
 import torch
 from elastic_kit import Board, Trainee
+from session_kit import FakeMaster, alone
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
-from elasticdl.elastic.session.membership import StandaloneMembership
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.training.handover import Handover
 
 POLICY = BatchPolicy(20, None, 10)
 
 
-def trainee(folder, membership=None):
-    made = Trainee(0, Board(1), POLICY)
+WORLD = World(1, (Member(3, "h", 0, False),), 0)
+
+
+def trainee(folder, session=None):
+    """Its SIGTERM ends it at once; without ``session`` it is alone."""
+    made = Trainee(0, Board(1), POLICY, joins=False, session=session or alone())
     made.context.handover = Handover(folder)
-    if membership is not None:
-        made.context.membership = made.context._loop._membership = membership
     return made
 
 
-class Drained(StandaloneMembership):
-    """Told to leave at once: what it is told of is the end of this worker, not of the job."""
-
-    def drain(self, reason):
-        self._stopped = Stopped(reason, checkpoint=False, drained=True)
+def under_master():
+    return FakeMaster(WORLD).session
 
 
 def leave_after(member, steps):
     def train():
         for batch in member.steps():
             if batch.plan.step == steps:
-                member.context.membership.drain("told to leave")
+                member.context.session.post(p.Terminated("told to leave"))
             member.make_step(batch)
             member.state.commit()
 
@@ -40,7 +41,7 @@ def leave_after(member, steps):
 
 
 def test_the_next_goes_on_where_the_last_has_left(tmp_path):
-    first, second, undisturbed = trainee(tmp_path, Drained()), trainee(tmp_path), trainee(tmp_path / "none")
+    first, second, undisturbed = trainee(tmp_path, under_master()), trainee(tmp_path), trainee(tmp_path / "none")
     leave_after(first, 2)
     assert [path.name for path in tmp_path.glob("*")] == ["handover-0000000002"]
     for member in (second, undisturbed):
@@ -54,14 +55,14 @@ def test_the_next_goes_on_where_the_last_has_left(tmp_path):
 
 
 def test_an_older_one_is_not_gone_back_to(tmp_path):
-    first, second = trainee(tmp_path, Drained()), trainee(tmp_path)
+    first, second = trainee(tmp_path, under_master()), trainee(tmp_path)
     leave_after(first, 1)
-    second.state.progress = first.state.progress.after(20)
+    second.context.post(p.Loaded(first.state.progress.after(20)))
     assert Handover(tmp_path).read(second.state) is None
 
 
 def test_a_folder_that_can_not_be_written_costs_nothing_but_is_told_of(tmp_path, caplog):
-    member = trainee(tmp_path / "missing", Drained())
+    member = trainee(tmp_path / "missing", under_master())
     leave_after(member, 1)
     assert "the state after step 1 leaves with its last worker" in caplog.text
 
@@ -73,7 +74,7 @@ def test_whose_job_is_stopped_leaves_nothing(tmp_path):
 
 
 def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path, caplog):
-    member = trainee(tmp_path, Drained())
+    member = trainee(tmp_path, under_master())
     member.state.values["rule"] = lambda step: step  # no pickle can hold it; a full disk ends in a RuntimeError, too
     leave_after(member, 1)
     assert "the state after step 1 leaves with its last worker: " in caplog.text

@@ -7,19 +7,22 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from session_kit import FakeMaster
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.pause import Pause
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.horovod_scripts.account import Account
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
@@ -32,7 +35,6 @@ from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
-from elasticdl.elastic.training.loop import MAX_FRUITLESS_WORLDS
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
@@ -97,42 +99,36 @@ class TestStartup:
         assert self.run(tmp_path, code, **env) == ["init", "SourceFileLoader"]
 
 
-@dataclass
-class FakeSession:
-    """Hands out worlds from a list; an exception in it is raised."""
+class Master(FakeMaster):
+    """What it sees of a script: its requests, commits, pauses and last words."""
 
-    worlds: list
-    asked: list = field(default_factory=list)
-    said: list = field(default_factory=list)
-    steps: list = field(default_factory=list)
-    leaving: bool = False
-    pauses: list = field(default_factory=list)
-    advanced: int = 0
+    @property
+    def asked(self):
+        return self.of(m.JoinRequest)
 
-    def join(self, standing):
-        self.asked.append(standing)
-        self.leaving = False
-        world = self.worlds.pop(0)
-        if isinstance(world, Exception):
-            raise world
-        return world
+    @property
+    def steps(self):
+        return [report.step for report in self.reports]
 
-    def say(self, message):
-        self.said.append(message.WhichOneof("body"))
-        if message.HasField("pause"):
-            self.pauses.append(message.pause)
+    @property
+    def pauses(self):
+        return self.of(Pause)
 
-    def report_step(self, report):
-        self.steps.append(report.step)
+    @property
+    def said(self):
+        return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed | Pause)]
 
-    def reached(self, step): ...
+    @property
+    def advanced(self):
+        self.session.post(p.Welcomed(0.0))
+        self.session.post(p.Tick())
+        beat = self.of(m.Heartbeat)[-1]
+        assert beat.waiting or not beat.progress, "who stands still may be waiting for the others"
+        return beat.progress
 
-    def advance(self, *, waiting):
-        assert waiting, "who stands still may be waiting for the others"
-        self.advanced += 1
-
-    def drain(self, reason):
-        self.leaving = True
+    def announce(self, world):
+        """A change of this world."""
+        self.session.post(p.ChangeAnnounced(world.version))
 
 
 class FakeLink:
@@ -140,9 +136,6 @@ class FakeLink:
 
     def __init__(self, session):
         self.session = session
-
-    def attach(self, on_broken):
-        self.on_broken = on_broken
 
     def open(self): ...
 
@@ -182,9 +175,9 @@ def make_worker(monkeypatch):
         monkeypatch.delenv(name)
 
     def make(*worlds, **env):
-        session = FakeSession(list(worlds))
-        worker = ScriptWorker({**ENVIRONMENT, **env}, lambda environment: FakeLink(session))
-        return worker, session
+        master = Master(*worlds)
+        worker = ScriptWorker({**ENVIRONMENT, **env}, lambda environment: FakeLink(master.session))
+        return worker, master
 
     yield make
     for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
@@ -193,23 +186,23 @@ def make_worker(monkeypatch):
 
 class TestScriptWorker:
     def test_init_enters_the_next_world_and_again_does_nothing(self, make_worker):
-        worker, session = make_worker(make_world(1))
+        worker, master = make_worker(make_world(1))
         hvd = FakeHorovod()
         assert not worker.takes_part
         assert worker.claim()
         worker.init(hvd)
         worker.init(hvd)
         assert worker.world.version == 1
-        assert len(session.asked) == 1
-        assert not session.asked[0].has_state
+        assert len(master.asked) == 1
+        assert not master.asked[0].has_state
         assert worker.holds(hvd)
 
     def test_a_world_that_breaks_while_it_forms_is_followed_by_the_next(self, make_worker):
-        worker, session = make_worker(make_world(1), make_world(2), make_world(3))
+        worker, master = make_worker(make_world(1), make_world(2), make_world(3))
         worker.claim()
         worker.init(FakeHorovod(ValueError("no peer"), RuntimeError("no peer"), None))
         assert worker.world.version == 3
-        assert [standing.broken for standing in session.asked] == [False, True, True]
+        assert [standing.broken for standing in master.asked] == [False, True, True]
 
     def test_worlds_that_break_without_a_commit_have_an_end(self, make_worker):
         worker, _ = make_worker(*map(make_world, range(1, 100)))
@@ -220,7 +213,7 @@ class TestScriptWorker:
         assert hvd.inits == MAX_FRUITLESS_WORLDS
 
     def test_one_that_is_to_leave_ends_with_status_0(self, make_worker):
-        worker, _ = make_worker(Stopped("scaled down", checkpoint=False))
+        worker, _ = make_worker(p.StopOrdered("scaled down", checkpoint=False))
         worker.claim()
         with pytest.raises(SystemExit) as end:
             worker.init(FakeHorovod())
@@ -234,21 +227,21 @@ class TestScriptWorker:
         assert "HOROVOD_CYCLE_TIME" in capsys.readouterr().err
 
     def test_who_is_connected_otherwise_or_the_child_of_a_worker_takes_no_part(self, make_worker):
-        worker, session = make_worker(make_world(1), **{CONNECTED: ENVIRONMENT[MASTER]})
+        worker, master = make_worker(make_world(1), **{CONNECTED: ENVIRONMENT[MASTER]})
         assert not worker.claim()
-        assert session.asked == []
+        assert master.asked == []
 
     def test_it_stands_where_rank_0_stands_and_counts_on_from_there(self, make_worker):
-        worker, session = make_worker(make_world(4, step=7), make_world(5, step=8))
+        worker, master = make_worker(make_world(4, step=7), make_world(5, step=8))
         hvd = FakeHorovod()
         worker.claim()
         worker.init(hvd)
         worker.synced()
         worker.committed()
-        assert session.steps == [8]
+        assert master.steps == [8]
         worker.shutdown()
         worker.init(hvd)
-        assert (session.asked[-1].step, session.asked[-1].has_state) == (8, True)
+        assert (master.asked[-1].step, master.asked[-1].has_state) == (8, True)
 
     def test_sigterm_means_to_leave_at_the_next_commit_and_a_fork_dies_of_it_as_ever(self, make_worker):
         worker, _ = make_worker(make_world(1))
@@ -275,15 +268,13 @@ class TestScriptWorker:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    @pytest.mark.parametrize(("error", "cause"), [(KeyError("x"), "USER"), (None, "WORKER")])
-    def test_what_the_script_does_not_catch_is_told_to_the_master(self, make_worker, error, cause, monkeypatch, capsys):
-        worker, session = make_worker()
-        causes = []
-        session.say = lambda message: causes.append(message.failed.Cause.Name(message.failed.cause))
+    @pytest.mark.parametrize(("error", "users"), [(KeyError("x"), True), (None, False)])
+    def test_what_the_script_does_not_catch_is_told_to_the_master(self, make_worker, error, users, monkeypatch, capsys):
+        worker, master = make_worker()
         worker.claim()
         error = error or ValueError("Horovod has not been initialized; use hvd.init().")
         sys.excepthook(type(error), error, None)
-        assert causes == [cause]
+        assert master.last_word.users == users
         assert type(error).__name__ in capsys.readouterr().err, "and shown as ever"
 
 
@@ -291,35 +282,35 @@ class TestEnd:
     """What the master has heard when the process ends: without a word it would take the worker for lost."""
 
     def test_a_script_that_just_ends_has_finished(self, make_worker):
-        worker, session = make_worker(make_world(1))
+        worker, master = make_worker(make_world(1))
         worker.claim()
         worker.init(FakeHorovod())
         worker._close()
-        assert session.said == ["finished"]
+        assert master.said == ["Finished"]
 
     def test_it_is_said_once(self, make_worker):
-        worker, session = make_worker()
+        worker, master = make_worker()
         worker.claim()
         worker.finish()
         worker._close()
-        assert session.said == ["finished"]
+        assert master.said == ["Finished"]
 
     def test_one_that_was_told_to_leave_has_not(self, make_worker):
-        worker, session = make_worker(Stopped("scaled down", checkpoint=False))
+        worker, master = make_worker(p.StopOrdered("scaled down", checkpoint=False))
         worker.claim()
         with pytest.raises(SystemExit):
             worker.init(FakeHorovod())
         worker._close()
-        assert session.said == []
+        assert master.said == []
 
-    @pytest.mark.parametrize(("error", "said"), [(KeyError("x"), ["failed"]), (KeyboardInterrupt(), [])])
+    @pytest.mark.parametrize(("error", "said"), [(KeyError("x"), ["Failed"]), (KeyboardInterrupt(), [])])
     def test_nor_has_one_that_raised(self, make_worker, monkeypatch, error, said):
         monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-        worker, session = make_worker()
+        worker, master = make_worker()
         worker.claim()
         sys.excepthook(type(error), error, None)
         worker._close()
-        assert session.said == said
+        assert master.said == said
 
 
 @pytest.fixture
@@ -330,7 +321,7 @@ def script(make_worker, monkeypatch):
         spec = importlib.util.spec_from_file_location("horovod.common.elastic", elastic_source)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        worker, session = make_worker(*worlds)
+        worker, master = make_worker(*worlds)
         patches = Patches()
         patches._worker = worker
         patches.apply(module)
@@ -370,7 +361,7 @@ def script(make_worker, monkeypatch):
         worker.claim()
         worker.init(hvd)
         return SimpleNamespace(
-            module=module, session=session, worker=worker, run=lambda f: module.run_fn(f, reset), State=State
+            module=module, master=master, worker=worker, run=lambda f: module.run_fn(f, reset), State=State
         )
 
     return make
@@ -393,8 +384,8 @@ class TestTraining:
 
         assert train(state) == "done"
         assert seen == [(1, 0, 0), (2, 1, 10)]
-        assert [standing.broken for standing in job.session.asked] == [False, True]
-        assert job.session.said == ["finished"], "no pause, since the second world made no step"
+        assert [standing.broken for standing in job.master.asked] == [False, True]
+        assert job.master.said == ["Finished"], "no pause, since the second world made no step"
 
     def test_failures_while_a_failure_is_being_mended_do_not_end_it(self, script):
         job = script(*(make_world(version) for version in range(1, 5)))
@@ -438,20 +429,20 @@ class TestTraining:
             if job.worker.world.version == 1:
                 state.commit()
                 state.batch, state.weight = 3, 30
-                job.session.leaving = True
+                job.master.announce(job.worker.world)
                 getattr(state, at)()
                 pytest.fail("the change was not noticed")
 
         train(state)
         assert seen == [(0, 0), (3, 30)]
-        assert [standing.broken for standing in job.session.asked] == [False, False]
-        assert job.session.steps == [1, 2]
+        assert [standing.broken for standing in job.master.asked] == [False, False]
+        assert job.master.steps == [1, 2]
 
     def test_a_change_that_is_announced_while_a_world_is_entered_is_not_lost(self, script):
         job = script(make_world(1), make_world(2), make_world(3))
         state = job.State(batch=0)
-        state.register_reset_callbacks([lambda: setattr(job.session, "leaving", job.worker.world.version < 3)])
-        job.session.leaving = True
+        state.register_reset_callbacks([lambda: job.worker.world.version < 3 and job.master.announce(job.worker.world)])
+        job.master.announce(job.worker.world)
 
         @job.run
         def train(state):
@@ -463,7 +454,7 @@ class TestTraining:
     def test_every_change_is_one_that_brings_newcomers_in(self, script):
         job = script(make_world(1))
         state = job.State(batch=0)
-        job.session.leaving = True
+        job.master.announce(job.worker.world)
         job.module.notification_manager.register_listener(state)
         with pytest.raises(job.module.HostsUpdatedInterrupt) as change:
             state.commit()
@@ -482,16 +473,16 @@ class TestTraining:
         def train(state):
             if job.worker.world.version == 1:
                 state.commit()
-                assert job.session.pauses == [], "a newcomer did not pause"
+                assert job.master.pauses == [], "a newcomer did not pause"
                 if failing:
                     raise job.module.HorovodInternalError("a peer is gone")
-                job.session.leaving = True
+                job.master.announce(job.worker.world)
                 state.commit()
             getattr(state, ending)()
             state.commit()
 
         train(job.State(batch=0))
-        (pause,) = job.session.pauses
+        (pause,) = job.master.pauses
         assert (pause.world_version, pause.kind, pause.steps_torn) == (2, kind, torn)
 
     def test_an_error_of_the_scripts_own_passes(self, script):
@@ -502,7 +493,7 @@ class TestTraining:
 
         with pytest.raises(KeyError):
             job.run(train)(job.State(batch=0))
-        assert job.session.said == []
+        assert job.master.said == []
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))
@@ -510,67 +501,68 @@ class TestTraining:
         monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
         state = job.State(batch=0)
         assert job.run(lambda state: state.commit() or "done")(state) == "done"
-        assert job.session.said == job.session.steps == []
+        assert job.master.said == job.master.steps == []
 
 
-class TestAccount:
-    def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
-        session, now = FakeSession([]), [0.0]
-        account = Account(session, lambda: now[0])
+class TestPauses:
+    def core(self):
+        core = WorkerCore(3)
+        core.step(p.Ready(), 0.0)
+        return core
 
-        def after(seconds, do, *args, **kwargs):
-            now[0] += seconds
-            do(*args, **kwargs)
+    def enter(self, core, now, version, size=2, connecting=0, syncing=0):
+        core.step(p.WorldPublished(make_world(version, size=size)), now)
+        core.step(p.Connected(), now + connecting)
+        core.step(p.Synced(Progress()), now + connecting + syncing)
 
-        account.synced(make_world(1))
-        for _ in range(3):
-            after(10, account.passed, make_world(1))
-        after(1, account.left, broken=False)
-        after(2, account.mark, "stopped")
-        after(3, account.mark, "joined")
-        after(4, account.mark, "started")
-        after(5, account.synced, make_world(2, size=3))
-        after(16, account.passed, make_world(2, size=3))
-        after(10, account.passed, make_world(2, size=3))
-        (pause,) = session.pauses
+    def pauses(self, out):
+        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, Pause)]
+
+    def test_each_part_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
+        core = self.core()
+        self.enter(core, 0, 1)
+        for now in (10, 20, 30):
+            assert self.pauses(core.step(p.Passed(), now)) == []
+        core.step(p.WorldLeft("committed"), 31)
+        core.step(p.Disconnected(), 33)
+        self.enter(core, 36, 2, size=3, connecting=4, syncing=5)
+        (pause,) = self.pauses(core.step(p.Passed(), 61))
+        assert self.pauses(core.step(p.Passed(), 71)) == []
         parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
         assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
 
     def test_a_first_point_that_comes_early_does_not_make_up_for_the_pause(self):
-        session, now = FakeSession([]), [0.0]
-        account = Account(session, lambda: now[0])
-        account.synced(make_world(1))
-        for now[0] in (10.0, 20.0, 30.0):
-            account.passed(make_world(1))
-        account.left(broken=False)
-        for name in ("stopped", "joined", "started"):
-            account.mark(name)
-        account.synced(make_world(2))
-        now[0] = 31.0
-        account.passed(make_world(2))
-        assert session.pauses[0].total == 0
+        core = self.core()
+        self.enter(core, 0, 1)
+        for now in (10, 20, 30):
+            core.step(p.Passed(), now)
+        core.step(p.WorldLeft("committed"), 30)
+        core.step(p.Disconnected(), 30)
+        self.enter(core, 30, 2)
+        (pause,) = self.pauses(core.step(p.Passed(), 31))
+        assert pause.total == 0
 
 
 class TestProgress:
     def test_one_that_moves_is_never_stuck_and_one_in_a_broken_world_not_excused(self, make_worker, monkeypatch):
-        worker, session = make_worker(make_world(1))
+        worker, master = make_worker(make_world(1))
         worker.claim()
         worker.init(FakeHorovod())
         moved = [True, False]
         monkeypatch.setattr(Stillness, "moved", lambda stillness: moved.pop(0))
         worker.tick()
-        assert session.advanced == 1
+        assert master.advanced == 1
         worker.tick()
-        assert session.advanced == 1
+        assert master.advanced == 1
         worker.failed(ValueError("no peer"))
         worker.tick()
-        assert (session.advanced, moved) == (1, []), "it is not even asked"
+        assert (master.advanced, moved) == (1, []), "it is not even asked"
 
     def test_points_between_two_steps_count(self, script):
         job = script(make_world(1))
-        before = job.session.advanced
+        before = job.master.advanced
         job.run(lambda state: (state.commit(), state.check_host_updates()))(job.State(batch=0))
-        assert job.session.advanced == before + 2
+        assert job.master.advanced == before + 2
 
     def test_its_thread_looks_by_itself_and_ends_with_the_session(self, make_worker, monkeypatch):
         looked = threading.Event()

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads, Trainee, make_model, plain_losses, run_all, train_together
+from session_kit import lose_world
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -13,6 +14,7 @@ import tensorflow as tf  # isort: skip
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import is_failure
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
@@ -144,9 +146,9 @@ def test_each_function_is_traced_once_whatever_the_worlds_and_micro_batches():
     for board in boards:
         present = members[: board.size]
         for rank, member in enumerate(present):
-            member.collective.enter(rank, board)
+            member.enter(rank, board)
             member.state.load_state_dict(members[0].state.state_dict())
-            member.loader.sampler.progress = replace(member.state.progress, position=16)  # 34 left: 16, 16 and 2
+            member.context.post(p.Loaded(replace(member.state.progress, position=16)))  # 34 left: 16, 16 and 2
         run_all(present, lambda member: member.train(epochs=member.state.progress.epoch + 1))
     assert members[0].state.step >= 12
     assert [dict(member.train_step.traces) for member in members] == [EACH_ONCE] * 3
@@ -172,10 +174,10 @@ def test_a_torn_step_leaves_no_trace():
     with pytest.raises(WorldBroken):
         members[0].state.make_step(batch)
     assert_same(before, members[0].weights())
-    members[0].state.restore()
+    lose_world(members[0].context)
     assert members[0].state.progress == progress
     steps.close()
-    members[0].collective.enter(0, Board(1))
+    members[0].enter(0, Board(1))
     batch = next(steps := iter(members[0].loader))
     assert batch.plan.step == 3
     members[0].state.make_step(batch)  # what was torn is not counted
@@ -200,7 +202,7 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
 
 def test_commit_raises_when_the_world_is_to_change():
     member = alone()
-    member.context.membership.drain("test")
+    member.context.session.post(p.DrainOrdered("test"))
     with pytest.raises(WorldChanged):
         member.train()
     assert member.state.step == 1
@@ -230,9 +232,9 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     root, newcomer = (Trainee(rank, board, HALVES, make_model(norm_layer)) for rank in range(2))
     for variable in newcomer.model.trainable_variables:
         variable.assign(variable + 1)
-    root.collective.enter(0, Board(1))
+    root.enter(0, Board(1))
     root.train(steps=3)
-    root.collective.enter(0, board)
+    root.enter(0, board)
     root.state.values["best"] = {"step": 7}
     world = World(2, (Member(0, "h", 3, True), Member(1, "h", 0, False)), 0)
     run_all((root, newcomer), lambda each: each.state.sync(replace(world, rank=each.context.rank)))
@@ -298,7 +300,7 @@ def test_values_of_the_user_travel_with_the_state():
     state.best = 0.7
     state.commit()
     state.best = 0.9
-    state.restore()
+    lose_world(member.context)
     assert state.best == 0.7
     with pytest.raises(AttributeError, match="KerasState\\(worst="):
         _ = state.worst

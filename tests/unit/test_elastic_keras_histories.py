@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, Samples, Trainee, make_model, plain_losses, run_all
+from session_kit import enter, lose_world
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
@@ -29,7 +30,7 @@ class History:
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
-        self.idle = [Trainee(0, Board(1), POLICY) for _ in range(4)]  # processes that may be started
+        self.idle = [Trainee(0, Board(1), POLICY, joins=False) for _ in range(4)]  # processes that may be started
         self.members = []
         self.losses = {}  # by step, as the last who made it
         self.taken = {}  # by step and rank: the indices of the last attempt
@@ -72,6 +73,8 @@ class History:
             member.collective.enter(rank, board)
             member.collective.world = World(1, standing, rank)
         run_all(self.members, lambda member: member.state.sync(member.collective.world))
+        for member in self.members:
+            enter(member.context, member.collective.world)
         self.happened.add(len(self.members))
 
     # -- what happens, after the step with this number --
@@ -105,7 +108,7 @@ class History:
         self.join(1)
         file.seek(0)
         self.members[0].state.load_state_dict(KerasCodec().read(file)["state"])
-        self.members[0].state.has_state = True
+        self.members[0].state._position.has_state = True
         self.happened.add("restart")
 
     # -- training --
@@ -135,7 +138,7 @@ class History:
                     if state.step >= last:
                         return
         except WorldBroken:
-            state.restore()
+            lose_world(member.context)
 
     def samples(self, step):
         """What the last world that made this step has used."""

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads
+from session_kit import alone
 
 import tensorflow as tf  # isort: skip
 
@@ -15,13 +16,12 @@ from elasticdl.elastic.core.order import epoch_order
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, fetch, load
 from elasticdl.elastic.keras.prefetch import Prefetch
-from elasticdl.elastic.session.membership import StandaloneMembership
 
 TWO = np.array([3, 1])
 
 
 def make_loader(dataset, **options):
-    context = ElasticContext(StandaloneMembership(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
+    context = ElasticContext(alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
     return context.loader(dataset, **options)
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, Trainee
+from session_kit import enter as enter_world
+from session_kit import lose_world
 from torch.nn.functional import cross_entropy
 from worker_kit import BreakingCollective, Script
 
@@ -189,6 +191,7 @@ def enter(member, workers, version, board=None):
     member.context.collective.world = world(workers, version, member.context.rank)
     if board is not None:
         member.context.collective._board = board
+    enter_world(member.context, member.context.collective.world)
 
 
 def test_all_members_agree_on_the_rate_whoever_comes():
@@ -216,7 +219,7 @@ def test_a_torn_step_in_a_larger_world_begins_the_ramp_once():
     member.context.collective._board.fail = True
     with pytest.raises(WorldBroken):
         make_steps(member, 1)
-    member.state.restore()
+    lose_world(member.context)
     assert member.state.state_dict()["rate"] == before
     member.context.collective._board.fail = False
     enter(member, 1, 3)
@@ -228,23 +231,23 @@ def test_the_rate_is_of_the_same_moment_as_the_parameters():
     make_steps(member, 2)
     enter(member, 1, 2)
     member.make_step(next(member.steps()))  # made by all, but this member had not come to its commit
-    member.state.restore()
+    lose_world(member.context)
     assert (member.state.step, member.state.rate.state.value) == (3, 0.1)
 
 
 def test_with_snapshots_all_goes_back_to_the_last_commit():
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    member = Trainee(0, Board(1), PER_WORKER)
+    member = Trainee(0, Board(1), PER_WORKER, joins=False)
     state = member.context.state(model, optimizer, member.loader, {}, snapshot=True)
     state.follow(LearningRate(lambda epoch: 0.3))
-    state.sync(world(1))
+    enter_world(member.context, world(1))
     weight = model.weight.clone()
     for inputs, labels in (batch := next(member.steps())):
         batch.backward(cross_entropy(model(inputs), labels))
     optimizer.step()
     assert (state.step, state.rate.state.value) == (1, 0.3)
-    state.restore()
+    lose_world(member.context)
     assert (state.step, state.rate.state.value) == (0, 0.0)
     assert torch.equal(model.weight, weight)
 
@@ -252,13 +255,12 @@ def test_with_snapshots_all_goes_back_to_the_last_commit():
 @pytest.mark.parametrize(("policy", "warnings"), [(PER_WORKER, 0), (BatchPolicy(8, None), 1)])
 def test_a_job_is_warned_once_of_correcting_twice(policy, warnings):
     script = Script(leave_after={1, 2})
-    context = ElasticContext(script, BreakingCollective(), policy, seed=0)
+    context = ElasticContext(script.session, BreakingCollective(), policy, seed=0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = context.loader(torch.utils.data.TensorDataset(torch.ones(40, 1)))
     state = context.state(model, optimizer, loader, {})
     state.follow(LearningRate(lambda epoch: 0.01 * context.size))
-    script.step = lambda: state.step
 
     def train():
         for batch in loader:

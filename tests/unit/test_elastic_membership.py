@@ -6,8 +6,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.elastic.core.pause import PauseClock
 from elasticdl.elastic.core.world import Member, World, horovod_host
-from elasticdl.elastic.session.membership import rank_entry
-from elasticdl.elastic.session.reports import Reports, StepReport
+from elasticdl.elastic.session.session import rank_entry
 
 
 def world(hosts, rank=0, **kwargs):
@@ -29,21 +28,6 @@ def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():
         assert World(2, (*world(["a"]).members, member), 0).needs_sync
     assert World(2, (newcomer,), 0).is_first
     assert not world(["a"]).is_first
-
-
-def test_the_next_rank_0_reports_the_steps_that_the_last_one_did_not_come_to():
-    sent = []
-    reports = Reports(sent.append)
-    reports.enter(1, speaks=False)
-    for step in (1, 2, 3):
-        reports.add(StepReport(step, 0, 0.5, 8, 0.1, 0.01, 1, 8 * step, False, 10, 1))
-    reports.flush()
-    assert sent == []
-    reports.enter(2, speaks=True)
-    reports.flush()
-    reports.flush()
-    (message,) = sent
-    assert [step.step for step in message.progress.steps] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"])

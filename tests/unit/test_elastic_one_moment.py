@@ -1,17 +1,19 @@
 """Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, make_data, make_model
+from session_kit import alone, lose_world
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
 
@@ -60,9 +62,7 @@ class Training:
 
     def __init__(self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, **options):
         self.board = Board(1)
-        self.context = ElasticContext(
-            StandaloneMembership(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0
-        )
+        self.context = ElasticContext(alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = self.context.loader(make_data())
@@ -154,7 +154,7 @@ def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
     rate = group["lr"] = torch.tensor(0.1)
     training.state.commit()
     rate.fill_(0.5)
-    training.state.restore()
+    lose_world(training.context)
     assert group["lr"] is rate
     assert float(rate) == pytest.approx(0.1)
 
@@ -170,7 +170,7 @@ def test_a_step_that_no_commit_has_followed_keeps_the_values_that_belong_to_it()
         training.state.seen += batch.plan.batch
     next(steps)
     training.state.seen += 1000  # of a step that is torn
-    training.state.restore()
+    lose_world(training.context)
     assert (training.state.step, training.state.seen) == (2, 40)
 
 
@@ -208,8 +208,7 @@ def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_le
                 training.optimizer.step()
             ends.append(epoch)
             if epoch == 1:
-                vote = training.state.vote
-                training.state.vote = type(vote)(leaving=True, samples=vote.samples, loss=vote.loss)
+                training.state._position.vote = replace(training.state.vote, leaving=True)
             training.state.commit()
 
     training.context.run(train, training.state)
@@ -254,7 +253,7 @@ class TestABatchThatIsNotThePresentOne:
     def test_can_not_be_used_in_a_later_world(self):
         training = self.batches()
         batch = next(iter(training.loader))
-        training.state.restore()
+        lose_world(training.context)
         with pytest.raises(UserError, match="the workers have changed"):
             list(batch)
 
@@ -270,7 +269,7 @@ class TestABatchThatIsNotThePresentOne:
 
 def test_a_change_of_the_world_at_a_commit_is_raised_there():
     training = Training(SCHEDULERS["StepLR"], each_step=False)
-    training.context.membership.drain("told to leave")
+    training.context.session.post(p.Terminated("told to leave"))
     batch = next(iter(training.loader))
     with pytest.raises(WorldChanged):
         training.make_step(batch)

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, make_data
+from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.torch.context import ElasticContext
 
 EPOCHS, BATCH, SAMPLES = 5, 32, 256
@@ -30,7 +30,7 @@ class Net(torch.nn.Module):
 class Member:
     def __init__(self, rank, board, micro_batch, dtype):
         self.context = ElasticContext(
-            StandaloneMembership(), SumOfThreads(rank, board), BatchPolicy(BATCH, None, micro_batch), seed=0
+            FakeMaster().session, SumOfThreads(rank, board), BatchPolicy(BATCH, None, micro_batch), seed=0
         )
         torch.manual_seed(0)
         self.half = dtype is torch.bfloat16
@@ -41,6 +41,7 @@ class Member:
         steps = EPOCHS * SAMPLES // BATCH
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=steps)
         self.state = self.context.state(self.model, self.optimizer, self.loader, {"schedule": self.schedule})
+        enter(self.context, self.context.world)
 
     def train(self):
         compiled = torch.compile(self.model, backend="aot_eager")

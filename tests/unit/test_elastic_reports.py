@@ -1,121 +1,229 @@
-"""What a worker tells again when its stream to the master is opened anew."""
+"""What a worker tells its master unasked, and again when its stream is opened anew; and a session that fails."""
+
+import threading
 
 import pytest
+from session_kit import FakeMaster
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.session.membership import JoinRequest, Session
-from elasticdl.elastic.session.reports import KEPT_STEPS, Reports, StepReport
-from elasticdl.elastic.session.stream import MasterStream
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.session import stream
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("t"), 3, "job.json")
+PATIENCE = 30.0
 
 
-def step(number, world=1):
-    return StepReport(number, 0, 0.5, 8, 0.1, 0.01, world, 8 * number, False, 10**6, 1)
+def world(version, rank=0):
+    members = [Member(3, "h", 4, True), Member(5, "h", 4, True)]
+    return World(version, tuple(members if rank == 0 else members[::-1]), rank)
 
 
-def steps_of(message):
-    return [report.step for report in message.progress.steps] if message else []
+def steps_of(messages):
+    return [report.step for message in messages for report in message.steps]
 
 
 class Rank0:
     def __init__(self):
         self.sent = []
-        self.reports = Reports(lambda message: self.sent.extend(steps_of(message)))
-        self.reports.enter(1, speaks=True)
+        self.reporting = Reporting()
+        self.enter(1)
 
-    def add(self, *numbers, world=1):
+    def enter(self, version, rank=0):
+        self.reporting.enter(world(version, rank))
+
+    def add(self, *numbers):
         for number in numbers:
-            self.reports.add(step(number, world))
+            self.reporting.count(Progress(step=number), Vote(False, 8, 0.5), 0.1, 0.0, ends_epoch=False)
+
+    def flush(self):
+        self.sent += steps_of(self.reporting.flush())
 
 
 def test_each_step_is_sent_once_until_the_stream_is_another():
     r = Rank0()
     r.add(1, 2)
-    r.reports.flush()
-    r.reports.flush()
+    r.flush()
+    r.flush()
     r.add(3)
-    r.reports.flush()
+    r.flush()
     assert r.sent == [1, 2, 3]
     r.add(4)
-    assert steps_of(r.reports.again()) == [1, 2, 3, 4]
+    assert steps_of(r.reporting.again()) == [1, 2, 3, 4]
     r.add(5)
-    r.reports.flush()
+    r.flush()
     assert r.sent == [1, 2, 3, 5]
 
 
 def test_steps_that_are_made_again_in_a_later_world_are_sent_again():
     r = Rank0()
     r.add(1, 2, 3)
-    r.reports.flush()
-    r.add(2, 3, world=2)
-    r.reports.flush()
+    r.flush()
+    r.enter(2)
+    r.add(2, 3)
+    r.flush()
     assert r.sent == [1, 2, 3, 2, 3]
 
 
 def test_of_a_long_time_without_a_master_the_last_steps_are_kept():
     r = Rank0()
     r.add(*range(1, 2 * KEPT_STEPS + 1))
-    assert steps_of(r.reports.again()) == list(range(KEPT_STEPS + 1, 2 * KEPT_STEPS + 1))
+    assert steps_of(r.reporting.again()) == list(range(KEPT_STEPS + 1, 2 * KEPT_STEPS + 1))
 
 
 def test_only_rank_0_speaks_and_a_new_one_tells_what_its_predecessor_may_not_have():
     r = Rank0()
-    r.reports.enter(1, speaks=False)
+    r.enter(1, rank=1)
     r.add(1, 2)
-    r.reports.flush()
+    r.flush()
     assert r.sent == []
-    assert r.reports.again() is None
-    r.reports.enter(2, speaks=True)
-    r.add(3, world=2)
-    r.reports.flush()
+    assert r.reporting.again() == []
+    r.enter(2)
+    r.add(3)
+    r.flush()
     assert r.sent == [1, 2, 3]
 
 
 def kinds(session):
-    return [message.WhichOneof("body") for message in session.greeting()]
-
-
-def world(version, *ids):
-    members = [pb.Member(worker_id=worker_id, host="h", step=4, has_state=True) for worker_id in ids]
-    return pb.MasterMessage(world=pb.World(version=version, members=members))
+    return [type(message).__name__ for message in session.greet(())]
 
 
 @pytest.fixture
-def session(monkeypatch):
-    """A session whose stream leads nowhere."""
-    monkeypatch.setattr(MasterStream, "send", lambda self, message: None)
-    return Session(ENVIRONMENT)
+def session():
+    """A session that trains in world 7, if it is asked to."""
+    master = FakeMaster(world(7))
+    master.session.post(p.StateMade(Progress(step=4), has_state=True))
+    return master.session
+
+
+def train(session):
+    session.turn(p.Ready())
+    session.turn(p.Connected())
+    session.turn(p.Synced(Progress(step=4)))
 
 
 def test_a_greeting_says_again_what_is_still_true(session):
-    assert kinds(session) == ["hello"]
-    session.take(world(7, 3, 5))
-    session.join(JoinRequest(4, has_state=True))
+    assert kinds(session) == ["Hello"]
+    train(session)
     session.store.put(("scope", "key"), b"value")
-    session.report_step(step(5, world=7))
-    assert kinds(session) == ["hello", "kv_put", "progress"]
-    hello = session.greeting()[0].hello
-    assert (hello.world_version, [m.worker_id for m in hello.members], hello.members[0].has_state) == (7, [3, 5], True)
-    session.drain("SIGTERM")
-    session.say(pb.WorkerMessage(finished=pb.Finished(step=5)))
-    assert kinds(session) == ["hello", "kv_put", "progress", "draining", "finished"]
+    session.post(p.Voted(Vote(False, 8, 0.5)))
+    session.post(p.StepMade(0.1))
+    assert kinds(session) == ["Hello", "StoreEntry", "StepReports"]
+    hello = session.greet(())[0]
+    assert (hello.world_version, [each.worker_id for each in hello.members], hello.step) == (7, [3, 5], 5)
+    session.post(p.DrainOrdered("SIGTERM"))
+    session.say(m.Finished(5, 1, {}, together=True))
+    kept = m.Notice("warning", {})
+    greeting = session.greet([kept])
+    assert [type(each).__name__ for each in greeting] == ["Hello", "StepReports", "Draining", "Notice", "Finished"]
     assert session.has_last_word
 
 
 def test_between_worlds_a_greeting_asks_and_claims_none(session):
-    session.take(world(7, 3, 5))
-    session.join(JoinRequest(4, has_state=True))
+    train(session)
     session.store.put(("scope", "key"), b"value")
-    session.take(pb.MasterMessage(stop_work=pb.StopWork(reason="enough")))
-    with pytest.raises(Exception, match="enough"):
-        session.join(JoinRequest(5, has_state=True))
-    hello, ask = session.greeting()
-    assert (hello.hello.world_version, list(hello.hello.members)) == (0, [])
-    assert (ask.ask.left_world, ask.ask.step) == (7, 5)
+    session.turn(p.WorldLeft("enough"))
+    session.turn(p.Disconnected())
+    hello, ask = session.greet(())
+    assert (hello.world_version, hello.members) == (0, ())
+    assert (ask.left_world, ask.step, ask.has_state) == (7, 4, True)
+
+
+def test_a_signal_in_the_midst_of_a_step_waits_for_its_turn(session, monkeypatch):
+    real_step, seen = session.core.step, []
+
+    def step(event, now):
+        seen.append(event)
+        if isinstance(event, p.Tick):
+            session.post(p.Terminated("SIGTERM"))  # as a handler does, in the same thread
+            assert seen == [event]
+        return real_step(event, now)
+
+    monkeypatch.setattr(session.core, "step", step)
+    session.post(p.Tick())
+    assert [type(event) for event in seen] == [p.Tick, p.Terminated]
+    assert session.core.leaving
+
+
+def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session):
+    train(session)
+    free = []
+
+    def look():
+        free.append(session._changed.acquire(blocking=False))
+        session._changed.release()
+
+    def break_collective():
+        other = threading.Thread(target=look)
+        other.start()
+        other.join(PATIENCE)
+
+    session.break_collective = break_collective
+    session.post(p.BreakAnnounced(6, "not ours"))
+    assert free == []
+    session.post(p.BreakAnnounced(7, "a member is gone"))
+    assert free == [True]
+    with pytest.raises(ConnectionAbortedError):
+        session.store.get(("scope", "missing"), timeout=0)
+
+
+class Session:
+    """A listener that can not bear what the master says."""
+
+    has_last_word = False
+
+    def __init__(self):
+        self.told, self.reason = threading.Event(), ""
+
+    def greet(self, unsent):
+        return [m.Hello(0, 0, ())]
+
+    def receive(self, message):
+        raise KeyError("not among the members")
+
+    def lost(self, reason):
+        self.reason = reason
+        self.told.set()
+
+
+def test_an_unexpected_error_ends_no_session_without_a_word(monkeypatch, caplog):
+    class Stub:
+        def __init__(self, channel): ...
+
+        def Session(self, messages, metadata):
+            next(messages)
+            return iter([pb.MasterMessage()])
+
+    monkeypatch.setattr(stream.pb_grpc, "MasterStub", Stub)
+    listener = Session()
+    opened = stream.MasterStream(ENVIRONMENT, listener)
+    opened.open()
+    assert listener.told.wait(PATIENCE)
+    opened.close()
+    assert listener.reason == "the session with the master has failed: KeyError: 'not among the members'"
+    assert "Traceback" in caplog.text
+
+
+def test_nor_does_one_of_the_heartbeat(session, monkeypatch):
+    real_step = session.core.step
+
+    def step(event, now):
+        if isinstance(event, p.Tick):
+            raise ZeroDivisionError("of the clock")
+        return real_step(event, now)
+
+    session.answers = []
+    session.turn(p.Ready())
+    monkeypatch.setattr(session.core, "step", step)
+    session._tick()
+    assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: of the clock"
 
 
 def test_how_long_a_worker_does_without_a_master_is_the_launchers_to_say():

@@ -12,7 +12,6 @@ import elasticdl.elastic
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
 from elasticdl.elastic.script.batch_shape import BatchShape, CurrentJob, make_policy
-from elasticdl.elastic.session.membership import StandaloneMembership
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "runai.md"
@@ -57,13 +56,13 @@ def test_a_memory_bound_above_the_batch_never_matters():
 class Context:
     """A worker whose world changes."""
 
-    def __init__(self, membership):
-        self.membership, self.policy = membership, BatchPolicy(256, None, 64)
+    def __init__(self, under_master):
+        self.under_master, self.policy = under_master, BatchPolicy(256, None, 64)
         self.size, self.rank = 1, 0
 
 
 def test_the_numbers_follow_the_world():
-    job, context = CurrentJob(), Context(membership=object())
+    job, context = CurrentJob(), Context(under_master=True)
     job.enter(context, gpus=8)
     assert job.numbers == BatchShape(4, 64, 256, 1, True)
     context.size, context.rank = 3, 2
@@ -72,7 +71,7 @@ def test_the_numbers_follow_the_world():
 
 def test_alone_the_numbers_follow_the_gpus():
     job = CurrentJob()
-    job.enter(Context(StandaloneMembership()), gpus=2)
+    job.enter(Context(under_master=False), gpus=2)
     assert (job.numbers.gpus, job.numbers.steps) == (2, 2)
     assert job.use_one_gpu() == 2
     assert (job.numbers.gpus, job.numbers.steps) == (1, 4)

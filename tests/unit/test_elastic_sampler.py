@@ -26,6 +26,7 @@ class Host:
 
     def __init__(self):
         self.world = None
+        self.progress = Progress()
 
     @property
     def has_world(self):
@@ -34,7 +35,7 @@ class Host:
     def advance(self, *, waiting):
         pass
 
-    def record_samples(self, plan):
+    def post(self, event):
         pass
 
 
@@ -88,7 +89,7 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
         members = members[:workers] + [make_sampler(samples, policy) for _ in range(workers - len(members))]
         for rank, sampler in enumerate(members):
             sampler._host.world = at(version, rank, workers)
-            sampler.progress = progress  # newcomers have it from the state of rank 0
+            sampler._host.progress = progress  # newcomers have it from the state of rank 0
         worlds = [sampler.steps(Ahead(sampler, depth)) for sampler in members]
         for batches in islice(zip(*worlds, strict=True), committed):
             while abandoned:  # the garbage collector comes to them as late as this
@@ -97,7 +98,7 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
             used.update(step)
             sizes.append(len(step))
             for sampler, batch in zip(members, batches, strict=True):
-                sampler.progress = batch.plan.after
+                sampler._host.progress = batch.plan.after
         for steps in worlds[:torn]:
             list(next(steps, ()))
         abandoned += worlds
@@ -116,7 +117,7 @@ def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, steps):
         fixed._host.world = at(1, 0, workers)
         assert len(fixed) == len(loader) == len(list(fixed.steps(Ahead(fixed, 1)))) == steps
         assert not fixed.at_end
-    fixed.progress = Progress(position=48)
+    fixed._host.progress = Progress(position=48)
     assert fixed.at_end == drop_last
     assert len(fixed) == steps, "of a whole epoch, wherever training stands"
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, train_together
+from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
@@ -87,8 +89,8 @@ def test_one_backward_pass_for_all_micro_batches():
         torch.testing.assert_close(mine, its)
 
 
-def alone(policy=None, batch_norm=False):
-    return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm)
+def alone(policy=None, batch_norm=False, joins=True):
+    return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm, joins=joins)
 
 
 def test_a_torn_step_leaves_no_trace():
@@ -164,7 +166,7 @@ def test_a_forgotten_micro_batch_is_an_error():
 
 def test_commit_raises_when_the_world_is_to_change():
     member = alone()
-    member.context.membership.drain("test")
+    member.context.session.post(p.DrainOrdered("test"))
     for inputs, labels in (batch := next(iter(member.loader))):
         batch.backward(cross_entropy(member.model(inputs), labels))
     member.optimizer.step()
@@ -174,13 +176,14 @@ def test_commit_raises_when_the_world_is_to_change():
 
 
 def test_values_of_the_user_travel_with_the_state():
-    member = alone()
+    member = alone(joins=False)
     scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
     state = member.context.state(member.model, member.optimizer, None, {"best": 0.5, "scheduler": scheduler})
+    enter(member.context, member.context.world)
     state.best = 0.7
     state.commit()
     state.best = 0.9
-    state.restore()
+    lose_world(member.context)
     assert state.best == 0.7
     assert state.state_dict()["values"]["scheduler"]["last_epoch"] == 0
     with pytest.raises(AttributeError, match="TorchState\\(worst="):
@@ -237,7 +240,6 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
         assert torch.equal(mine, theirs)
     momentum = newcomer.optimizer.state_dict()["state"][0]["momentum_buffer"]
     assert torch.equal(momentum, root.optimizer.state_dict()["state"][0]["momentum_buffer"])
-    assert newcomer.state.has_state
 
 
 def test_alone_needs_no_horovod(monkeypatch):

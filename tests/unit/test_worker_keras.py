@@ -169,8 +169,8 @@ def test_for_each_of_keras_s_callbacks_it_is_known_where_it_runs():
 def test_a_callback_ends_training_after_the_step_that_follows(make_spec):
     job = make_job(make_spec(callbacks("StopAt(1)", "Journal()")))
     job.trainer.run()
-    assert job.script.said[-1].finished.step == 3  # rank 0's wish travels with the next step
-    assert job.script.said[-1].finished.epochs == 0
+    assert job.script.last_word.step == 3  # rank 0's wish travels with the next step
+    assert job.script.last_word.epochs == 0
     assert [epoch for epoch, _ in journal_of(job, "on_epoch_end")] == [0]
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [3]
 
@@ -178,14 +178,14 @@ def test_a_callback_ends_training_after_the_step_that_follows(make_spec):
 def test_only_rank_0_decides_to_stop(make_spec):
     job = make_job(make_spec(callbacks("StopAt(1)")), Script(rank=1, size=2))
     job.trainer.run()
-    assert job.script.said[-1].finished.step == 12
+    assert job.script.last_word.step == 12
 
 
 def test_early_stopping_exports_the_best_weights(make_spec, tmp_path):
     stopping = "keras.callbacks.EarlyStopping('val_loss', min_delta=100.0, patience=1, restore_best_weights=True)"
     job = make_job(make_spec(callbacks(stopping), num_epochs=50, output=str(tmp_path / "out")))
     job.trainer.run()
-    finished = job.script.said[-1].finished
+    finished = job.script.last_word
     assert finished.epochs == 2  # the second was no better by so much
     # As with Keras's own history, the metrics are of the last epoch and not of the weights that were put back.
     assert dict(finished.metrics) == job.script.notices("evaluation")[-1]["metrics"]
@@ -201,7 +201,7 @@ def test_the_best_accuracy_is_the_greatest_also_if_keras_does_not_know_the_metri
     stopping = callbacks("keras.callbacks.EarlyStopping('val_accuracy', patience=2)")
     job = make_job(make_spec(stopping + accuracy, num_epochs=9))
     job.trainer.run()
-    assert job.script.said[-1].finished.epochs == 4
+    assert job.script.last_word.epochs == 4
 
 
 @pytest.mark.parametrize("scaling", ["none", "linear"])
@@ -304,7 +304,7 @@ def test_resumes_with_the_same_numbers_and_patience(make_spec, tmp_path):
     second.trainer.run()
     assert second.script.notices("resumed")[0]["step"] == 6
     assert [r.loss for r in second.script.reports] == [r.loss for r in whole.script.reports[6:]]
-    assert second.script.said[-1].finished.epochs == whole.script.said[-1].finished.epochs == 3
+    assert second.script.last_word.epochs == whole.script.last_word.epochs == 3
     np.testing.assert_array_equal(weights(second), weights(whole))
 
 
@@ -361,7 +361,7 @@ def custom_model(compiled=False):
 def test_a_subclassed_model_is_built_on_the_first_sample_compiled_or_not(make_spec, params, tmp_path):
     job = make_job(make_spec(SUBCLASSED, model_params=params, num_epochs=1, output=str(tmp_path / "out")))
     job.trainer.run()
-    assert job.script.said[-1].finished.step == 4
+    assert job.script.last_word.step == 4
     assert isinstance(job.learner.state.optimizer, keras.optimizers.SGD)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.keras", "saved_model"}
 

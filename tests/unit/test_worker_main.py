@@ -3,7 +3,6 @@
 import re
 import signal
 import uuid
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,24 +11,15 @@ from worker_kit import BreakingCollective, Script, write_zoo
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.errors import UnreachableError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.memory import memory_of_the_worker
-from elasticdl.elastic.core.world import Member
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch import state as torch_state
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker import main, torch_trainer
 from elasticdl.worker.batches import batch_policy
-
-
-class Master(Script):
-    def __init__(self, **script):
-        super().__init__(**script)
-        self.drained = []
-
-    def drain(self, reason):
-        self.drained.append(reason)
 
 
 @pytest.fixture
@@ -47,8 +37,10 @@ def work(tmp_path, monkeypatch):
         environment = WorkerEnvironment("127.0.0.1:1", Token("token"), 3, str(tmp_path / "job.json"))
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
-        context = ElasticContext(master, BreakingCollective(), batch_policy(spec), spec.seed)
-        monkeypatch.setattr(main, "MasterConnection", lambda _: SimpleNamespace(session=master, open=list, close=list))
+        context = ElasticContext(master.session, BreakingCollective(), batch_policy(spec), spec.seed)
+        monkeypatch.setattr(
+            main, "MasterConnection", lambda _: SimpleNamespace(session=master.session, open=list, close=list)
+        )
         monkeypatch.setattr(torch_trainer, "connect", lambda *_, **__: context)
         return main.main()
 
@@ -56,29 +48,28 @@ def work(tmp_path, monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def failure(master) -> pb.Failed:
-    (failed,) = [message.failed for message in master.said if message.WhichOneof("body") == "failed"]
+def failure(master):
+    (failed,) = master.of(m.Failed)
     return failed
 
 
 def test_trains_to_the_end(work):
-    master = Master()
+    master = Script()
     assert work(master) == 0
-    assert master.said[-1].finished.step == 4
+    assert master.last_word.step == 4
 
 
 def test_told_to_leave_is_no_failure(work):
-    master = Master(stop_after=2)
+    master = Script(stop_after=2)
     assert work(master) == 0
-    assert "failed" not in [message.WhichOneof("body") for message in master.said]
+    assert master.of(m.Failed) == []
 
 
 def test_a_signal_in_the_midst_of_the_users_code_is_not_its_fault(work):
-    master = Master()
+    master = Script()
     extra = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     assert work(master, extra) == 0
-    assert master.drained == ["told to leave (SIGTERM)"]
-    assert master.said == []
+    assert master.sent == [m.Draining("told to leave (SIGTERM)")]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # a second one must not cut the farewell short
 
 
@@ -95,10 +86,10 @@ def loss(labels, predictions):
 
 
 def test_what_the_users_code_raised_reaches_the_master(work):
-    master = Master()
+    master = Script()
     assert work(master, BOOM) == 1
     failed = failure(master)
-    assert failed.cause == pb.Failed.USER
+    assert failed.users
     assert re.fullmatch(r"zoo/zoo_\w+\.py:33: KeyError: 'boom'", failed.message)
     first, frame, *_ = failed.traceback.splitlines()
     assert first.startswith("Traceback")
@@ -107,37 +98,33 @@ def test_what_the_users_code_raised_reaches_the_master(work):
 
 
 def test_a_mistake_is_told_without_a_traceback(work):
-    master = Master()
+    master = Script()
     assert work(master, "\ndef custom_model():\n    return 3\n") == 1
-    assert failure(master).cause == pb.Failed.USER
+    assert failure(master).users
     assert "returned int; expected a torch.nn.Module or a keras.Model" in failure(master).message
     assert failure(master).traceback == ""
 
 
 def test_what_is_not_the_users_fault_costs_only_this_worker(work):
-    master = Master()
-
-    def join(standing):
-        raise UnreachableError("no master for 30 s")
-
-    master.join = join
+    master = Script()
+    master.answer = lambda request: p.MasterLost("no master for 30 s")
     assert work(master) == 1
-    assert failure(master).cause == pb.Failed.WORKER
+    assert (failure(master).users, failure(master).message) == (False, "UnreachableError: no master for 30 s")
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("error", "users"),
     [
-        ("torch.AcceleratorError('an illegal memory access', -1)", pb.Failed.WORKER),
-        ("RuntimeError('CUDA error: an illegal memory access')", pb.Failed.WORKER),
-        ("torch.OutOfMemoryError('CUDA out of memory')", pb.Failed.USER),  # the batch is too large for the device
-        ("ValueError('CUDA error')", pb.Failed.USER),
+        ("torch.AcceleratorError('an illegal memory access', -1)", False),
+        ("RuntimeError('CUDA error: an illegal memory access')", False),
+        ("torch.OutOfMemoryError('CUDA out of memory')", True),  # the batch is too large for the device
+        ("ValueError('CUDA error')", True),
     ],
 )
-def test_a_device_that_fails_costs_only_its_worker(work, error, cause):
-    master = Master()
+def test_a_device_that_fails_costs_only_its_worker(work, error, users):
+    master = Script()
     assert work(master, f"\ndef loss(labels, predictions): raise {error}\n") == 1
-    assert failure(master).cause == cause
+    assert failure(master).users is users
 
 
 def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, monkeypatch):
@@ -146,13 +133,10 @@ def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, 
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch_state, "broadcast_state", broadcast)
-    master = Master(rank=1, size=2)
-    join = master.join
-    master.join = lambda standing: replace(
-        join(standing), members=(Member(0, "here", 9, True), Member(1, "here", 0, False))
-    )
+    master = Script()
+    master.answer = lambda request: World(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1)
     assert work(master) == 1
-    assert failure(master).cause == pb.Failed.WORKER
+    assert not failure(master).users
     assert failure(master).message.endswith(
         "too little memory for the training state: OutOfMemoryError: CUDA out of memory"
     )
@@ -167,7 +151,7 @@ def test_started_by_hand(monkeypatch, capsys):
 
 
 def test_a_failure_is_told_in_a_line_and_as_much_as_a_cluster_keeps(work):
-    master = Master()
+    master = Script()
     assert work(master, "def loss(labels, predictions): raise ValueError('x' * 6_000_000 + '\\nmore')\n") == 1
     failed = failure(master)
     assert ".py:26: ValueError: xxx" in failed.message

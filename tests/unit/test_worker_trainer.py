@@ -10,6 +10,7 @@ from worker_kit import BreakingCollective, Script, make_job, write_zoo
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 
 # 40 samples in batches of 10: four steps an epoch.
@@ -51,7 +52,7 @@ def test_evaluates_at_the_end_of_each_epoch_and_finishes(make_spec):
     job.trainer.run()
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [4, 8, 12]
     assert [entry["epoch"] for entry in job.script.notices("evaluation")] == [0, 1, 2]
-    finished = job.script.said[-1].finished
+    finished = job.script.last_word
     assert (finished.step, finished.epochs) == (12, 3)
     assert dict(finished.metrics) == job.script.notices("evaluation")[-1]["metrics"]
     assert finished.metrics.keys() == {"loss", "error"}
@@ -104,9 +105,9 @@ def test_max_step_ends_within_an_epoch_with_an_evaluation(make_spec, tmp_path):
     job = make_job(make_spec(max_step=6, output=str(tmp_path / "out")))
     job.trainer.run()
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [4, 6]
-    assert job.script.said[-1].finished.step == 6
-    assert job.script.said[-1].finished.epochs == 1
-    assert job.context.total_steps == 6
+    assert job.script.last_word.step == 6
+    assert job.script.last_word.epochs == 1
+    assert job.script.session.core.reporting.total_steps == 6
     saved = torch.load(tmp_path / "out" / "model.pt")
     torch.testing.assert_close(saved, job.learner.state.model.state_dict(), rtol=0, atol=0)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.pt"]
@@ -115,7 +116,7 @@ def test_max_step_ends_within_an_epoch_with_an_evaluation(make_spec, tmp_path):
 def test_max_step_at_the_end_of_an_epoch_ends_that_epoch(make_spec):
     job = make_job(make_spec(max_step=4))
     job.trainer.run()
-    assert (job.script.said[-1].finished.step, job.script.said[-1].finished.epochs) == (4, 1)
+    assert (job.script.last_word.step, job.script.last_word.epochs) == (4, 1)
 
 
 def test_callbacks_are_called_once_however_often_the_world_changes(make_spec):
@@ -184,12 +185,12 @@ def test_resuming_what_is_complete_only_exports(make_spec, tmp_path):
     assert job.script.reports == []
     assert job.script.notices("checkpoint") == []  # it is there
     assert len(job.script.notices("exported")) == 1
-    assert job.script.said[-1].finished.metrics["error"] > 0
+    assert job.script.last_word.metrics["error"] > 0
 
 
 def test_told_to_leave_before_training_leaves_no_checkpoint(make_spec, tmp_path):
     job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), Script(stop_after=1))
-    job.script.join = lambda standing: (_ for _ in ()).throw(Stopped("no need", checkpoint=True))
+    job.script.answer = lambda request: p.StopOrdered("no need", checkpoint=True)
     with pytest.raises(Stopped):
         job.trainer.run()
     assert not (tmp_path / "kept").exists()

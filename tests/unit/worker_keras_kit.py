@@ -127,9 +127,8 @@ class Job:
 
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset()) -> Job:
     script = script or Script()
-    context = ElasticContext(script, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
     module = load_module(spec)
     learner = KerasLearner(module, spec, context, build_model(module, spec.seed))
-    script.step = lambda: learner.state.step
-    writer = CheckpointWriter(learner.store, script) if learner.store else None
+    writer = CheckpointWriter(learner.store, script.session) if learner.store else None
     return Job(spec, script, context, learner, Trainer(spec, context, learner, learner.callbacks, writer))

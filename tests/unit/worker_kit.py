@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from session_kit import FakeMaster
+
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core.errors import Stopped, WorldBroken
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.batches import batch_policy
 from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.frameworks import build_model
@@ -55,70 +57,57 @@ def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "
     return folder
 
 
-@dataclass
-class Script:
-    """A membership that hands out worlds, one after the other; the worker is told to leave when there are no more.
+class ScriptedCore(WorkerCore):
+    """Votes to leave as its script has it."""
+
+    votes: Callable[[], bool]
+
+    @property
+    def leaving(self):
+        return self.votes() or super().leaving
+
+
+class Script(FakeMaster):
+    """A master that gives out worlds, one after the other; the worker is told to leave when there are no more.
 
     ``leave_after``: steps after which the world is left; ``stop_after``: step after which the worker is told to leave.
     In a world of several the others are made up: see `BreakingCollective`.
     """
 
-    leave_after: set[int] = field(default_factory=set)
-    stop_after: int = 0
-    checkpoint: bool = True
-    step: Callable[[], int] = lambda: 0
-    said: list[pb.WorkerMessage] = field(default_factory=list)
-    reports: list = field(default_factory=list)
-    worlds: int = 0
-    most_worlds: int = 100
-    rank: int = 0
-    size: int = 1
+    def __init__(
+        self,
+        leave_after: Iterable[int] = (),
+        stop_after: int = 0,
+        checkpoint: bool = True,
+        most_worlds: int = 100,
+        rank: int = 0,
+        size: int = 1,
+    ):
+        core = ScriptedCore()
+        core.votes = self.votes
+        super().__init__(core=core)
+        self.leave_after, self.stop_after, self.checkpoint = set(leave_after), stop_after, checkpoint
+        self.most_worlds, self.rank, self.size = most_worlds, rank, size
+        self.worlds = 0
 
-    def join(self, standing):
-        if self._stopping(standing.step) or self.worlds == self.most_worlds:
-            raise Stopped("told to leave", checkpoint=self.checkpoint)
+    def answer(self, request):
+        if self._stopping(request.step) or self.worlds == self.most_worlds:
+            return p.StopOrdered("told to leave", self.checkpoint)
         self.worlds += 1
-        has_state = standing.has_state or self.size > 1  # others are there already
-        members = tuple(Member(i, "here", standing.step, has_state) for i in range(self.size))
+        has_state = request.has_state or self.size > 1  # others are there already
+        members = tuple(Member(i, "here", request.step, has_state) for i in range(self.size))
         return World(self.worlds, members, self.rank)
 
     def _stopping(self, step):
         return 0 < self.stop_after <= step
 
-    @property
-    def leaving(self):
-        upcoming = self.step() + 1
+    def votes(self):
+        upcoming = self.session.core.position.progress.step + 1
         if self._stopping(upcoming):
             return True
         left = upcoming in self.leave_after
         self.leave_after.discard(upcoming)
         return left
-
-    def drain(self, reason):
-        raise AssertionError("nobody drains it")
-
-    def advance(self, *, waiting):
-        pass
-
-    def reached(self, step):
-        self.reached_step = step
-
-    def report_step(self, report):
-        self.reports.append(report)
-
-    def say(self, message):
-        self.said.append(message)
-
-    def close(self):
-        pass
-
-    def notices(self, event: str) -> list[dict]:
-        """Fields of the notices of one kind, in order."""
-        return [
-            json.loads(message.notice.fields_json)
-            for message in self.said
-            if message.WhichOneof("body") == "notice" and message.notice.event == event
-        ]
 
 
 class BreakingCollective(TorchCollective):
@@ -160,9 +149,8 @@ class Job:
 
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
     script = script or Script()
-    context = ElasticContext(script, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
     module = load_module(spec)
     learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
-    script.step = lambda: learner.state.step
-    writer = CheckpointWriter(learner.store, script) if learner.store else None
+    writer = CheckpointWriter(learner.store, script.session) if learner.store else None
     return Job(spec, script, context, learner, Trainer(spec, context, learner, list(callbacks), writer))

@@ -47,6 +47,8 @@ class On(StrEnum):
     LAST_COMMIT = "the script commits after a vote to leave"
     LEFT = "all members leave without a vote"
     FAILURE = "a collective fails"
+    PASSED = "a script of Horovod's is between two steps"
+    COUNTED = "a script of Horovod's commits, which counts as a step"
     RETURNED = "the training function returns"
     RETURNED_ALONE = "the training function returns in a world of one"
     ALL_RETURNED = "all have voted that theirs has returned"
@@ -74,7 +76,7 @@ def _table(
 TABLE = _table(
     [
         # It asks for a world, and gets one or is told to leave.
-        ((S.PREPARING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
+        ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
         (S.LEAVING, On.CLOSED, S.WAITING, "ask"),
         (S.WAITING, On.WORLD, S.CONNECTING, "enter"),
         (S.WAITING, On.TORN_WORLD, S.WAITING, "ask_again"),
@@ -82,10 +84,16 @@ TABLE = _table(
         # All members connect, and are brought to one state.
         (S.CONNECTING, On.CONNECTED, S.SYNCING, "synchronize"),
         (S.SYNCING, On.SYNCED, S.BETWEEN, "train"),
+        # Steps that a script makes before it asks for a world are its own.
+        (S.PREPARING, On.BATCH, S.PREPARING, "begin_step"),
+        (S.PREPARING, On.STEP, S.PREPARING, "step_made"),
+        (S.PREPARING, On.COMMIT, S.PREPARING, "commit"),
         # A step.
         ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.BATCH, S.STEPPING, "begin_step"),
         ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.VOTE, S.REDUCED, "nothing"),
         (S.REDUCED, On.STEP, S.APPLIED, "step_made"),
+        (S.BETWEEN, On.PASSED, S.BETWEEN, "pass_by"),
+        (S.BETWEEN, On.COUNTED, S.BETWEEN, "count_step"),
         # A batch stays in hand over a commit that comes before its step.
         (S.STEPPING, On.COMMIT, S.STEPPING, "commit"),
         ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
@@ -94,10 +102,11 @@ TABLE = _table(
         (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
         (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
         # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
-        (TRAINING, On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
+        ((S.PREPARING, *TRAINING), On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
         ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED, S.ENDING, "cast_end_vote"),
         ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED_ALONE, S.COMPLETE, "complete"),
         (S.ENDING, On.ALL_RETURNED, S.COMPLETE, "complete"),
         (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
+        (S.GONE, On.READY, S.GONE, "leave_job"),
     ]
 )

@@ -9,6 +9,10 @@ from typing import Any
 from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.world import Member
 
+# Characters. What the master keeps of a job has to fit into one object of a cluster, and each worker may fail.
+MOST_OF_MESSAGE = 500
+MOST_OF_TRACEBACK = 20_000
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -107,3 +111,17 @@ class Failed:
 
 
 Message = Hello | Heartbeat | JoinRequest | Draining | StoreEntry | StepReports | Pause | Notice | Finished | Failed
+
+
+def failed(message: str, traceback: str, *, users: bool) -> Failed:
+    """Of the message only the first line is told."""
+    line = _shortened(message.strip().partition("\n")[0], MOST_OF_MESSAGE) or "no reason was given"
+    return Failed(users, line, _shortened(traceback, MOST_OF_TRACEBACK))
+
+
+def _shortened(text: str, most: int) -> str:
+    """Without its middle if it is longer."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"

@@ -68,19 +68,25 @@ class Position:
 
     def commit(self, workers: int, *, step_was_reduced: bool) -> list[Instruction]:
         """``step_was_reduced``: and not made, as a GradScaler does with one whose gradients are not finite."""
+        out: list[Instruction] = []
         if step_was_reduced and self.batch is not None:
             self.progress = self.batch.after
+            out.append(Save(Part.PLACE))
         elif self.batch is None and self.at_end(workers):
             self.progress = self.progress.next_epoch()
         self._committed = True
         self.commits += 1
-        return self._save()
+        return [*out, *self._save()]
+
+    def leave(self) -> list[Instruction]:
+        """The world, or the training, is left between two steps: a batch in hand is given again."""
+        self.batch = self.vote = None
+        return self._save() if self.unsaved else []
 
     def restore(self) -> list[Instruction]:
         """Drop a torn step: back to what was saved, or to where the torn step began if others came in between."""
-        out = self._save() if self.unsaved else []
+        out = self.leave()
         self.progress = self.saved
-        self.batch = self.vote = None
         self._committed = False
         return [*out, Restore(self.saved)]
 

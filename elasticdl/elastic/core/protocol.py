@@ -157,9 +157,13 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True)
 class Voted:
-    """The gradients of all members have arrived, and with them their votes."""
+    """The gradients of all members have arrived, and with them their votes.
+
+    ``remedy``: what a script should do that has made its step on too few samples.
+    """
 
     vote: Vote
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,16 @@ class StepMade:
 @dataclass(frozen=True, slots=True)
 class CommitCalled:
     """The script declares everything up to here safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A script of Horovod's has come to a point between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounted:
+    """A script of Horovod's has committed. Nothing is known of its samples and epochs: a commit counts as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +261,8 @@ Event = (
     | Voted
     | StepMade
     | CommitCalled
+    | Passed
+    | StepCounted
     | CollectiveFailed
     | WorldLeft
     | Returned
@@ -320,7 +336,7 @@ class Part(Enum):
     """What is saved of a training state."""
 
     PLACE = "what moves with the parameters: buffers, the learning rate's rule"
-    ALL = "that, the user's values and the optimizer's settings"
+    ALL = "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
 
 
 @dataclass(frozen=True, slots=True)

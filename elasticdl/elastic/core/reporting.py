@@ -43,6 +43,7 @@ class Reporting:
         self._is_reporter = world.rank == 0
 
     def leave(self) -> None:
+        """Between two worlds nobody reports."""
         self._is_reporter = False
 
     def advance(self, *, waiting: bool) -> None:
@@ -57,6 +58,10 @@ class Reporting:
         self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool
     ) -> list[Message]:
         """Returns the pause that this step has ended, if it has."""
+        self.count(progress, vote, learning_rate, now, ends_epoch=ends_epoch)
+        return self.pause_ended(now)
+
+    def count(self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool) -> None:
         assert self._world is not None, "steps are made in a world"
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
         self._last_step_at = now
@@ -73,7 +78,6 @@ class Reporting:
                 ends_epoch=ends_epoch,
             )
         )
-        return self.pause_ended(now)
 
     def pause_ended(self, now: float) -> list[Message]:
         assert self._world is not None, "steps are made in a world"

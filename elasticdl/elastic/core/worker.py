@@ -14,6 +14,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, On, WorkerState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.reporting import Reporting
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import ALONE, World
 
 S = WorkerState
@@ -28,30 +29,31 @@ class WorkerCore:
     """
 
     def __init__(self, worker_id: int = 0, *, under_master: bool = True, linger_seconds: float = 0.0) -> None:
+        self.worker_id = worker_id
+        self.under_master = under_master
+        self.linger_seconds = linger_seconds
         self.state = S.PREPARING if under_master else S.BETWEEN
         self.world: World = ALONE  # the present one, or the last
         self.position = Position()
         self.reporting = Reporting()
         self.stopping: p.LeaveJob | None = None  # it is to leave for good
-        self._worker_id = worker_id
-        self._under_master = under_master
-        self._linger_seconds = linger_seconds
+        self.lost = ""  # why there is no master any more
+        self.request: m.JoinRequest | None = None  # not answered yet
+        self.last_word: m.Finished | m.Failed | None = None
+        self.left_version = 0  # of the world that was left last
         self._linger_until: float | None = None
-        self._lost = ""  # why there is no master any more
         self._generation = 0  # of the latest master that was heard
         self._refused = False  # the present stream is that of an earlier one
-        self._left = 0  # version of the world that was left last
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
-        self._request: m.JoinRequest | None = None  # not answered yet
         self._leaves_because = ("ready", False)  # reason, broken
         self._entries: list[m.StoreEntry] = []  # into the store of the present world
         self._draining: m.Draining | None = None
-        self._last_word: m.Finished | m.Failed | None = None
         self._entered_at = 0  # step with which the present world began
         self._fruitless = 0  # worlds in a row without a step
-        if not under_master:
-            self.reporting.enter(ALONE)
+        self.reporting.enter(ALONE)
+        if under_master:
+            self.reporting.leave()
 
     # ---- what shells ask ----
 
@@ -63,12 +65,17 @@ class WorkerCore:
     @property
     def leaving(self) -> bool:
         """This member's vote: whether the present world is to be left after this step."""
-        return self.stopping is not None or bool(self._lost) or self._change == self.inside != 0
+        return self.stopping is not None or bool(self.lost) or self._change == self.inside != 0
 
     @property
-    def has_last_word(self) -> bool:
-        """The master must hear something before this worker ends."""
-        return self._last_word is not None
+    def left_broken(self) -> bool:
+        """Whether the last world was left because it broke: nobody knows which of its members are still there."""
+        return self._leaves_because[1]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the present world is known to be broken."""
+        return self.inside != 0 and (self.inside <= self._broken or (self.state is S.LEAVING and self.left_broken))
 
     # ---- the way in ----
 
@@ -76,7 +83,7 @@ class WorkerCore:
         """``now`` in seconds of a clock that only goes forward."""
         out = self._note(event, now)
         trigger = self._trigger(event)
-        if trigger is None and self.state is S.WAITING and (self.stopping or self._lost):
+        if trigger is None and self.state is S.WAITING and (self.stopping or self.lost):
             trigger = On.TOLD
         transition = TABLE.get((self.state, trigger)) if trigger else None
         if transition is None:
@@ -96,7 +103,9 @@ class WorkerCore:
                 return self._world_trigger(world)
             case p.Returned():
                 return On.RETURNED if self.world.size > 1 else On.RETURNED_ALONE
-            case p.Said(message) if isinstance(message, m.Finished | m.Failed):
+            case p.StepMade():
+                return On.STEP if self.position.vote is not None else None
+            case p.Said(message) if self.under_master and isinstance(message, m.Finished | m.Failed):
                 return On.LAST_WORD
         return _TRIGGERS.get(type(event))
 
@@ -107,31 +116,9 @@ class WorkerCore:
         return On.WRONG_VOTE if ended or (batch and samples != batch.batch) else On.VOTE
 
     def _world_trigger(self, world: World) -> On | None:
-        if self._refused or world.version < self._broken or world.version <= self._left:
+        if self._refused or world.version < self._broken or world.version <= self.left_version:
             return None
         return On.TORN_WORLD if world.version == self._broken else On.WORLD
-
-    def validate(self) -> None:
-        """Raises:
-        AssertionError: an invariant does not hold; the message names it.
-        """
-        position, state = self.position, self.state
-        invariants = {
-            "a request to join is open exactly while the worker waits": (self._request is not None)
-            == (state is S.WAITING and self._under_master),
-            "a batch is in hand only within the training function": position.batch is None or state in TRAINING,
-            "a step is unsaved only within the training function": not position.unsaved or state in (*TRAINING, S.GONE),
-            "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
-            "an unsaved step is saved in its place": not position.unsaved or position.saved == position.progress,
-            "who trains holds the state": state not in TRAINING or position.has_state or not self._under_master,
-            "a worker that is to leave does not wait": state is not S.WAITING or not (self.stopping or self._lost),
-            "a last word is the end": self._last_word is None or state is S.GONE,
-            "no world is entered that was left": state not in IN_WORLD
-            or not self._under_master
-            or self.world.version > self._left,
-        }
-        broken = [sentence for sentence, holds in invariants.items() if not holds]
-        assert not broken, f"worker {self._worker_id}, {state}: {'; '.join(broken)}"
 
     # ---- what may happen at any time ----
 
@@ -143,6 +130,7 @@ class WorkerCore:
                 return self._tick(now)
             case p.Voted(vote):
                 self.position.vote = vote
+                self.reporting.advance(waiting=False)
             case p.BatchesOver():
                 self.position.batch = None
             case p.EpochEnded():
@@ -154,6 +142,8 @@ class WorkerCore:
                     self._entries.append(entry)
                 return [p.Send(entry)]
             case p.StateMade(progress, has_state, order, copies):
+                if self.under_master and self.state in IN_WORLD and self.state is not S.COMPLETE:
+                    return []  # the members have not got one of it each
                 self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
             case p.Loaded(progress):
                 self.position.progress = self.position.saved = progress
@@ -180,7 +170,7 @@ class WorkerCore:
                     return [p.RefuseMaster(f"a later master of this job than number {generation} was heard already")]
                 self._generation, self.reporting.interval = generation, interval
             case p.MasterLost(reason):
-                self._lost = reason
+                self.lost = reason
         return []
 
     def _obey(self, event: p.Event) -> list[p.Instruction]:
@@ -202,26 +192,27 @@ class WorkerCore:
 
     def _greeting(self, unsent: Iterable[m.Message]) -> list[m.Message]:
         """What a master must know that has not heard of this worker, or not lately."""
-        members = self.world.members if self.inside else ()
+        members, entries = (self.world.members, self._entries) if self.inside else ((), [])
         hello = m.Hello(self.inside, self.position.progress.step, members)
-        again = [*self._entries, self._request, *self.reporting.again(), self._draining, *unsent, self._last_word]
+        again = [*entries, self.request, *self.reporting.again(), self._draining, *unsent, self.last_word]
         return [hello, *(message for message in again if message is not None)]
 
     def _tick(self, now: float) -> list[p.Instruction]:
         out: list[p.Instruction] = []
         if self._linger_until is not None and now >= self._linger_until and self._draining:
             out += self._drain(self._draining.reason)
-        if self._under_master:
+        if self.under_master:
             beat = self.reporting.tick(self.inside, self.position.progress.step, now)
             out += [p.Send(message) for message in beat]
         return out
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
-        if self.world.size > 1 or not self.position.has_state or not self._under_master:  # others hold the state
+        alone_with_state = self.world.size == 1 and self.position.has_state and self.under_master
+        if not (alone_with_state and self.linger_seconds > 0):
             return self._drain(reason)
         if self.stopping is None and self._draining is None:
             self._draining = m.Draining(reason, lingers=True)
-            self._linger_until = now + self._linger_seconds
+            self._linger_until = now + self.linger_seconds
             return [p.Send(self._draining)]
         return []
 
@@ -229,9 +220,9 @@ class WorkerCore:
         self._linger_until = None
         if self.stopping is not None:
             return []
-        self.stopping = p.LeaveJob(reason, checkpoint=not self._under_master, drained=self._under_master)
+        self.stopping = p.LeaveJob(reason, checkpoint=not self.under_master, drained=self.under_master)
         self._draining = m.Draining(reason)
-        return [p.Send(self._draining)] if self._under_master else []
+        return [p.Send(self._draining)] if self.under_master else []
 
     def _flush(self) -> list[p.Instruction]:
         return [p.Send(message) for message in self.reporting.flush()]
@@ -244,17 +235,17 @@ class WorkerCore:
     def _ask(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         reason, broken = self._leaves_because if before is S.LEAVING else ("ready", False)
         if before is not S.PREPARING:
-            self._left = self.world.version
+            self.left_version = self.world.version
         if before is S.LEAVING:
             self.reporting.clock.mark("stopped", now)
-        out = self._flush()
+        out = [*self.position.leave(), *self._flush()]
         self.reporting.leave()
-        if self.stopping or self._lost or not self._under_master:
+        if self.stopping or self.lost or not self.under_master:
             return [*out, *self._without_asking(now)]
-        return [*out, *self._send_request(self._left, reason, broken=broken)]
+        return [*out, *self._send_request(self.left_version, reason, broken=broken)]
 
     def _without_asking(self, now: float) -> list[p.Instruction]:
-        if self.stopping or self._lost:
+        if self.stopping or self.lost:
             self.state = S.GONE
             return self._leave_job(None, S.WAITING, now)
         self.state = S.CONNECTING
@@ -263,12 +254,12 @@ class WorkerCore:
     def _ask_again(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         """The world broke before this worker had entered it."""
         assert isinstance(event, p.WorldPublished)
-        self._left = event.world.version
-        return self._send_request(self._left, "broken before it was entered", broken=True)
+        self.left_version = event.world.version
+        return self._send_request(self.left_version, "broken before it was entered", broken=True)
 
     def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
         progress = self.position.progress
-        self._request = m.JoinRequest(
+        self.request = m.JoinRequest(
             left_world=left,
             step=progress.step,
             has_state=self.position.has_state,
@@ -276,11 +267,11 @@ class WorkerCore:
             reason=reason,
             epoch=progress.epoch,
         )
-        return [p.Send(self._request)]
+        return [p.Send(self.request)]
 
     def _enter(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event, p.WorldPublished)
-        self.world, self._request = event.world, None
+        self.world, self.request = event.world, None
         self._entries.clear()
         self.reporting.enter(self.world)
         self.reporting.clock.mark("joined", now)
@@ -318,6 +309,16 @@ class WorkerCore:
         )
         return [*out, *(p.Send(message) for message in ended)]
 
+    def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        self.reporting.advance(waiting=True)
+        return [p.Send(message) for message in self.reporting.pause_ended(now)]
+
+    def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        self.position.progress = self.position.saved = self.position.progress.after(0)
+        self._fruitless = 0
+        self.reporting.count(self.position.progress, _UNKNOWN, 0.0, now, ends_epoch=False)
+        return []
+
     def _commit(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return self.position.commit(self.world.size, step_was_reduced=before is S.REDUCED)
 
@@ -327,7 +328,7 @@ class WorkerCore:
 
     def _leave_together(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event, p.WorldLeft)
-        return self._leave(event.reason, now)
+        return [*self.position.leave(), *self._leave(event.reason, now)]
 
     def _leave(self, reason: str, now: float) -> list[p.Instruction]:
         self.position.vote = self.position.batch = None
@@ -359,32 +360,39 @@ class WorkerCore:
             )
         else:
             text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}"
+            text += f": {event.remedy}" if event.remedy else ""
+        self.position.batch = None
         return [p.Fail(p.Blame.USER, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [p.CastEndVote()]
 
     def _complete(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+        self.position.batch = None
         return [*self._flush(), p.Complete()]
 
     def _leave_job(self, event: p.Event | None, before: WorkerState, now: float) -> list[p.Instruction]:
-        self._request = None
-        return [self.stopping or p.Fail(p.Blame.MASTER, self._lost)]
+        self.request = None
+        return [self.stopping or p.Fail(p.Blame.MASTER, self.lost or "this worker has left its job")]
 
     def _say_last_word(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event, p.Said)
         assert isinstance(event.message, m.Finished | m.Failed)
         out = self._flush()
-        self._last_word = event.message
-        return [*out, p.Send(self._last_word)]
+        self.request = self.position.batch = None
+        self.last_word = event.message
+        return [*out, p.Send(self.last_word)]
 
+
+_UNKNOWN = Vote(leaving=False, samples=0, loss=0.0)
 
 _TRIGGERS: Mapping[type[p.Event], On] = {
     p.Ready: On.READY,
     p.Connected: On.CONNECTED,
     p.Synced: On.SYNCED,
     p.BatchGiven: On.BATCH,
-    p.StepMade: On.STEP,
+    p.Passed: On.PASSED,
+    p.StepCounted: On.COUNTED,
     p.WorldLeft: On.LEFT,
     p.CollectiveFailed: On.FAILURE,
     p.Disconnected: On.CLOSED,

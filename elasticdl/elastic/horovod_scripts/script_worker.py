@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
-from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld
-from elasticdl.elastic.core.errors import Stopped, WorldBroken
-from elasticdl.elastic.core.world import ALONE, World
-from elasticdl.elastic.horovod_scripts.account import Account
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.session.membership import JoinRequest, Session
-from elasticdl.elastic.session.notices import say_failure
-from elasticdl.elastic.training.loop import MAX_FRUITLESS_WORLDS
-from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.elastic.session.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ class _Part:
 
     pid: int  # a fork of it is no worker
     link: MasterConnection
-    account: Account
     stillness: Stillness
     ended: threading.Event
 
@@ -66,12 +65,14 @@ class ScriptWorker:
         self._part: _Part | None = None
         self._connection: HorovodWorld | None = None
         self._hvd: HorovodModule | None = None
-        self._broken = ""  # how the present world broke, or that the last one did
         self._end_told = False  # the master knows how this worker ends, or will see it by itself
-        self._fruitless = 0  # worlds that broke, one after the other, without a commit
-        self.world: World = ALONE
 
     # -- whose process this is --
+
+    @property
+    def world(self) -> World:
+        """The present one, or the last."""
+        return self._session.core.world
 
     @property
     def takes_part(self) -> bool:
@@ -93,9 +94,9 @@ class ScriptWorker:
             print(f"elasticdl: {error}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from error
         link = self._make_link(environment)
-        link.attach(self._on_broken)
+        link.session.break_collective = self._break_collective
         link.open()
-        self._part = _Part(os.getpid(), link, Account(link.session), Stillness(), threading.Event())
+        self._part = _Part(os.getpid(), link, Stillness(), threading.Event())
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -121,17 +122,15 @@ class ScriptWorker:
         part.stillness.watch_this_thread()
         while True:
             world = self._join()
-            part.account.mark("joined")
             self._hvd = hvd
             self._connection = HorovodWorld(hvd, part.link.endpoint)
-            self.world = world
             try:
                 self._connection.start(world)
             except WorldBroken as failure:
                 self.failed(failure)
                 self.shutdown()
             else:
-                part.account.mark("started")
+                self._session.turn(p.Connected())  # the script brings all to one state by itself
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return
 
@@ -143,7 +142,7 @@ class ScriptWorker:
         """Leave the present world."""
         if self._connection:
             self._connection.stop()
-            self._connected.account.mark("stopped")
+            self._session.turn(p.WorldLeft("hvd.shutdown()"))
         self._connection = self._hvd = None
 
     def failed(self, error: BaseException) -> None:
@@ -152,45 +151,43 @@ class ScriptWorker:
         Raises:
             JobFailedError: that has happened too often without a commit in between.
         """
-        self._connected.account.left(broken=True)
-        if self._connection:
-            self._connection.break_world()
-        self._broken = " ".join(str(error).split()) or one_line(error)
-        log.warning("world %d is broken: %s", self.world.version, self._broken)
-        self._fruitless += 1
-        if self._fruitless >= MAX_FRUITLESS_WORLDS:
-            raise JobFailedError(f"{self._fruitless} worlds in a row broke before a commit; the last: {self._broken}")
+        reason = " ".join(str(error).split()) or one_line(error)
+        log.warning("world %d is broken: %s", self.world.version, reason)
+        for instruction in self._session.turn(p.CollectiveFailed(reason)):
+            if isinstance(instruction, p.Fail):
+                raise JobFailedError(instruction.message)
 
     @property
     def leaving(self) -> bool:
         """Whether the present world is to be left at the next commit."""
-        return self._session.leaving
+        return self._session.core.leaving
 
     # -- training --
 
     def synced(self) -> None:
         """The state is now that of rank 0."""
-        self._connected.account.synced(self.world)
+        self._session.turn(p.Synced(Progress(step=self.world.members[0].step)))
+        self._session.turn(p.ClockResumed())
 
     def passed(self) -> None:
         """The script has come to a point between two steps, of which some are commits."""
-        self._connected.account.passed(self.world)
-        self._session.advance(waiting=True)
+        self._session.post(p.Passed())
 
     def committed(self) -> None:
-        self._fruitless = 0
-        self._connected.account.committed(self.world)
+        """A pause has ended before: see `passed`."""
+        self._session.post(p.StepCounted())
 
     def left(self) -> None:
         """All members have agreed to leave the present world."""
-        self._connected.account.left(broken=False)
+        self._session.turn(p.WorldLeft("committed"))
 
     # -- the end --
 
     def finish(self) -> None:
         """Training is complete; the script may have more to do."""
         self._end_told = True
-        self._session.say(pb.WorkerMessage(finished=pb.Finished(step=self._connected.account.step)))
+        step = self._session.core.position.progress.step
+        self._session.say(m.Finished(step, epochs=0, metrics={}, together=False))
 
     def _on_uncaught(
         self,
@@ -203,9 +200,8 @@ class ScriptWorker:
         if self.takes_part:
             self._end_told = True
         if self.takes_part and isinstance(error, Exception):
-            cause = pb.Failed.WORKER if is_failed_collective(error) else pb.Failed.USER
             text = "".join(traceback.format_exception(kind, error, trace))
-            say_failure(self._session, cause, reason(error), text)
+            self._session.say(m.failed(reason(error), text, users=not is_failed_collective(error)))
         next_hook(kind, error, trace)
 
     @contextlib.contextmanager
@@ -223,7 +219,7 @@ class ScriptWorker:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self.takes_part:
-            self._session.drain("told to leave (SIGTERM)")
+            self._session.post(p.Terminated("told to leave (SIGTERM)"))
         else:  # a fork, such as a process that loads data
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -250,21 +246,21 @@ class ScriptWorker:
         self._connected.link.close()
 
     def _join(self) -> World:
-        broken, self._broken = self._broken, ""
-        account = self._connected.account
-        reason = broken or ("committed" if account.step else "ready")
-        try:
-            return self._session.join(JoinRequest(account.step, account.has_state, broken=bool(broken), reason=reason))
-        except Stopped as stopped:
-            self._end_told = True
-            print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)
-            raise SystemExit(0) from stopped
-        except UnreachableError as error:
-            print(f"elasticdl: {error}", file=sys.stderr)
-            raise SystemExit(1) from error
+        left = self._session.core.state is WorkerState.LEAVING
+        todo = self._session.turn(p.Disconnected() if left else p.Ready()) or self._session.wait()
+        match todo:
+            case [p.Connect(world)]:
+                return world
+            case [p.LeaveJob(reason)]:
+                self._end_told = True
+                print(f"elasticdl: this worker leaves: {reason}", file=sys.stderr)
+                raise SystemExit(0)
+            case [p.Fail(_, message)]:
+                print(f"elasticdl: {message}", file=sys.stderr)
+                raise SystemExit(1)
+        raise AssertionError(f"between two worlds a worker can't do {todo}")
 
-    def _on_broken(self) -> None:
-        self._broken = self._broken or "a member is gone"
+    def _break_collective(self) -> None:
         if connection := self._connection:
             connection.break_world()
 
@@ -278,5 +274,5 @@ class ScriptWorker:
         One that stands still may wait for the others in a collective, which can't be told from a hang of its own. So it
         never is to blame as long as any of them moves, unless its world is broken: that it must leave.
         """
-        if not self._broken and self._connected.stillness.moved():
-            self._session.advance(waiting=True)
+        if not self._session.core.broken and self._connected.stillness.moved():
+            self._session.post(p.Advanced(waiting=True))

@@ -27,8 +27,11 @@ class ElasticContext(JobContext[KerasCollective]):
     def loader(self, dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
         return ElasticDataLoader(dataset, self.sampler(dataset, shuffle=shuffle, drop_last=drop_last), self)
 
-    def state(self, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any]) -> KerasState:
-        return KerasState(self, train_step, loader, values)
+    def state(
+        self, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any], **standing: Any
+    ) -> KerasState:
+        """``standing``: as `KerasState` takes it."""
+        return KerasState(self, train_step, loader, values, **standing)
 
 
 def connect(
@@ -44,7 +47,7 @@ def connect(
     require_backend()
     prepare_devices()
     return open_context(
-        lambda membership, collective: ElasticContext(membership, collective, policy, seed),
+        lambda session, collective: ElasticContext(session, collective, policy, seed),
         lambda endpoint: KerasCollective.open(endpoint, has_gpu=count_gpus() > 0),
         environ,
         link,

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import World
@@ -57,9 +58,13 @@ class Fit:
         self._loader = context.loader(training.dataset, shuffle=options.shuffle)
         self._ledger = EpochLedger()
         self._start = stages.progress
-        self._loader.sampler.progress = replace(stages.progress, epoch=options.initial_epoch, position=0)
-        self.state = context.state(self._step, self._loader, {"ledger": self._ledger})
-        self.state.has_state = stages.has_state
+        self.state = context.state(
+            self._step,
+            self._loader,
+            {"ledger": self._ledger},
+            start=replace(stages.progress, epoch=options.initial_epoch, position=0),
+            has_state=stages.has_state,
+        )
         rate = KerasRate(model.optimizer)
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.LearningRateScheduler):
@@ -72,7 +77,6 @@ class Fit:
         self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in callbacks)
         self._stopping = False
         self.hooks = Hooks(self._enter, self._on_world)
-        context.total_epochs = options.epochs
 
     def _enter(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -82,7 +86,9 @@ class Fit:
         order, progress = self._loader.sampler.order, self.state.progress
         here = order.remaining_steps(progress.position, world.size)
         later = order.remaining_steps(0, world.size)
-        self._context.total_steps = progress.step + here + later * max(self._options.epochs - progress.epoch - 1, 0)
+        epochs = self._options.epochs
+        total = progress.step + here + later * max(epochs - progress.epoch - 1, 0)
+        self._context.post(p.Totals(total, epochs))
         self._stopping = self._callbacks.settle(self._context.collective, entering=True)
 
     def train(self) -> None:
@@ -133,7 +139,7 @@ class Fit:
             logs.update({f"val_{name}": value for name, value in found.items()})
         self._callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._callbacks.settle(self._context.collective, entering=False) or self._stopping
-        self._context.resume_clock()
+        self._context.post(p.ClockResumed())
 
     def _logs(self) -> dict[str, Any]:
         return self._step.logs(self._ledger.loss, self._ledger.moves)

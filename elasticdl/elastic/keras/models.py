@@ -22,7 +22,6 @@ from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData, complete, refuse, verbosity
 from elasticdl.elastic.keras.job import own, stages
 from elasticdl.elastic.script.batch_shape import job
-from elasticdl.elastic.session.membership import StandaloneMembership
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class Model:
                     f"Model(model): {type(model).__name__} has a {name}() of its own; use elastic.keras.run"
                 )
         object.__setattr__(self, "model", model)
-        if isinstance(context.membership, StandaloneMembership) and (gpus := job.use_one_gpu()) > 1:
+        if not context.under_master and (gpus := job.use_one_gpu()) > 1:
             log.warning("alone, one of %d GPUs is used: start it by `elasticdl run --num_workers %d`", gpus, gpus)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

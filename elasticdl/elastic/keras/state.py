@@ -15,8 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.learning_rate import OptimizerRate
@@ -37,12 +39,20 @@ class Engine(state.Engine, Protocol):
 class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
+    _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
     rate: OptimizerRate | None
 
     def __init__(
-        self, engine: Engine, train_step: TrainStep, loader: ElasticDataLoader, values: dict[str, Any]
+        self,
+        engine: Engine,
+        train_step: TrainStep,
+        loader: ElasticDataLoader,
+        values: dict[str, Any],
+        *,
+        start: Progress | None = None,
+        has_state: bool = False,
     ) -> None:
-        super().__init__(engine, loader.sampler, values)
+        super().__init__(engine, loader.sampler, values, start=start, has_state=has_state)
         self.model = train_step.model
         self.optimizer = train_step.optimizer
         self.train_step = train_step
@@ -50,7 +60,7 @@ class KerasState(state.TrainingState):
         self._job = engine
         self._sums: Sums | None = None
         self._samples = 0
-        self._save()
+        self.save(p.Part.ALL)
 
     @property
     def learning_rate(self) -> float:
@@ -72,7 +82,7 @@ class KerasState(state.TrainingState):
 
     def accumulate(self, inputs: Any, labels: Any) -> None:
         """Add the gradients of the present micro-batch to those of the step; once for each."""
-        batch = self._batch
+        batch = self.loader.sampler.current
         if batch is None:
             raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
         rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
@@ -94,15 +104,14 @@ class KerasState(state.TrainingState):
             WorldBroken: the step is torn; model and optimizer are untouched.
         """
         self._job.advance(waiting=True)
-        sums, self.vote = self._reduce()
-        self._job.advance(waiting=False)
-        self._check_vote(self.vote, "call state.accumulate(inputs, labels) exactly once for each micro-batch")
+        sums, vote = self._reduce()
+        self._voted(vote)
         self._before_update()
         self.train_step.apply(sums)
         self._step_made()
         return self.loss
 
-    def _reduce_nothing(self) -> Vote:
+    def cast_end_vote(self) -> Vote:
         self._sums, self._samples = None, 0
         return self._reduce(ended=True)[1]
 
@@ -113,7 +122,7 @@ class KerasState(state.TrainingState):
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(self._samples)
         ballot[ENDED] = float(ended)
-        ballot[STOPPING] = float(self.stopping and collective.world.rank == 0)
+        ballot[STOPPING] = float(self._wants_to_stop)
         self._sums, self._samples = None, 0
         if collective.world.size > 1:
             *sums, votes = collective.sum_all([*sums, tf.constant(ballot, step.dtype)], "elasticdl.step")
@@ -162,6 +171,9 @@ class KerasState(state.TrainingState):
 
     def _restore_own(self) -> None:
         self._sums, self._samples = None, 0
+
+    def _copy_tensor(self, value: Any, before: Any) -> Any:
+        return value if isinstance(value, tf.Tensor) else None  # a tensor never changes
 
     def _broadcast(self) -> dict[str, Any]:
         own = {name: [tf.convert_to_tensor(v.value) for v in given] for name, given in self._variables().items()}

@@ -17,7 +17,6 @@ from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
-from elasticdl.elastic.session.membership import StandaloneMembership
 from elasticdl.elastic.training.context import JobContext
 
 
@@ -103,7 +102,7 @@ class CurrentJob:
     @property
     def under_master(self) -> bool:
         """Whether there may be other workers."""
-        return self._context is not None and not isinstance(self._context.membership, StandaloneMembership)
+        return self._context is not None and self._context.under_master
 
     @property
     def numbers(self) -> BatchShape:

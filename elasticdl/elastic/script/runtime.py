@@ -128,12 +128,7 @@ class ScriptRuntime(Generic[ContextT]):
         A worker that is told to leave ends its process with status 0.
         """
 
-        def to_the_end() -> Result:
-            result = train()
-            state.end()
-            return result
-
-        result = self.train_stage(to_the_end, state, hooks)
+        result = self.train_stage(train, state, hooks)
         if self.rank() == 0:
             for oversight in state.oversights():
                 self.context().warn(oversight)

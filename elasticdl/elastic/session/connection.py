@@ -7,7 +7,7 @@ fail; the master hears of it through the session. A context takes the link over 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from elasticdl.common.environment import CONNECTED, WorkerEnvironment
@@ -15,7 +15,9 @@ from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.collectives.store import KvServer
-from elasticdl.elastic.session.membership import Session
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.session.stream import MasterStream
 
 
 def prepare_horovod(environ: Mapping[str, str]) -> None:
@@ -29,13 +31,13 @@ def prepare_horovod(environ: Mapping[str, str]) -> None:
 
 
 class MasterConnection:
-    """Session and key-value store of one worker. `open` it, `attach` a collective before the first world, `close` it."""
+    """Session and key-value store of one worker, to `open` and `close`."""
 
     def __init__(self, environment: WorkerEnvironment) -> None:
-        self.session = Session(environment)
+        core = WorkerCore(environment.worker_id)
+        self.session = Session(core, lambda session: MasterStream(environment, session))
         self._environment = environment
         self._server = KvServer(self.session.store)
-        self._on_broken: Callable[[], None] = lambda: None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -49,11 +51,7 @@ class MasterConnection:
     def open(self) -> None:
         os.environ[CONNECTED] = self._environment.master
         self._server.open()
-        self.session.open(on_broken=lambda: self._on_broken())
-
-    def attach(self, on_broken: Callable[[], None]) -> None:
-        """``on_broken`` is called from the stream's thread when a member of the present world is gone."""
-        self._on_broken = on_broken
+        self.session.open()
 
     def close(self) -> None:
         self.session.close()

@@ -14,8 +14,12 @@ import grpc
 
 from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.handshake import refusal
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core.pause import Pause
+from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -23,22 +27,22 @@ RECONNECT_SECONDS = 0.2
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
 # Kinds of messages that the job's history would lack.
-LASTING = ("notice", "pause")
+LASTING = (m.Notice, Pause)
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 log = logging.getLogger(__name__)
 
-Outbox = queue.SimpleQueue[pb.WorkerMessage | None]
+Outbox = queue.SimpleQueue[m.Message | None]
 
 
 class Listener(Protocol):
-    """What a session does for its stream; called from the stream's thread."""
+    """What a session does for its stream; called from the stream's threads."""
 
-    def greeting(self, unsaid: Sequence[pb.WorkerMessage]) -> Sequence[pb.WorkerMessage]:
-        """First messages of each new stream: Hello, what is still true, and ``unsaid``, before any last word."""
+    def greet(self, unsent: Sequence[m.Message]) -> Sequence[m.Message]:
+        """First messages of each new stream: Hello, what is still true, and ``unsent``, before any last word."""
 
-    def take(self, message: pb.MasterMessage) -> None:
+    def receive(self, message: pb.MasterMessage) -> None:
         """A message from the master."""
 
     def lost(self, reason: str) -> None:
@@ -52,35 +56,40 @@ class Listener(Protocol):
 class MasterStream:
     """Sends and receives until closed.
 
-    What is said while there is no master is for the next one if it is of lasting interest (``LASTING``); the rest is
-    said anew, or old by then. What a breaking stream had taken already is lost with it.
+    What is sent while there is no master is for the next one if it is of lasting interest (``LASTING``); the rest is
+    sent anew, or old by then. What a breaking stream had taken already is lost with it.
     """
 
     def __init__(self, environment: WorkerEnvironment, listener: Listener) -> None:
         self._environment = environment
         self._listener = listener
         self._outbox: Outbox = queue.SimpleQueue()
-        self._under_way: pb.WorkerMessage | None = None  # given to gRPC, which has not asked for another since
-        self._unsaid: list[pb.WorkerMessage] = []
-        self._awaited: pb.WorkerMessage | None = None
-        self._handed = threading.Event()  # to the connection: what is awaited
+        self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
+        self._unsent: list[m.Message] = []
+        self._awaited: m.Message | None = None
+        self._sent = threading.Event()  # what is awaited
+        self._refused = ""  # why the present connection is to end
         self._closing = threading.Event()
         self._last_contact = time.monotonic()
         self._met = False
-        self._thread = threading.Thread(target=self._keep, name="elasticdl-session", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elasticdl-session", daemon=True)
 
     def open(self) -> None:
         self._thread.start()
 
-    def send(self, message: pb.WorkerMessage) -> None:
+    def send(self, message: m.Message) -> None:
+        if isinstance(message, m.Finished | m.Failed):
+            self._sent.clear()
+            self._awaited = message
         self._outbox.put(message)
 
-    def send_at_once(self, message: pb.WorkerMessage) -> None:
-        """Send, and wait (bounded) until it is on its way: this process may end itself without another word."""
-        self._handed.clear()
-        self._awaited = message
-        self.send(message)
-        self._handed.wait(CLOSE_SECONDS)
+    def wait_until_sent(self) -> None:
+        """For a last word (bounded): this process may end itself without another."""
+        self._sent.wait(CLOSE_SECONDS)
+
+    def refuse(self, reason: str) -> None:
+        """End the present connection, and look for the master again; called from the stream's own thread."""
+        self._refused = reason
 
     def close(self) -> None:
         """Send what is queued, end the stream and wait (bounded) for the master to take it.
@@ -93,6 +102,13 @@ class MasterStream:
         self._outbox.put(None)
         self._thread.join(timeout=CLOSE_SECONDS + patience)
 
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:
+            log.exception("the session with the master has failed")
+            self._listener.lost(f"the session with the master has failed: {one_line(error)}")
+
     def _keep(self) -> None:
         while not self._closing.is_set() or self._listener.has_last_word:
             try:
@@ -100,7 +116,7 @@ class MasterStream:
                 if self._closing.is_set():
                     return
                 problem = "the master ended the session"
-            except (grpc.RpcError, UserError) as error:
+            except (grpc.RpcError, UserError, UnreachableError) as error:
                 problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
                 if refused := self._refusal(error):
                     self._listener.lost(f"no session with the master at {self._environment.master}: {refused}")
@@ -128,33 +144,35 @@ class MasterStream:
         credentials = self._environment.credentials
         with open_channel(self._environment.master, credentials) as channel:
             call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata(credentials))
-            spoken = False
+            spoken, self._refused = False, ""
             try:
                 for message in call:
                     spoken = self._met = True
-                    self._listener.take(message)
+                    self._listener.receive(message)
+                    if self._refused:
+                        raise UnreachableError(self._refused)
             finally:
-                if spoken:  # until now there was a master, however little it had to say
+                if spoken and not self._refused:  # until now there was a master, however little it had to say
                     self._last_contact = time.monotonic()
                 # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
                 self._outbox = queue.SimpleQueue()
                 if self._closing.is_set():
                     self._outbox.put(None)
-                self._unsaid += [message for message in self._left(outbox) if message.WhichOneof("body") in LASTING]
+                self._unsent += [message for message in self._left(outbox) if isinstance(message, LASTING)]
                 outbox.put(None)
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
-        unsaid = list(self._unsaid)
-        yield from self._listener.greeting(unsaid)
-        del self._unsaid[: len(unsaid)]
+        unsent = list(self._unsent)
+        yield from (to_proto(message, self._environment) for message in self._listener.greet(unsent))
+        del self._unsent[: len(unsent)]
         while (message := outbox.get()) is not None:
             self._under_way = message
-            yield message
+            yield to_proto(message, self._environment)
             self._under_way = None
             if message is self._awaited:
-                self._handed.set()
+                self._sent.set()
 
-    def _left(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
+    def _left(self, outbox: Outbox) -> Iterator[m.Message]:
         """What a stream that is over has not sent."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:

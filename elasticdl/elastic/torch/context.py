@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.connection import MasterConnection
-from elasticdl.elastic.session.membership import Membership
+from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.device import choose_device
 from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
@@ -24,8 +24,8 @@ class ElasticContext(JobContext[TorchCollective]):
 
     divides_batches = True  # as there is no `fit`
 
-    def __init__(self, membership: Membership, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
-        super().__init__(membership, collective, policy, seed)
+    def __init__(self, session: Session, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
+        super().__init__(session, collective, policy, seed)
         self.device = choose_device()
 
     def sampler(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
@@ -66,7 +66,7 @@ def connect(
         UserError: the environment is unusable, or Horovod is missing.
     """
     return open_context(
-        lambda membership, collective: ElasticContext(membership, collective, policy, seed),
+        lambda session, collective: ElasticContext(session, collective, policy, seed),
         lambda endpoint: TorchCollective.open(endpoint, has_gpu=choose_device().type == "cuda"),
         environ,
         link,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, VOTE_SIZE, Vote
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 from elasticdl.elastic.torch.collective import TorchCollective
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
@@ -118,7 +118,7 @@ class GradientReducer:
         for buffer, before in zip(self._moving, self._before, strict=True):
             buffer.data.copy_(before)  # a backward pass that is yet to come has noted the buffer's version
 
-    def reduce(self, *, leaving: bool, share: float, scale: float) -> Vote:
+    def reduce(self, *, leaving: bool, share: float, scale: float, stopping: bool = False) -> Vote:
         """Sum the gradients over the world; afterwards ``parameter.grad`` holds the result.
 
         ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
@@ -131,6 +131,7 @@ class GradientReducer:
         if not self._counted:
             self._move_as_a_whole(share)
         self._vote[LEAVING] = float(leaving)
+        self._vote[STOPPING] = float(stopping)
         self._vote[ENDED] = 0.0
         self._collective.sum_(self._flats, STEP)
         self._move_buffers()

@@ -12,9 +12,12 @@ from typing import IO, Any, Protocol
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.learning_rate import OptimizerRate
 from elasticdl.elastic.torch.loader import ElasticDataLoader
@@ -22,6 +25,7 @@ from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticSampler
 from elasticdl.elastic.torch.transfer import broadcast_state
 from elasticdl.elastic.training import state
+from elasticdl.elastic.training.copies import copied
 
 
 class Engine(state.Engine, Protocol):
@@ -33,6 +37,9 @@ class Engine(state.Engine, Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def session(self) -> Session: ...
+
 
 class TorchState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`.
@@ -40,6 +47,7 @@ class TorchState(state.TrainingState):
     The optimizer needs no wrapper: its ``step()`` reduces the gradients of all workers first.
     """
 
+    _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     rate: OptimizerRate | None
     sampler: ElasticSampler | None
 
@@ -56,12 +64,11 @@ class TorchState(state.TrainingState):
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
         at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``."""
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
-        super().__init__(engine, sampler, values)
+        super().__init__(engine, sampler, values, snapshot=snapshot)
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
         self._job = engine
-        self._snapshot = snapshot
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._buffers = list(model.buffers())
         self._reducer = GradientReducer(parameters, self._buffers, engine.collective)
@@ -69,18 +76,13 @@ class TorchState(state.TrainingState):
             sampler.attach(self._reducer)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        self._reduced = False
         self._saved["buffers"] = [buffer.clone() for buffer in self._buffers]
-        self._save()
+        self.save(p.Part.ALL)
 
     @property
     def learning_rate(self) -> float:
         """Of the optimizer's first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
-
-    def commit(self) -> None:
-        self._reduced = False
-        super().commit()
 
     def sync(self, world: World) -> None:
         if world.is_first and world.rank == 0 and self._schedule_is_missing:
@@ -109,35 +111,29 @@ class TorchState(state.TrainingState):
                 "the optimizer has parameters that did not require a gradient, or that it had not, when TorchState(...) was "
                 "made, and which would differ between workers: give them to it before, with a learning rate of 0 until then"
             )
-        batch = self._batch
+        batch = self.sampler.current if self.sampler is not None else None
         size = self._job.world.size
         self._job.advance(waiting=True)
-        self.vote = self._reducer.reduce(
+        vote = self._reducer.reduce(
             leaving=self._job.leaving,
+            stopping=self._wants_to_stop,
             share=batch.share if batch else 1 / size,
             scale=1.0 if batch else 1 / size,
         )
-        self._job.advance(waiting=False)
-        self._reduced = True
-        self._check_vote(self.vote, "call batch.backward(loss) exactly once for each micro-batch")
+        self._voted(vote)
 
-    def _reduce_nothing(self) -> Vote:
+    def cast_end_vote(self) -> Vote:
         return self._reducer.end()
 
     # -- around optimizer.step() --
 
     def _before_step(self, *_: Any) -> None:
-        if not self._reduced:
+        if self._job.session.core.state is not WorkerState.REDUCED:
             self.reduce_gradients()
         self._before_update()
 
     def _after_step(self, *_: Any) -> None:
-        self._reduced = False
         self._step_made()
-
-    def _after_update(self) -> None:
-        if not self._snapshot:  # else parameters, too, go back to the last commit
-            super()._after_update()
 
     # -- the parts of a state --
 
@@ -177,7 +173,6 @@ class TorchState(state.TrainingState):
                     group[key] = value
 
     def _restore_own(self) -> None:
-        self._reduced = False
         with torch.no_grad():
             for buffer, saved in zip(self._buffers, self._saved["buffers"], strict=True):
                 buffer.copy_(saved)
@@ -189,15 +184,32 @@ class TorchState(state.TrainingState):
         received: dict[str, Any] = broadcast_state(self.state_dict(), self._job.collective, self._job.device)
         return received
 
-    def _save(self) -> None:
-        super()._save()
-        if self._snapshot:
-            self._save_place()
-            self._saved["model"] = copy.deepcopy(self.model.state_dict())
-            self._saved["optimizer"] = copy.deepcopy(self.optimizer.state_dict())
+    def save(self, part: p.Part) -> None:
+        super().save(part)
+        if self._snapshot and part is p.Part.ALL:
+            self._saved["model"] = copied(self.model.state_dict(), self._saved.get("model"), self._copy_tensor)
+            optimizer = self.optimizer.state_dict()
+            self._saved["optimizer"] = copied(optimizer, self._saved.get("optimizer"), self._copy_tensor)
+        if self._snapshot or part is p.Part.PLACE:
+            with torch.no_grad():
+                for saved, buffer in zip(self._saved["buffers"], self._buffers, strict=True):
+                    saved.copy_(buffer)
 
-    def _save_place(self) -> None:
-        super()._save_place()
+    def _copy_tensor(self, value: Any, before: Any) -> torch.Tensor | None:
+        if not _is_whole(value):
+            return None
+        alike = _is_whole(before) and (before.shape, before.dtype) == (value.shape, value.dtype)
+        made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
         with torch.no_grad():
-            for saved, buffer in zip(self._saved["buffers"], self._buffers, strict=True):
-                saved.copy_(buffer)
+            return made.copy_(value)
+
+
+def _is_whole(value: Any) -> bool:
+    """A plain tensor that shares its memory with no other."""
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    )

@@ -1,1 +1,1 @@
-"""The elastic loop and the training state that all frameworks share."""
+"""The training thread: its driver, the state of a training, and the way through its data."""

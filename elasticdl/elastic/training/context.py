@@ -10,7 +10,6 @@ import contextlib
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,21 +19,20 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
-from elasticdl.elastic.core.pause import PauseClock
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.progress import Progress, SampleOrder
+from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.session.membership import Membership, StandaloneMembership
-from elasticdl.elastic.session.notices import notify, say_failure, say_pause
-from elasticdl.elastic.session.reports import StepReport
+from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.training.handover import Handover
-from elasticdl.elastic.training.loop import ElasticLoop, Hooks
+from elasticdl.elastic.training.loop import ElasticLoop, Hooks, State, warn
 from elasticdl.elastic.training.record import SampleRecord
 from elasticdl.elastic.training.state import TrainingState
-from elasticdl.proto import elasticdl_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +48,14 @@ class JobContext(Generic[CollectiveT]):
 
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
-    def __init__(self, membership: Membership, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
-        self.membership = membership
+    def __init__(self, session: Session, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
+        self.session = session
         self.collective = collective
         self.policy = policy
         self.seed = seed
-        self.total_epochs = 0
-        self.total_steps = 0
         self.record: SampleRecord | None = None
         self.handover: Handover | None = None  # none where checkpoints are written instead
-        self._pause = PauseClock()
-        self._loop = ElasticLoop(membership, collective, self._pause)
-        self.linger_seconds = 0.0  # that the last worker, told to leave, waits for its replacement
-        self._lingers = ""  # why it is to leave
-        self._last_size = 0
-        self._grew = False
-        self._last_step_at = time.monotonic()
+        self._loop = ElasticLoop(session, collective)
         self._closers = contextlib.ExitStack()
 
     # -- facts --
@@ -75,9 +65,14 @@ class JobContext(Generic[CollectiveT]):
         return self.collective.world
 
     @property
+    def under_master(self) -> bool:
+        """Whether there may be other workers."""
+        return self.session.core.under_master
+
+    @property
     def has_world(self) -> bool:
         """Whether the number of workers is known by now."""
-        return isinstance(self.membership, StandaloneMembership) or self.world.version > ALONE.version
+        return not self.under_master or self.world.version > ALONE.version
 
     @property
     def rank(self) -> int:
@@ -89,7 +84,13 @@ class JobContext(Generic[CollectiveT]):
 
     @property
     def leaving(self) -> bool:
-        return self.membership.leaving
+        """This worker's vote: whether the present world is to be left after this step."""
+        return self.session.core.leaving
+
+    @property
+    def progress(self) -> Progress:
+        """Where training stands."""
+        return self.session.core.position.progress
 
     def order(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> SampleOrder:
         """``data``: the data set, or the number of its samples.
@@ -116,64 +117,38 @@ class JobContext(Generic[CollectiveT]):
             if world.is_first and world.rank == 0:
                 self._take_over(state)
 
-        def enter(world: World) -> None:
-            self._grew = world.size > self._last_size
-            self._last_size = world.size
-            if self._lingers and world.size > 1:
-                self.membership.drain(self._lingers)
+        def on_world(world: World) -> None:
             if world.is_first and world.rank == 0:
                 self._warn_of_double_correction(state)
             given.on_world(world)
 
-        with self._drain_on_sigterm():
+        with self._told_of_sigterm():
             try:
-                return self._loop.run(train, state, Hooks(before_sync, enter))
+                return self._loop.run(train, state, Hooks(before_sync, on_world))
             except Stopped as stopped:
                 if stopped.drained and state.has_state:
                     self._hand_over(state)
                 raise
 
     def advance(self, *, waiting: bool) -> None:
-        self.membership.advance(waiting=waiting)
+        """Something is done, or begun that may last as long as another member takes."""
+        self.session.post(p.Advanced(waiting))
 
-    def record_samples(self, plan: StepPlan) -> None:
-        if self.record is not None:
-            self.record.begin(self.world, plan)
+    def adopt(self, state: State, position: Position, made: p.StateMade) -> Position:
+        """As `ElasticLoop.adopt`."""
+        return self._loop.adopt(state, position, made)
 
-    def resume_clock(self) -> None:
-        """Training goes on after something that is no step (an evaluation): its time is in no step and no pause."""
-        self._pause.resume(time.monotonic())
-        self._last_step_at = time.monotonic()
-
-    def step_done(self, progress: Progress, vote: Vote, learning_rate: float, *, ends_epoch: bool) -> None:
-        now = time.monotonic()
-        seconds, self._last_step_at = now - self._last_step_at, now
-        self.membership.reached(progress.step)
-        if self.record is not None:
-            self.record.commit(self.world, progress)
-        pause = self._pause.step_done(now, world_version=self.world.version, grew=self._grew)
-        if pause is not None:
-            say_pause(self.membership, pause)
-        self.membership.report_step(
-            StepReport(
-                step=progress.step,
-                epoch=progress.epoch,
-                loss=vote.loss,
-                samples=vote.samples,
-                learning_rate=learning_rate,
-                seconds=seconds,
-                world_version=self.world.version,
-                total_samples=progress.samples,
-                ends_epoch=ends_epoch,
-                total_steps=self.total_steps,
-                total_epochs=self.total_epochs,
-            )
-        )
+    def post(self, event: p.Event) -> None:
+        """Something has happened in the training function; as `ElasticLoop.post`."""
+        if self.record is not None and isinstance(event, p.BatchGiven):
+            self.record.begin(self.world, event.plan)
+        self._loop.post(event)
+        if self.record is not None and isinstance(event, p.StepMade):
+            self.record.commit(self.world, self.progress)
 
     def warn(self, message: str) -> None:
         """Into this worker's log and the job's journal."""
-        log.warning("%s", message)
-        notify(self.membership, "warning", message=message)
+        warn(self.session, message)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""
@@ -181,12 +156,11 @@ class JobContext(Generic[CollectiveT]):
             self.handover.remove()
         if self.rank != 0:  # whose reports of the last steps are perhaps still on their way
             epochs = 0
-        finished = pb.Finished(step=step, epochs=epochs, metrics=metrics, together=True)
-        self.membership.say(pb.WorkerMessage(finished=finished))
+        self.session.say(m.Finished(step, epochs, metrics, together=True))
 
     def fail(self, message: str, traceback: str) -> None:
         """Tell the master that the user's code has raised."""
-        say_failure(self.membership, pb.Failed.USER, message, traceback)
+        self.session.say(m.failed(message, traceback, users=True))
 
     def on_close(self, close: Callable[[], Any]) -> None:
         self._closers.callback(close)
@@ -199,7 +173,7 @@ class JobContext(Generic[CollectiveT]):
 
     def _hand_over(self, state: TrainingState) -> None:
         """Leave the state for those who come, unless it is certain that others hold it."""
-        alone = self.size == 1 or self._loop.left_broken
+        alone = self.size == 1 or self.session.core.left_broken
         if self.handover is None or not (alone or self.rank == 0):
             return
         try:
@@ -218,7 +192,7 @@ class JobContext(Generic[CollectiveT]):
         if path is not None:
             progress = state.progress
             where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-            notify(self.membership, "resumed", **where, path=str(path))
+            self.session.notify("resumed", **where, path=str(path))
 
     def _warn_of_double_correction(self, state: TrainingState) -> None:
         if state.rate is None:
@@ -228,33 +202,23 @@ class JobContext(Generic[CollectiveT]):
             self.warn(warning)
 
     @contextlib.contextmanager
-    def _drain_on_sigterm(self) -> Iterator[None]:
+    def _told_of_sigterm(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, lambda *_: self._leave("told to leave (SIGTERM)"))
+        told = p.Terminated("told to leave (SIGTERM)")
+        before = signal.signal(signal.SIGTERM, lambda *_: self.session.post(told))
         try:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
-
-    def _leave(self, reason: str) -> None:
-        if self.size > 1:  # others hold the state
-            self.membership.drain(reason)
-        elif not self._lingers:
-            self._lingers = reason
-            self.membership.linger(reason)
-            latest = threading.Timer(self.linger_seconds, self.membership.drain, [reason])
-            latest.daemon = True
-            latest.start()
-            self._closers.callback(latest.cancel)
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])
 
 
 def open_context(
-    make_context: Callable[[Membership, CollectiveT], ContextT],
+    make_context: Callable[[Session, CollectiveT], ContextT],
     make_collective: Callable[[Endpoint | None], CollectiveT],
     environ: Mapping[str, str],
     link: MasterConnection | None,
@@ -269,17 +233,17 @@ def open_context(
     """
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
-        return make_context(StandaloneMembership(), make_collective(None))
+        return make_context(Session(WorkerCore(under_master=False)), make_collective(None))
     prepare_horovod(environ)
     opened = link is not None
     link = link or MasterConnection(environment)
     collective = make_collective(link.endpoint)
     context = make_context(link.session, collective)
-    link.attach(collective.break_world)
+    link.session.break_collective = collective.break_world
     if not opened:
         link.open()
     context.on_close(link.close)
-    context.linger_seconds = LINGER_SHARE * link.spec.stop_grace
+    link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
     context.handover = Handover(Path(environment.job_spec).parent)
     if folder := link.spec.sample_record:
         context.record = SampleRecord(Path(folder), environment.worker_id)

@@ -1,4 +1,4 @@
-"""The elastic loop: join a world, start its collective, bring everybody to one state, train, and again.
+"""The training thread's driver: carries out what the worker's core tells it, and tells the core what came of it.
 
 Everything is inside the retry, re-initialisation included: a second failure while the first is being mended is the same
 event once more. (In Horovod's own loop a failure in ``reset()`` ends every survivor.)
@@ -7,37 +7,48 @@ event once more. (In Horovod's own loop a failure in ``reset()`` ends every surv
 from __future__ import annotations
 
 import logging
-import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.session.membership import JoinRequest, Membership
+from elasticdl.elastic.session.session import Session
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Worlds in a row that break before a single step has been made in them: by then it is not bad luck.
-MAX_FRUITLESS_WORLDS = 20
+ERRORS: dict[p.Blame, type[Exception]] = {
+    p.Blame.USER: RuntimeError,
+    p.Blame.JOB: JobFailedError,
+    p.Blame.MASTER: UnreachableError,
+}
 
 
 class State(Protocol):
-    """What the loop does with a training state; the twins implement it (`TorchState`)."""
+    """What the driver does with a training state; the twins implement it (`TorchState`)."""
 
     @property
-    def step(self) -> int: ...
+    def progress(self) -> Progress: ...
 
-    def standing(self, *, broken: bool, reason: str) -> JoinRequest: ...
+    def take_part(self) -> None:
+        """Be the state that the worker's core speaks of."""
+
+    def save(self, part: p.Part) -> None: ...
 
     def restore(self) -> None: ...
 
     def sync(self, world: World) -> None: ...
+
+    def cast_end_vote(self) -> Vote: ...
 
 
 def _nothing(world: World) -> None:
@@ -59,56 +70,117 @@ class Hooks:
 class ElasticLoop:
     """Runs a training function through as many worlds as it takes."""
 
-    def __init__(self, membership: Membership, collective: Collective, pause: PauseClock) -> None:
-        self._membership = membership
+    def __init__(self, session: Session, collective: Collective) -> None:
+        self._session = session
         self._collective = collective
-        self._pause = pause
-        self.left_broken = False  # the last world was left because it broke
+        self._state: State | None = None
+        self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
+
+    def adopt(self, state: State, position: Position, made: p.StateMade) -> Position:
+        """From now on the core speaks of this state, except in a world, whose members train another.
+
+        ``position``: the state's own so far. Returns that by which the core knows it.
+        """
+        core = self._session.core
+        if core.position is not position:
+            before = core.position
+            self._session.post(made)
+            if core.position is not before:
+                self._state = state
+        return core.position
+
+    def post(self, event: p.Event) -> None:
+        """Something has happened in the training function.
+
+        Raises:
+            WorldChanged: all members agreed to leave this world.
+            RuntimeError: the script does what can't be made right.
+        """
+        self._tell(event)
+        if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
+            raise WorldChanged(leave.reason)
 
     def run(self, train: Callable[[], Result], state: State, hooks: Hooks) -> Result:
-        """Call ``train`` in each world, after the hooks, until it returns.
+        """Call ``train`` in each world, after the hooks, until it returns on all members.
 
         Raises:
             Stopped: this worker is to leave for good; the state is that of the last commit.
             JobFailedError: world after world broke without a step being made.
+            UnreachableError: there has been no master for too long.
         """
-        standing = state.standing(broken=False, reason="ready")
-        fruitless = 0
-        while True:
-            self.left_broken = standing.broken
-            world = self._membership.join(standing)
-            self._pause.mark("joined", time.monotonic())
-            entered_at, entered = state.step, False
-            try:
-                self._enter(world, state, hooks)
-                entered_at, entered = state.step, True
-                return train()
-            except WorldChanged as change:
-                self._pause.left(time.monotonic(), broken=False, torn=False)
-                standing = state.standing(broken=False, reason=str(change))
-                fruitless = 0
-            except WorldBroken as failure:
-                self._pause.left(time.monotonic(), broken=True, torn=entered)
-                log.warning("%s", failure)
-                self._collective.break_world()
-                state.restore()
-                standing = state.standing(broken=True, reason=str(failure))
-                fruitless = 0 if state.step > entered_at else fruitless + 1
-                if fruitless >= MAX_FRUITLESS_WORLDS:
-                    raise JobFailedError(
-                        f"{fruitless} worlds in a row broke before a step; the last: {failure}"
-                    ) from failure
-            finally:
-                self._collective.stop()
-                self._pause.mark("stopped", time.monotonic())
+        result: list[Result] = []
 
-    def _enter(self, world: World, state: State, hooks: Hooks) -> None:
-        self._collective.start(world)
-        self._pause.mark("started", time.monotonic())
-        hooks.before_sync(world)
-        state.sync(world)
-        hooks.on_world(world)
-        self._pause.mark("synced", time.monotonic())
-        log.info(
-            "world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, state.step, world.reason
-        )
+        def enter(world: World) -> p.Event:
+            self._collective.start(world)
+            return p.Connected()
+
+        def synchronize(world: World) -> p.Event:
+            hooks.before_sync(world)
+            state.sync(world)
+            return p.Synced(state.progress)
+
+        def run_function(world: World) -> p.Event:
+            step = state.progress.step
+            log.info("world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, step, world.reason)
+            hooks.on_world(world)
+            result[:] = [train()]
+            return p.Returned()
+
+        state.take_part()
+        self._next.clear()
+        try:
+            self._tell(p.Ready())
+            while True:
+                while not self._next:
+                    self._carry_out(self._session.wait())
+                match self._next.popleft():
+                    case p.Connect(world):
+                        self._attempt(enter, world)
+                    case p.Synchronize(world):
+                        self._attempt(synchronize, world)
+                    case p.Train(world):
+                        self._attempt(run_function, world)
+                    case p.LeaveWorld():
+                        self._collective.stop()
+                        self._tell(p.Disconnected())
+                    case p.Complete():
+                        return result[0]
+        finally:
+            self._collective.stop()
+
+    def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
+        try:
+            self._tell(work(world))
+        except WorldChanged as change:
+            self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
+        except WorldBroken as failure:
+            log.warning("%s", failure)
+            self._tell(p.CollectiveFailed(str(failure)))
+
+    def _tell(self, event: p.Event) -> None:
+        self._carry_out(self._session.turn(event))
+
+    def _carry_out(self, instructions: list[p.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case p.Save(part) if self._state:
+                    self._state.save(part)
+                case p.Restore() if self._state:
+                    self._state.restore()
+                case p.Warn(message):
+                    warn(self._session, message)
+                case p.CastEndVote() if self._state:
+                    self._session.post(p.Advanced(waiting=True))
+                    self._tell(p.Voted(self._state.cast_end_vote()))
+                case p.LeaveJob(reason, checkpoint, drained):
+                    raise Stopped(reason, checkpoint=checkpoint, drained=drained)
+                case p.Fail(blame, message):
+                    raise ERRORS[blame](message)
+                case _:
+                    self._next.append(instruction)
+
+
+def warn(session: Session, message: str) -> None:
+    """Into this worker's log and the job's journal."""
+    log.warning("%s", message)
+    session.notify("warning", message=message)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.world import World
 
@@ -23,9 +24,12 @@ class Host(Protocol):
     @property
     def has_world(self) -> bool: ...
 
+    @property
+    def progress(self) -> Progress: ...
+
     def advance(self, *, waiting: bool) -> None: ...
 
-    def record_samples(self, plan: StepPlan) -> None: ...
+    def post(self, event: p.Event) -> None: ...
 
 
 class StepBatch:
@@ -75,18 +79,21 @@ class StepBatch:
 
 
 class DataCursor:
-    """Where training stands in the data set: moved on by the training state after each optimizer step, not by iterating.
+    """The samples' order, cut into steps from where training stands, which is moved on by steps and not by iterating.
 
     What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once per epoch.
     """
 
     def __init__(self, order: SampleOrder, host: Host) -> None:
         self.order = order
-        self.progress = Progress()
         self.current: StepBatch | None = None  # the step that is being made
-        self.on_step: Callable[[], None] = lambda: None  # called before a batch is given
+        self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
         self.planned_epochs = 0  # that the training function goes up to, if it says so
         self._host = host
+
+    @property
+    def progress(self) -> Progress:
+        return self._host.progress
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
@@ -95,17 +102,21 @@ class DataCursor:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self.progress = self.progress.next_epoch()
+                self._host.post(p.EpochEnded())
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
-        self.end()
-        self.on_step()
-        self._host.record_samples(batch.plan)
+        self.drop()
+        self._host.post(p.BatchGiven(batch.plan, self.settings_changed()))
         self.current = batch
         return batch
 
     def end(self) -> None:
+        """There is no further batch in this epoch."""
+        self.drop()
+        self._host.post(p.BatchesOver())
+
+    def drop(self) -> None:
         """The present batch, if any, is over."""
         if self.current is not None:
             self.current.over = True

@@ -1,0 +1,222 @@
+"""The shell around a worker's core: its lock, its stream to the master and its store.
+
+Whatever happens is posted as an event, from any thread. What the core tells the session to do is done here; what it tells
+the training thread waits until that thread takes it. Training goes on without a master, since only a change of the world
+needs one.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.store import Key, KvStore
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.pause import Pause
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.core.world import World, horovod_host
+from elasticdl.elastic.session.wire import to_event
+from elasticdl.proto import elasticdl_pb2 as pb
+
+TICK_SECONDS = 0.2
+CLOSE_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Stream(Protocol):
+    """What carries messages to the master; see `elasticdl.elastic.session.stream.MasterStream`."""
+
+    def open(self) -> None: ...
+
+    def send(self, message: m.Message) -> None:
+        """Queue it."""
+
+    def wait_until_sent(self) -> None:
+        """Returns, after a while in any case, when a last word is on its way."""
+
+    def refuse(self, reason: str) -> None:
+        """End the present connection, and look for the master again; called from the stream's own thread."""
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """One worker's session. Without a stream it is that of a script which runs alone."""
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        make_stream: Callable[[Session], Stream] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.core = core
+        self.store = KvStore(self._put)
+        self.break_collective: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._stream = make_stream(self) if make_stream else None
+        # A signal's handler may post while its own thread is at it: that event waits for its turn.
+        self._changed = threading.Condition(threading.RLock())
+        self._events: deque[p.Event] = deque()
+        self._stepping = False
+        self._for_training: list[p.Instruction] = []
+        self._closing = threading.Event()
+        self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
+
+    def open(self) -> None:
+        if self._stream is not None:
+            self._stream.open()
+            self._beat.start()
+
+    def close(self) -> None:
+        """Send what is still to be said, and end the conversation."""
+        if self._stream is None:
+            return
+        self._closing.set()
+        self._beat.join(timeout=CLOSE_SECONDS)
+        self.post(p.Tick())
+        self._stream.close()
+
+    # -- from any thread --
+
+    def post(self, event: p.Event) -> None:
+        """Something has happened."""
+        for errand in self._step(event):
+            self._carry_out(errand)
+
+    def say(self, message: m.Notice | m.Finished | m.Failed) -> None:
+        self.post(p.Said(message))
+
+    def notify(self, event: str, **fields: Any) -> None:
+        """For the job's journal: ``event`` and its fields as in `elasticdl.common.journal.EVENTS`."""
+        json.dumps(fields)  # if they can't be sent it is the caller who must hear of it
+        self.say(m.Notice(event, fields))
+
+    # -- the training thread --
+
+    def turn(self, event: p.Event) -> list[p.Instruction]:
+        """Post an event; returns what the training thread is to do now."""
+        self.post(event)
+        return self._take() if self._for_training else []
+
+    def wait(self) -> list[p.Instruction]:
+        """What the training thread is to do next, when it is known."""
+        # No deadline of its own: waiting for enough workers is a state of the job, and shows in its status.
+        with self._changed:
+            while not self._for_training:
+                self._changed.wait(1.0)
+            return self._take()
+
+    def _take(self) -> list[p.Instruction]:
+        with self._changed:
+            taken, self._for_training = self._for_training, []
+        return taken
+
+    # -- the stream's thread --
+
+    def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
+        """A stream is open; returns its first messages."""
+        greeting: list[m.Message] = []
+        with self._changed:
+            for instruction in self.core.step(p.SessionOpened(tuple(unsent)), self._clock()):
+                assert isinstance(instruction, p.Send)
+                greeting.append(instruction.message)
+        return greeting
+
+    def receive(self, message: pb.MasterMessage) -> None:
+        event = to_event(message, self.core.worker_id)
+        if event is not None:
+            self.post(event)
+        elif message.HasField("kv_entry"):
+            entry = message.kv_entry
+            self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)
+
+    def lost(self, reason: str) -> None:
+        self.post(p.MasterLost(reason))
+
+    @property
+    def has_last_word(self) -> bool:
+        return self.core.last_word is not None
+
+    # -- details --
+
+    def _step(self, event: p.Event) -> list[p.Instruction]:
+        """Returns what is to be done without the lock."""
+        errands: list[p.Instruction] = []
+        with self._changed:
+            self._events.append(event)
+            if self._stepping:
+                return errands
+            self._stepping = True
+            try:
+                while self._events:
+                    for instruction in self.core.step(self._events.popleft(), self._clock()):
+                        self._sort(instruction, errands)
+            finally:
+                self._stepping = False
+        return errands
+
+    def _sort(self, instruction: p.Instruction, errands: list[p.Instruction]) -> None:
+        match instruction:
+            case p.Send(message):
+                if isinstance(message, Pause):
+                    _log_pause(message)
+                if self._stream is not None:
+                    self._stream.send(message)
+                if isinstance(message, m.Finished | m.Failed):
+                    errands.append(instruction)
+            case p.RefuseMaster() | p.DumpStacks() | p.BreakCollective():
+                errands.append(instruction)
+            case _:
+                if isinstance(instruction, p.Connect):
+                    self.store.open_world(instruction.world.version, rank_entry(instruction.world))
+                self._for_training.append(instruction)
+                self._changed.notify_all()
+
+    def _carry_out(self, errand: p.Instruction) -> None:
+        match errand:
+            case p.Send() if self._stream is not None:
+                self._stream.wait_until_sent()
+            case p.RefuseMaster(reason) if self._stream is not None:
+                self._stream.refuse(reason)
+            case p.DumpStacks():
+                print("elasticdl: the master asks for the stacks of all threads", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback()
+            case p.BreakCollective(version, reason, entered):
+                self.store.break_world(version)
+                if entered:
+                    log.info("world %d is broken: %s", version, reason)
+                    self.break_collective()
+
+    def _put(self, world: int, key: Key, value: bytes) -> None:
+        self.post(p.EntryPut(m.StoreEntry(world, *key, value)))
+
+    def _tick(self) -> None:
+        try:
+            while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
+                self.post(p.Tick())
+        except Exception as error:
+            log.exception("the heartbeat has failed")
+            self.lost(f"this worker's heartbeat has failed: {one_line(error)}")
+
+
+def rank_entry(world: World) -> dict[Key, bytes]:
+    """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
+    return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
+
+
+def _log_pause(pause: Pause) -> None:
+    log.info(
+        "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
+        *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),
+        *(1e3 * pause.init, 1e3 * pause.sync, 1e3 * pause.first_step),
+    )
