@@ -63,7 +63,7 @@ class Cluster:
             return
         self.said.append(event)
         instructions = self.job.step(event, self.now)
-        self.saved = self.job.memory()
+        self.saved = self.job.snapshot()
         for instruction in instructions:
             if self.fuse == 0:
                 self.die()
@@ -204,7 +204,7 @@ class Cluster:
     def ask(self, worker, broken):
         worker.asked = True
         if worker.connected:
-            self.post(e.WorkerAsked(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
+            self.post(e.JoinRequested(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
 
     # ---- what befalls them ----
 
@@ -295,9 +295,9 @@ class Cluster:
 
     def repeat(self, event):
         """The same event again, late. The lives and deaths of processes are repeated as they are."""
-        if isinstance(event, e.WorkerConnected | e.WorkerDisconnected | e.WorkerAsked):
+        if isinstance(event, e.WorkerConnected | e.WorkerDisconnected | e.JoinRequested):
             worker = self.workers.get(event.worker_id)
-            if worker is None or isinstance(event, e.WorkerAsked):
+            if worker is None or isinstance(event, e.JoinRequested):
                 self.post(event)
         elif not isinstance(event, e.ScaleRequested):
             self.post(event)

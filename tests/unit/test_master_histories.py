@@ -45,7 +45,7 @@ ANYTHING = st.one_of(
     ),
     st.builds(e.WorkerDisconnected, IDS),
     st.builds(e.HeartbeatReceived, IDS, SMALL, SMALL, SMALL, st.booleans()),
-    st.builds(e.WorkerAsked, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
+    st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
     st.builds(e.WorkerFailed, IDS, st.sampled_from(e.FailureCause), st.just("why")),
@@ -70,7 +70,7 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
     for number, (event, pause) in enumerate(events):
         now += pause
         if number == restarted and not ended:
-            job = Job(limits, job.memory())
+            job = Job(limits, job.snapshot())
         for instruction in job.step(event, now):
             assert not ended
             if isinstance(instruction, i.PublishWorld):

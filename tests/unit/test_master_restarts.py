@@ -391,10 +391,10 @@ def test_what_is_no_memory_is_refused(text):
 
 def test_numbers_that_only_grow_make_no_difference():
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-    before = job.memory()
+    before = job.snapshot()
     step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
     job.step(e.ProgressReported(0, (step,), NEVER, 1), 0.0)
-    assert job.memory() == before
-    assert job.memory().step == 7
+    assert job.snapshot() == before
+    assert job.snapshot().step == 7
     job.step(e.Tick(), 1.0)
-    assert job.memory() != before
+    assert job.snapshot() != before

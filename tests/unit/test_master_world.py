@@ -3,7 +3,7 @@
 import pytest
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.events import WorkerAsked, WorkerConnected
+from elasticdl.master.core.events import JoinRequested, WorkerConnected
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
 from elasticdl.master.core.peers import Standing
 from elasticdl.master.core.rendezvous import Rendezvous
@@ -31,7 +31,7 @@ class Meeting:
 
     def ask(self, worker_id, step=0, left=0, has_state=None, broken=False, reason=""):
         has_state = left > 0 if has_state is None else has_state
-        self.rendezvous.ask(WorkerAsked(worker_id, left, step, has_state, broken, reason), self.now)
+        self.rendezvous.ask(JoinRequested(worker_id, left, step, has_state, broken, reason), self.now)
         return self.advance()
 
     def newcomers(self, *ids):

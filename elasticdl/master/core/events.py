@@ -73,7 +73,7 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAsked:
+class JoinRequested:
     """The worker is in no world (any more) and ready for the next."""
 
     worker_id: int
@@ -237,7 +237,7 @@ Event = (
     WorkerConnected
     | WorkerDisconnected
     | HeartbeatReceived
-    | WorkerAsked
+    | JoinRequested
     | WorkerDraining
     | WorkerFinished
     | WorkerFailed

@@ -26,10 +26,10 @@ TIME_TO_DUMP = 1.0
 
 
 class Job:
-    """With a ``memory`` it goes on where an earlier one was, once it has been told what was found."""
+    """With a ``snapshot`` it goes on where an earlier one was, once it has been told what was found."""
 
-    def __init__(self, settings: Settings, memory: JobSnapshot | None = None) -> None:
-        past = memory or JobSnapshot(settings.workers)
+    def __init__(self, settings: Settings, snapshot: JobSnapshot | None = None) -> None:
+        past = snapshot or JobSnapshot(settings.workers)
         self._settings = settings
         self._limits = past.limits
         self._rendezvous = Rendezvous(settings.join_window)
@@ -41,7 +41,7 @@ class Job:
         self._step = past.step
         self._ending = Ending(self._fleet, settings, past.outcome)
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
-        self._recovery = Recovery(settings, past.world) if memory else None
+        self._recovery = Recovery(settings, past.world) if snapshot else None
 
     def step(self, event: e.Event, now: float) -> list[Instruction]:
         if self._phase.final:
@@ -67,7 +67,7 @@ class Job:
         # Starting a process takes the edge longer than anything else, and workers may be waiting to be told something.
         return sorted(out, key=lambda instruction: isinstance(instruction, i.LaunchWorker))
 
-    def memory(self) -> JobSnapshot:
+    def snapshot(self) -> JobSnapshot:
         """What another job needs to go on from here. Changes only with an event that is not a mere number."""
         world = self._recovery.world if self._recovery else self._rendezvous.world
         return JobSnapshot(self._limits, self._fleet.memory(), world, self._phase, self._ending.outcome, self._step)
@@ -194,7 +194,7 @@ class Job:
                     self._liveness.forget(worker_id)
                 self._liveness.disconnected(worker_id, now)
                 self._rendezvous.disconnect(worker_id)
-            case e.WorkerAsked():
+            case e.JoinRequested():
                 self._fleet.ready(worker.worker_id)
                 self._liveness.asked(worker.worker_id, now)
                 return self._rendezvous.ask(event, now)

@@ -20,7 +20,7 @@ from elasticdl.master.core.settings import Settings
 _OF_A_SESSION = (
     e.WorkerConnected,
     e.WorkerDisconnected,
-    e.WorkerAsked,
+    e.JoinRequested,
     e.WorkerDraining,
     e.WorkerFinished,
     e.WorkerFailed,
@@ -77,7 +77,7 @@ class Recovery:
                     self._claims[worker_id] = World(event.world_version, event.members, "")
             case e.WorkerDisconnected(worker_id):
                 self.connected.discard(worker_id)
-            case e.WorkerAsked():
+            case e.JoinRequested():
                 self._left = max(self._left, event.left_world)
             case e.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)

@@ -20,7 +20,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.events import WorkerAsked, WorkerConnected
+from elasticdl.master.core.events import JoinRequested, WorkerConnected
 from elasticdl.master.core.instructions import (
     AnnounceChange,
     BreakWorld,
@@ -161,7 +161,7 @@ class Rendezvous:
         if peer.standing is Standing.MEMBER and self._forming and self._forming.broken:
             self._cut_off(peer, self._forming)
 
-    def ask(self, event: WorkerAsked, now: float) -> list[Instruction]:
+    def ask(self, event: JoinRequested, now: float) -> list[Instruction]:
         peer = self.peers.get(event.worker_id)
         current = self.world.version if self.world else 0
         if peer is None or peer.standing in (Standing.LEAVING, Standing.FINISHED):
@@ -251,7 +251,7 @@ class Rendezvous:
                 self._cut_off(self.peers[worker_id], forming)
         return forming
 
-    def _leave_world(self, peer: Peer, event: WorkerAsked, now: float) -> None:
+    def _leave_world(self, peer: Peer, event: JoinRequested, now: float) -> None:
         self._forget(peer.worker_id)
         peer.standing = Standing.LEFT
         if self._forming is None or (event.broken and not self.broken):

@@ -42,7 +42,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.HeartbeatReceived(worker_id, beat.world_version, beat.step, beat.progress, beat.waiting)
         case "ask":
             ask = message.ask
-            return e.WorkerAsked(worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch)
+            return e.JoinRequested(
+                worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch
+            )
         case "draining":
             return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
         case "progress":

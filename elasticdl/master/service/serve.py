@@ -67,7 +67,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, site: Platform) -> EndJob:
     training = Training.go_on(began, past.training) if past else Training(began)
 
     def recall() -> Snapshot:
-        return Snapshot(job.memory(), training.memory(), started)
+        return Snapshot(job.snapshot(), training.memory(), started)
 
     def status() -> pb.JobStatus:
         return to_status(job_dir.name, job.view(), training, time.monotonic())
