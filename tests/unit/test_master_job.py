@@ -1,5 +1,7 @@
 """The job as a whole: events in, instructions out."""
 
+from master_kit import step
+
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
@@ -25,8 +27,9 @@ class Run:
         """Returns what came of these events, without the journal."""
         before = len(self.out)
         for event in events:
-            self.out += self.job.step(event, self.now)
-        return [instruction for instruction in self.out[before:] if not isinstance(instruction, i.Record)]
+            self.out += step(self.job, event, self.now)
+        books = (i.Record, i.NewSteps, i.SaveState)
+        return [instruction for instruction in self.out[before:] if not isinstance(instruction, books)]
 
     def pass_time(self, seconds, progress=True):
         out = []
@@ -183,8 +186,8 @@ def test_a_stuck_member_shows_its_stacks_and_is_killed_while_those_who_wait_for_
     out = r.pass_time(12, progress=False)
     assert [o for o in out if not isinstance(o, i.LaunchWorker)] == [
         i.DumpStacks(2),
-        i.KillWorker(2, "no progress for 10 s"),
         i.BreakWorld((0, 1), 1, "worker 2: no progress for 10 s"),
+        i.KillWorker(2, "no progress for 10 s"),
     ]
 
 
@@ -281,7 +284,8 @@ def test_the_users_error_ends_the_job_once_with_its_traceback():
     r.train()
     failed = e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback ...")
     out = r.post(failed)
-    assert out[0] == i.StopWorkers((0, 2), "ValueError: no", checkpoint=False)
+    assert [stop.worker_ids for stop in only(i.StopWorkers, out)] == [(0,), (2,)]
+    assert not any(stop.checkpoint for stop in only(i.StopWorkers, out))
     assert only(i.BreakWorld, out)[0].worker_ids == (0, 2)
     assert r.post(e.WorkerFailed(2, e.FailureCause.USER, "another", "")) == []
     r.exit(1, e.ExitCause.CRASHED, 1)
@@ -334,7 +338,9 @@ def test_a_launcher_that_can_never_start_anything_fails_the_job_with_its_line():
 def test_stop_gives_a_grace_period_and_then_kills():
     r = Run()
     r.train()
-    assert r.post(e.StopRequested("enough")) == [i.StopWorkers((0, 1, 2), "enough", checkpoint=True)]
+    assert r.post(e.StopRequested("enough")) == [
+        i.StopWorkers((worker_id,), "enough", checkpoint=True) for worker_id in range(3)
+    ]
     r.clean_exit(0)
     assert r.records("worker_left")[0]["cause"] == "drained"
     out = r.pass_time(31)
@@ -457,8 +463,7 @@ def test_one_that_finished_before_rank_0_was_lost_is_replaced_too_however_long_i
     r.train()
     r.finish(1)
     r.post(e.WorkerDisconnected(1))
-    r.exit(0)
-    launched = only(i.LaunchWorker, r.pass_time(3))
+    launched = only(i.LaunchWorker, r.exit(0) + r.pass_time(3))
     assert len(launched) == 2
     r.clean_exit(1)
     assert [left["cause"] for left in r.records("worker_left")] == ["killed", "drained"]
