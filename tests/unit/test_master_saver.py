@@ -148,7 +148,7 @@ def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_n
         step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
         await desk.post(e.ProgressReported(0, (step,), 10, 1))
         assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
-        desk.job._rendezvous.break_up("it hangs", desk.now)
+        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
         await desk.post(e.Tick())
         assert desk.told() == ["broken"]
 
@@ -159,7 +159,7 @@ def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world():
     async def history(desk):
         desk.store.gate.clear()
         await desk.post(*START)
-        desk.job._rendezvous.break_up("it hangs", desk.now)
+        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
         await desk.post(e.Tick())
         assert desk.told() == []
         desk.store.gate.set()

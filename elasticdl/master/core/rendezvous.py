@@ -61,10 +61,10 @@ class Notice:
 
 
 class Rendezvous:
-    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float) -> None:
+    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float, version: int) -> None:
         self._records = records
         self._join_window = join_window
-        self.version = 0  # of the newest world that anybody has heard of
+        self.version = version  # of the newest world that anybody has heard of
         self.world: World | None = None
         self.change: Change | None = None  # none is under way
         self.shortage = ""  # why no world can be formed, if so
@@ -117,6 +117,10 @@ class Rendezvous:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
         change = self.change
         return bool(change and change.broken and now - change.since < RECOVERY_FROM_BREAK and self.active_members())
+
+    def rank_of(self, record: WorkerRecord) -> int:
+        """In the present world; -1 if it was never in it."""
+        return self.world.worker_ids.index(record.worker_id) if self.world and self._was_in(record) else -1
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state."""
