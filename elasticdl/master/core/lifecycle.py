@@ -101,7 +101,7 @@ ROWS: tuple[Row, ...] = (
     ((_S.STANDBY, _S.REJOINING), _T.JOIN, None, (_A.TAKE_POSITION,)),
     ((_S.STANDBY, _S.REJOINING), _T.ENTER, _S.MEMBER, ()),
     ((_S.REJOINING,), _T.PASS_OVER, _S.STANDBY, (_A.QUEUE,)),
-    (LIVE, _T.ADOPT, _S.MEMBER, ()),
+    ((*STARTING, _S.INITIALIZING), _T.ADOPT, _S.MEMBER, ()),
     ((_S.DRAINING,), _T.ADOPT, None, (_A.CHANGE_WORLD,)),
     ((_S.FAILED, _S.KILLING), _T.ADOPT, None, (_A.BREAK_WORLD,)),
     # Its session broke, and it is back.
