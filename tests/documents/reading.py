@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"python", "yaml", "text"}
+LANGUAGES = {"mermaid", "python", "text", "yaml"}
 
 _MARK = re.compile(r"\bneeds\b.*|\btakes\b.*|\S+ (is|are) yours\b.*")
 _COMMENT = re.compile(r"(?:^|\s+)# (.*)$")

@@ -9,13 +9,20 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import Settings
-from elasticdl.master.core.snapshot import Snapshot, TrainingSnapshot
+from elasticdl.master.core.snapshot import Snapshot
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
 RECOVERY_TIMEOUT = 8.0
 NEVER = 10**9
+
+
+def step(job, event, now):
+    """One step, after which all invariants hold."""
+    instructions = job.step(event, now)
+    job.validate()
+    return instructions
 
 
 @dataclass
@@ -33,6 +40,7 @@ class Worker:
     finished: bool = False
     orders: list = field(default_factory=list)
     away: int = 0  # so many ticks until it connects
+    leaving: int | None = None  # so many ticks until it ends, since it was told to leave
 
 
 class Cluster:
@@ -49,6 +57,7 @@ class Cluster:
         self.worlds = {}
         self.launched = set()
         self.killed = []
+        self.doomed = set()  # who is killed with the same step
         self.unreported = []  # ends that no master has heard of
         self.said = []
         self.story = []  # every instruction that was carried out
@@ -62,8 +71,11 @@ class Cluster:
         if self.job is None or self.end:
             return
         self.said.append(event)
-        instructions = self.job.step(event, self.now)
-        self.saved = self.job.memory()
+        instructions = step(self.job, event, self.now)
+        before, self.saved = self.saved, self.job.snapshot()
+        if before and before != self.saved:
+            assert i.SaveState() in instructions
+        self.doomed = {instruction.worker_id for instruction in instructions if isinstance(instruction, i.KillWorker)}
         for instruction in instructions:
             if self.fuse == 0:
                 self.die()
@@ -111,7 +123,8 @@ class Cluster:
     def check_new(self, world):
         ids = world.worker_ids
         assert len(set(ids)) == len(ids)
-        assert self.limits.minimum <= len(ids) <= self.limits.maximum
+        finished = any(isinstance(event, e.WorkerFinished) for event in self.said)  # then survivors go on, however few
+        assert (1 if finished else self.limits.minimum) <= len(ids) <= self.limits.maximum
         ranks = [(not m.has_state, -m.step if m.has_state else 0) for m in world.members]
         assert ranks == sorted(ranks)
         if not any(isinstance(instruction, i.AdoptWorld) and instruction.world == world for instruction in self.story):
@@ -124,6 +137,7 @@ class Cluster:
         if worker and worker.connected and worker.asked and worker.world < world.version:
             worker.asked, worker.world, worker.has_state = False, world.version, True
             worker.members = world.members
+            worker.step = max(member.step for member in world.members)
             worker.orders.clear()
 
     def is_intact(self, version):
@@ -132,7 +146,7 @@ class Cluster:
         return all(
             w
             and w.world == version
-            and w.worker_id not in self.killed
+            and w.worker_id not in (*self.killed, *self.doomed)
             and not (w.asked or w.frozen or w.stuck or w.finished)
             for w in members
         )
@@ -177,12 +191,16 @@ class Cluster:
         self.post(e.WorkerConnected(worker.worker_id, "h", 1, version, worker.step, members))
         if worker.asked:
             self.ask(worker, broken=False)
+        if worker.leaving is not None:
+            self.post(e.WorkerDraining(worker.worker_id, "SIGTERM"))
         if worker.finished:
             self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
 
     def obey(self, worker):
         orders, worker.orders = worker.orders, []
-        if any(isinstance(order, i.DrainWorker | i.StopWorkers) for order in orders):
+        if worker.leaving is not None:
+            self.go(worker)
+        elif any(isinstance(order, i.DrainWorker | i.StopWorkers) for order in orders):
             self.leave(worker.worker_id)
         elif worker.finished:
             if worker.connected:  # it waits until its last word was taken
@@ -194,9 +212,12 @@ class Cluster:
         elif not worker.asked and not self.hangs(worker):
             self.train(worker)
 
+    def is_done(self, worker):
+        return worker.step >= self.last_step
+
     def train(self, worker):
         worker.step += 1
-        if worker.step >= self.last_step:
+        if self.is_done(worker):
             worker.finished = True
             if worker.connected:
                 self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
@@ -204,7 +225,7 @@ class Cluster:
     def ask(self, worker, broken):
         worker.asked = True
         if worker.connected:
-            self.post(e.WorkerAsked(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
+            self.post(e.JoinRequested(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
 
     # ---- what befalls them ----
 
@@ -217,9 +238,22 @@ class Cluster:
         self.post(exited)
 
     def leave(self, worker_id):
+        """As with SIGTERM: after its step, and if that was the last, with its last word."""
+        worker = self.workers.get(worker_id)
         self.post(e.WorkerDraining(worker_id, "told to"))
+        if worker and worker.connected and worker.world and not worker.asked and self.is_done(worker):
+            self.post(e.WorkerFinished(worker_id, worker.step, 1, {}))
         self.post(e.WorkerDisconnected(worker_id))
         self.exit(worker_id, e.ExitCause.CLEAN)
+
+    def go(self, worker):
+        """It was told to leave, and has its export to end."""
+        worker.leaving -= 1
+        if worker.leaving <= 0 and worker.connected:
+            if worker.finished:
+                self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
+            self.post(e.WorkerDisconnected(worker.worker_id))
+            self.exit(worker.worker_id, e.ExitCause.CLEAN)
 
     # ---- what befalls the master ----
 
@@ -232,7 +266,7 @@ class Cluster:
         """Another master, from what was saved and what there is; some ended workers may not even be found."""
         memory = None
         if remember and self.saved:
-            memory = Snapshot.from_json(Snapshot(self.saved, TrainingSnapshot(), 0.0).to_json()).job
+            memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job
         self.job = Job(self.settings, memory)
         ended, self.unreported = self.unreported, []
         reported = [exited for exited in ended if exited.worker_id % 2 or exited.cause is e.ExitCause.CLEAN]
@@ -260,6 +294,9 @@ class Cluster:
         elif fate == "scale" and self.job:
             self.limits = WorkerRange(minimum=1 + number % 2, maximum=2 + number % 4)
             self.post(e.ScaleRequested(self.limits))
+        elif fate == "finish":
+            steps = [other.step for other in self.workers.values() if other.world and not other.asked]
+            self.last_step = min(self.last_step, max(steps, default=0) + number // 4)
         elif fate == "die":
             self.fuse = number  # or in between
         elif fate == "rise":
@@ -275,11 +312,18 @@ class Cluster:
             case "vanish":  # its connection breaks before its end is known
                 self.cut(worker)
                 self.exit(worker.worker_id, e.ExitCause.KILLED)
+            case "term" if not worker.stuck and not worker.frozen:
+                inside = worker.connected and worker.world and not worker.asked
+                worker.leaving, worker.finished = number, bool(worker.finished or (inside and self.is_done(worker)))
+                if worker.connected:
+                    self.post(e.WorkerDraining(worker.worker_id, "SIGTERM"))
             case "leave":
                 self.leave(worker.worker_id)
-            case "freeze" if worker.connected:  # one that hangs at its start has crashed, which may end the job
+            case "freeze" if (
+                worker.connected and not worker.finished
+            ):  # one that hangs at its start has crashed, which may end the job
                 worker.frozen = True
-            case "stick" if worker.asked or worker.world:
+            case "stick" if (worker.asked or worker.world) and not worker.finished:
                 worker.stuck = True
             case "cut":
                 self.cut(worker)
@@ -295,9 +339,9 @@ class Cluster:
 
     def repeat(self, event):
         """The same event again, late. The lives and deaths of processes are repeated as they are."""
-        if isinstance(event, e.WorkerConnected | e.WorkerDisconnected | e.WorkerAsked):
+        if isinstance(event, e.WorkerConnected | e.WorkerDisconnected | e.JoinRequested):
             worker = self.workers.get(event.worker_id)
-            if worker is None or isinstance(event, e.WorkerAsked):
+            if worker is None or isinstance(event, e.JoinRequested):
                 self.post(event)
         elif not isinstance(event, e.ScaleRequested):
             self.post(event)

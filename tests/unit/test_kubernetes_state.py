@@ -10,8 +10,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
-from elasticdl.master.core.snapshot import FleetSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
-from elasticdl.master.core.workers import WorkerState
+from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.launchers.kubernetes import state_config_map as state_module
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark, ReplacedError
 
@@ -55,7 +55,7 @@ def _merge(target, change):
 
 
 def memory(step=0):
-    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), step=step), TrainingSnapshot(), started=1.0)
+    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), training=TrainingSnapshot(step=step)), started=1.0)
 
 
 @pytest.fixture
@@ -99,16 +99,15 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
 
 
 def test_whose_end_is_in_the_journal_is_not_missed_by_the_next_master(api, tmp_path):
-    there, gone = (WorkerSnapshot(worker_id, WorkerState.RUNNING, "") for worker_id in (3, 4))
-    both = FleetSnapshot(next_id=5, workers=(there, gone))
-    before = Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), both), TrainingSnapshot(), started=1.0)
+    there, gone = (WorkerSnapshot(worker_id, WorkerState.MEMBER, "") for worker_id in (3, 4))
+    before = Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), 5, workers=(there, gone)), started=1.0)
 
     async def run():
         first, second = Bench(api, tmp_path, "one"), Bench(api, tmp_path, "two")
         await first.store.load()
         first.write('{"event": "worker_left", "worker": 4}\n')
         await first.store.save(before)
-        assert (await second.store.load()).job.fleet.workers == (there,)
+        assert (await second.store.load()).job.workers == (there,)
 
     asyncio.run(run())
 
@@ -159,7 +158,7 @@ def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
             await first.store.finish("{}")
 
     asyncio.run(run())
-    assert Snapshot.from_json(api.state.memory).job.step == 3
+    assert Snapshot.from_json(api.state.memory).job.training.step == 3
     assert api.state.status == ""
 
 
@@ -177,7 +176,7 @@ def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(api, tmp_
             return found
 
         api.read_state = read_state
-        assert (await second.store.load()).job.step == 5
+        assert (await second.store.load()).job.training.step == 5
 
     asyncio.run(run())
 
@@ -194,7 +193,7 @@ def test_a_write_that_fails_is_done_when_it_is_tried_again(api, tmp_path, failur
         assert bench.replaced == 0
 
     asyncio.run(run())
-    assert Snapshot.from_json(api.state.memory).job.step == 2
+    assert Snapshot.from_json(api.state.memory).job.training.step == 2
 
 
 def test_damage_is_the_users_business(api, tmp_path):
@@ -221,7 +220,8 @@ def test_the_journal_is_written_by_itself(api, tmp_path, monkeypatch):
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_a_journal_that_is_too_long_loses_its_older_half(api, tmp_path, monkeypatch):
+@pytest.mark.parametrize("each", [1, 100])
+def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(api, tmp_path, monkeypatch, each):
     monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
 
     async def run():
@@ -229,14 +229,30 @@ def test_a_journal_that_is_too_long_loses_its_older_half(api, tmp_path, monkeypa
         await bench.store.load()
         for number in range(2000):
             bench.write(f"entry {number * 7919 % 10007}\n")
-            if number % 100 == 99:
+            if number % each == each - 1:
                 await bench.store.save(memory(number))
-        return bench.journal.read_text().splitlines()
+                assert len(api.object["binaryData"][JOURNAL]) <= 2000
+                kept = api.state.journal.splitlines()
+                assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
+                assert len(kept) > min(number, 200)
 
-    written = asyncio.run(run())
-    kept = api.state.journal.splitlines()
-    assert 0 < len(kept) < 2000
-    assert kept == written[-len(kept) :]
+    asyncio.run(run())
+
+
+def test_a_line_that_is_too_long_by_itself_is_left_out(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
+
+    async def run():
+        bench = Bench(api, tmp_path)
+        await bench.store.load()
+        bench.write("first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
+        await bench.store.save(memory(1))
+        assert api.state.journal == ""
+        bench.write("last\n")
+        await bench.store.save(memory(2))
+        assert api.state.journal == "last\n"
+
+    asyncio.run(run())
 
 
 def test_text_is_packed_as_it_comes():

@@ -16,12 +16,11 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import Settings
-from elasticdl.master.core.steps import StepFilter
 from elasticdl.master.core.training import Training
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.summary import summarize
 from elasticdl.master.observers.tensorboard import TensorBoard
-from elasticdl.master.service.convert import to_event
+from elasticdl.master.service.convert import to_event, to_status
 from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -32,20 +31,20 @@ def progress(*steps, epoch=0, total=100):
 
 
 def test_steps_that_are_trained_again_or_were_never_reported_count_once():
-    training = Training(started=0.0)
-    training.observe(progress(1, 2, 3), 1.0)
-    training.observe(progress(2, 3, 6), 2.0)
+    training = Training()
+    training.report(progress(1, 2, 3), 1.0)
+    training.report(progress(2, 3, 6), 2.0)
     assert (training.step, training.samples, training.loss) == (6, 192, 1 / 6)
-    (record,) = training.observe(progress(7, epoch=1), 3.0)
+    (record,) = training.report(progress(7, epoch=1), 3.0)[1]
     assert record.fields["loss"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 6) / 4)
 
 
 def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
     def told(steps, world):
         reports = tuple(e.StepReport(step, 0, 1.0, 32, 0.1, 0.05, world, 0, False) for step in steps)
-        return [step.step for step in filtered.news(e.ProgressReported(0, reports, 100, 2)).steps]
+        return [step.step for step in training.report(e.ProgressReported(0, reports, 100, 2), 0.0)[0].steps]
 
-    filtered = StepFilter()
+    training = Training()
     assert told([1, 2, 3], world=1) == [1, 2, 3]
     assert told([1, 2, 3, 4, 5], world=1) == [4, 5], "what rank 0 of world 1 had not told before it was killed"
     assert told([6, 7], world=2) == [6, 7]
@@ -54,25 +53,25 @@ def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_with_its_last_step():
-    training = Training(started=0.0)
+    training = Training()
 
     def report(step, epoch, loss, samples, ends_epoch):
         one = e.StepReport(step, epoch, loss, samples, 0.1, 0.05, 1, 0, ends_epoch)
-        return [r.fields for r in training.observe(e.ProgressReported(0, (one,), 4, 2), 0.0)]
+        return [r.fields for r in training.report(e.ProgressReported(0, (one,), 4, 2), 0.0)[1]]
 
     assert report(1, 0, 4.0, 30, False) == []
     assert report(2, 0, 2.0, 10, True) == [{"epoch": 0, "step": 2, "loss": 3.5}]
     assert report(3, 1, 1.0, 30, False) == []
     assert report(4, 1, 0.0, 10, True) == [{"epoch": 1, "step": 4, "loss": 0.75}]
-    assert training.observe(e.WorkerFinished(0, 4, 2, {}), 1.0) == []
+    assert training.finish(e.WorkerFinished(0, 4, 2, {})) == []
 
 
 def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():
-    training = Training(started=0.0)
+    training = Training()
     steps = [
         e.StepReport(n, 0, loss, 8, 0.1, 0.05, 1, 8 * n, n == 3) for n, loss in ((1, 2.0), (2, math.nan), (3, math.inf))
     ]
-    records = training.observe(e.ProgressReported(0, tuple(steps), 3, 1), 0.0)
+    _, records = training.report(e.ProgressReported(0, tuple(steps), 3, 1), 0.0)
     assert [record.event for record in records] == ["warning", "epoch_finished"]
     assert "step 2 is nan" in records[0].fields["message"]
     line = dump_entry({"event": "epoch_finished", **records[1].fields, "metrics": {"a": [math.inf, 1.5]}})
@@ -80,33 +79,33 @@ def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():
 
 
 def test_the_rate_is_of_the_last_seconds_only():
-    training = Training(started=0.0)
+    training = Training()
     assert training.samples_per_second(0.0) == 0.0
     assert training.time_left(0.0) < 0
     for second in range(20):
-        training.observe(progress(2 * second + 1, 2 * second + 2), float(second))
+        training.report(progress(2 * second + 1, 2 * second + 2), float(second))
     assert training.samples_per_second(19.0) == pytest.approx(64.0)
     assert training.time_left(19.0) == pytest.approx(30.0)
     assert training.samples_per_second(60.0) == 0.0
 
 
 def test_the_end_of_an_epoch_is_noted_once():
-    training = Training(started=0.0)
-    assert training.observe(progress(1, 2), 0.0) == []
-    (record,) = training.observe(progress(3, epoch=1), 1.0)
+    training = Training()
+    assert training.report(progress(1, 2), 0.0)[1] == []
+    (record,) = training.report(progress(3, epoch=1), 1.0)[1]
     assert record.fields == {"epoch": 0, "step": 2, "loss": 0.75}
-    assert training.observe(progress(3, epoch=1), 1.0) == []
+    assert training.report(progress(3, epoch=1), 1.0)[1] == []
     done = e.WorkerFinished(1, 3, 2, {"accuracy": 0.5})
-    assert [r.fields["epoch"] for r in training.observe(done, 2.0)] == [1]
-    assert training.observe(done, 2.0) == []
+    assert [r.fields["epoch"] for r in training.finish(done)] == [1]
+    assert training.finish(done) == []
     assert training.metrics == {"accuracy": 0.5}
 
 
 def test_a_resumed_job_does_not_claim_the_epochs_before():
-    training = Training(started=0.0)
-    training.observe(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3, "samples": 1600}), 0.0)
+    training = Training()
+    training.notice(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3, "samples": 1600}))
     assert (training.step, training.samples) == (50, 1600)
-    assert training.observe(progress(51, epoch=3), 1.0) == []
+    assert training.report(progress(51, epoch=3), 1.0)[1] == []
     assert (training.step, training.samples, training.epochs_done) == (51, 51 * 32, 3)
 
 
@@ -143,9 +142,9 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     journal.append("world_broken", {"world": 2, "reason": "worker 0 killed"})
     journal.append("job_finished", {"phase": "stopped"})
     journal.close()
-    training = Training(started=10.0)
-    training.observe(progress(1, 2), 11.0)
-    summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 15.0)
+    training = Training()
+    training.report(progress(1, 2), 11.0)
+    summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 5.0)
     first, second, paused, broken, _ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
     assert summary == {
@@ -253,6 +252,9 @@ def notice(event, /, **fields):
         notice("evaluation", step="many"),
         notice("evaluation", metrics=5),
         notice("evaluation", metrics={"accuracy": "good"}),
+        notice("evaluation", metrics={"accuracy": 10**400}),
+        notice("resumed", step=2**63),
+        notice("resumed", epoch=2**31),
     ],
 )
 def test_messages_without_meaning_are_refused(message):
@@ -266,5 +268,13 @@ def test_a_notice_is_in_the_journal_as_that_of_the_worker_in_whose_session_it_ca
     assert record == i.Record("evaluation", {**told.fields, "worker": 3})
 
 
+def test_the_largest_numbers_that_a_worker_may_give_fit_into_the_status():
+    job = Job(Settings(WorkerRange(minimum=1, maximum=2)))
+    told = notice("resumed", step=2**63 - 1, epoch=2**31 - 1, samples=2**63 - 1)
+    job.step(to_event(0, told), 0.0)
+    status = to_status("job", job, 0.0, 1.0)
+    assert (status.step, status.epoch) == (2**63 - 1, 2**31 - 1)
+
+
 def test_a_job_without_steps_has_no_loss_yet():
-    assert math.isnan(Training(started=0.0).loss)
+    assert math.isnan(Training().loss)

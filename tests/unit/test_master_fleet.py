@@ -1,331 +1,380 @@
-"""The fleet by itself: which processes to start and end, and what an exit means."""
+"""Which workers are launched and let go, who is given up, and what an exit means."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from master_kit import step
 
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
 from elasticdl.master.core.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY
-from elasticdl.master.core.events import ExitCause, WorkerExited
-from elasticdl.master.core.fleet import Fleet, WorkerState
-from elasticdl.master.core.instructions import DrainWorker, KillWorker, LaunchWorker
+from elasticdl.master.core.events import ExitCause
+from elasticdl.master.core.exits import after_training, judge, misuse
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.lifecycle import LIVE, WorkerState
+from elasticdl.master.core.record import WorkerRecord
+from elasticdl.master.core.settings import Settings
 
-START, GRACE = 600.0, 30.0
+START, GRACE, LONG = 600.0, 30.0, 10.0**9
+TO_LAUNCHERS = (i.LaunchWorker, i.DrainWorker, i.KillWorker)
+BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]
 
 
 class Yard:
-    def __init__(self, maximum=3, own_program=False):
-        self.fleet = Fleet(START, GRACE, own_program=own_program)
-        self.maximum = maximum
-        self.now = 0.0
-        self.order = []
+    """A job whose workers are never silent or stuck."""
 
-    def reconcile(self, seconds=0.0):
-        self.now += seconds
-        out = self.fleet.reconcile(self.maximum, lambda: self.order, self.now)
-        return [i for i in out if isinstance(i, LaunchWorker | DrainWorker | KillWorker)]
+    def __init__(self, maximum=3, heartbeat_timeout=LONG, **more):
+        times = {"start_timeout": START, "stop_grace": GRACE, "progress_timeout": LONG, "join_window": 0.1}
+        limits = WorkerRange(minimum=1, maximum=maximum)
+        self.job = Job(Settings(limits, heartbeat_timeout=heartbeat_timeout, **times, **more))
+        self.now = 0.0
+        self.records = []
+
+    def post(self, *events):
+        out = [instruction for event in events for instruction in step(self.job, event, self.now)]
+        self.records += [o for o in out if isinstance(o, i.Record)]
+        return [o for o in out if isinstance(o, TO_LAUNCHERS)]
+
+    def wait(self, seconds=0.0):
+        """In two steps, as a master that was held up forgives everybody."""
+        out = []
+        for _ in range(2):
+            self.now += seconds / 2
+            out += self.post(e.Tick())
+        return out
+
+    def place(self, worker_id):
+        return self.post(e.WorkerPlaced(worker_id, "h", 100 + worker_id))
+
+    def connect(self, worker_id):
+        return self.post(e.WorkerConnected(worker_id, "h", 100 + worker_id))
+
+    def join(self, worker_id, left=0):
+        return self.post(e.JoinRequested(worker_id, left, 0, has_state=left > 0))
 
     def start(self):
         """Launch all there should be, connect them, and put them into a world."""
-        ids = [i.worker_id for i in self.reconcile()]
+        ids = launched(self.wait())
         for worker_id in ids:
-            self.fleet.placed(worker_id, "h", 100 + worker_id, self.now)
-            self.fleet.connected(worker_id, "h", 100 + worker_id, self.now)
-            self.fleet.ready(worker_id)
-        self.fleet.reached_world(ids)
-        self.order = ids
+            self.place(worker_id)
+            self.connect(worker_id)
+        for worker_id in ids:
+            self.join(worker_id)
         return ids
 
-    def exit(self, worker_id, cause=ExitCause.KILLED, code=-9, world_runs=False, step=0):
-        event = WorkerExited(worker_id, cause, code, "detail")
-        return self.fleet.exited(event, self.now, step=step, world_runs=world_runs)
+    def exit(self, worker_id, cause=ExitCause.KILLED, code=-9):
+        return self.post(e.WorkerExited(worker_id, cause, code, "detail"))
 
-    def crash(self, worker_id, **more):
-        return self.exit(worker_id, ExitCause.CRASHED, 1, **more)
+    def crash(self, worker_id):
+        return self.exit(worker_id, ExitCause.CRASHED, 1)
+
+    def train(self, worker_id, *steps):
+        version = self.job.view().world_version
+        reports = tuple(e.StepReport(n, 0, 0.5, 8, 0.1, 0.05, version, 8 * n, False) for n in steps)
+        self.post(e.ProgressReported(worker_id, reports, 1000, 1))
+
+    @property
+    def causes(self):
+        return [record.fields["cause"] for record in self.records if record.event == "worker_left"]
+
+    @property
+    def end(self):
+        view = self.job.view()
+        return view.reason if view.phase in ("stopping", "failed") else ""
 
 
 def launched(instructions):
-    return [i.worker_id for i in instructions if isinstance(i, LaunchWorker)]
+    return [o.worker_id for o in instructions if isinstance(o, i.LaunchWorker)]
+
+
+def killed(instructions):
+    return [(o.worker_id, o.reason) for o in instructions if isinstance(o, i.KillWorker)]
+
+
+# ---- who is launched ----
 
 
 def test_as_many_as_the_range_allows_are_launched_once():
     y = Yard()
-    assert launched(y.reconcile()) == [0, 1, 2]
-    assert y.reconcile() == []
+    assert launched(y.wait()) == [0, 1, 2]
+    assert y.wait(10) == []
 
 
-@pytest.mark.parametrize("cause", [ExitCause.KILLED, ExitCause.CLEAN])
-def test_a_killed_or_drained_worker_is_replaced_at_once_under_a_new_id(cause):
+def test_a_killed_worker_is_replaced_under_a_new_id():
     y = Yard()
     y.start()
-    if cause is ExitCause.CLEAN:
-        y.fleet.leaving(1, "SIGTERM", y.now)
-        assert launched(y.reconcile()) == [3]  # without waiting for its end
-        assert y.exit(1, cause, 0).cause is ExitCause.DRAINED
-    else:
-        assert y.exit(1, cause).cause is ExitCause.KILLED
-        assert launched(y.reconcile()) == [3]
-    assert y.reconcile() == []
+    assert launched(y.exit(1) + y.wait(2)) == [3]
+    assert y.causes == ["killed"]
+    assert y.exit(1) + y.wait(2) == [], "an exit that is told twice counts once"
 
 
-def test_a_worker_that_was_given_up_counts_as_frozen_and_is_replaced():
+def test_a_worker_that_leaves_is_replaced_without_waiting_for_its_end():
     y = Yard()
     y.start()
-    assert y.fleet.condemn(2, "no heartbeat") == [KillWorker(2, "no heartbeat")]
-    assert y.fleet.condemn(2, "no heartbeat") == []
-    assert launched(y.reconcile()) == [3]
-    assert y.exit(2).cause is ExitCause.FROZEN
-
-
-BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]
+    assert launched(y.post(e.WorkerDraining(1, "SIGTERM"))) == [3]
+    assert launched(y.exit(1, ExitCause.CLEAN, 0)) == []
+    assert y.causes == ["drained"]
 
 
 @pytest.mark.parametrize("cause", [*BY_THE_CLUSTER, ExitCause.DELETED])
 def test_what_the_cluster_took_away_is_replaced_at_once_however_often(cause):
     y = Yard(maximum=1)
+    y.wait()
     for worker_id in range(2 * CRASHES_IN_TRAINING):
-        assert launched(y.reconcile()) == [worker_id]
-        verdict = y.exit(worker_id, cause, 1)
-        assert (verdict.cause, verdict.fatal) == (cause, "")
-        assert verdict.reason == f"{cause.replace('_', ' ')}: detail"
-
-
-@pytest.mark.parametrize("cause", BY_THE_CLUSTER)
-def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
-    y = Yard(maximum=4)
-    y.start()
-    y.fleet.leaving(0, "SIGTERM", y.now)
-    y.fleet.condemn(1, "no heartbeat for 2 s")
-    y.fleet.failing(2, "can't write", y.now)
-    y.fleet.finished(3)
-    assert [y.exit(worker_id, cause, 0).cause for worker_id in range(4)] == [cause, cause, cause, ExitCause.FINISHED]
-
-
-def test_a_deleted_worker_is_shown_as_such_unless_we_had_it_deleted():
-    y = Yard()
-    y.start()
-    y.fleet.leaving(0, "SIGTERM", y.now)
-    y.fleet.condemn(1, "no heartbeat for 2 s")
-    y.fleet.condemn(2, "not ready 600 s after its start", crashed=True)
-    causes = [y.exit(worker_id, ExitCause.DELETED).cause for worker_id in range(3)]
-    assert causes == [ExitCause.DELETED, ExitCause.FROZEN, ExitCause.CRASHED]
-
-
-def test_a_worker_out_of_memory_counts_as_one_that_crashed():
-    y = Yard(maximum=1)
-    y.reconcile()
-    for worker_id in range(CRASHES_AT_START):
-        verdict = y.exit(worker_id, ExitCause.OUT_OF_MEMORY, 137)
-        assert verdict.cause is ExitCause.OUT_OF_MEMORY
-        assert y.reconcile() == []
-        assert launched(y.reconcile(LONGEST_DELAY)) == [worker_id + 1]
-    assert verdict.fatal == "3 workers in a row failed at the start, last worker 2: out of memory: detail"
+        assert launched(y.exit(worker_id, cause, 1)) == [worker_id + 1]
+    assert (set(y.causes), y.end) == ({str(cause)}, "")
 
 
 def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
     y = Yard()
-    y.start()
-    y.crash(0)
-    assert y.reconcile(0.4) == []
-    assert launched(y.reconcile(0.2)) == [3]
-    y.crash(1)
-    assert y.reconcile(0.9) == []
-    assert launched(y.reconcile(0.2)) == [4]
+    y.wait()
+    assert launched(y.crash(0) + y.wait(0.4)) == []
+    assert launched(y.wait(0.2)) == [3]
+    assert launched(y.crash(1) + y.wait(0.9)) == []
+    assert launched(y.wait(0.2)) == [4]
 
 
-def test_a_crash_loop_at_the_start_is_fatal():
+@pytest.mark.parametrize("cause", [ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY])
+def test_a_crash_loop_at_the_start_is_fatal(cause):
     y = Yard(maximum=1)
-    fatal = []
-    for _ in range(CRASHES_AT_START):
-        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
-        fatal.append(y.crash(worker_id).fatal)
-    assert fatal[:-1] == [""] * (CRASHES_AT_START - 1)
-    assert "failed at the start" in fatal[-1]
-    assert "detail" in fatal[-1]
-
-
-def test_only_time_with_a_place_counts_for_getting_ready():
-    y = Yard(maximum=2)
-    y.reconcile()
-    y.fleet.pending(1, "no slot")
-    y.fleet.placed(0, "h", 100, 5.0)
-    y.fleet.connected(0, "h", 100, 500.0)  # does not begin anew
-    assert y.fleet.unready(5.0 + START) == []
-    assert y.fleet.unready(5.1 + START) == [0]
-    y.fleet.ready(0)
-    assert y.fleet.unready(10 * START) == []
-
-
-def test_the_users_own_program_has_time_from_its_first_word():
-    y = Yard(maximum=2, own_program=True)
-    y.reconcile()
-    for worker_id in (0, 1):
-        y.fleet.placed(worker_id, "h", 100, 0.0)
-    y.fleet.connected(0, "h", 100, 5000.0)
-    assert y.fleet.unready(5000.0 + START) == []
-    assert y.fleet.unready(50_000.0) == [0]
-
-
-def test_one_told_to_leave_before_it_was_ready_has_not_crashed():
-    y = Yard(maximum=1)
-    y.reconcile()
-    y.fleet.placed(0, "h", 100, 0.0)
-    y.fleet.leaving(0, "SIGTERM", 0.0)
-    assert y.fleet.unready(10 * START) == []
-    y.reconcile(GRACE + 1)  # condemned
-    assert y.exit(0).cause is ExitCause.FROZEN
+    (worker_id,) = launched(y.wait())
+    for _ in range(CRASHES_AT_START - 1):
+        y.exit(worker_id, cause, 1)
+        assert y.end == ""
+        (worker_id,) = launched(y.wait(LONGEST_DELAY))
+    y.exit(worker_id, cause, 1)
+    told = cause.replace("_", " ")
+    assert y.end == f"3 workers in a row failed at the start, last worker 2: {told}: detail"
 
 
 def test_a_crash_loop_at_the_start_does_not_end_a_job_that_trains():
-    y = Yard(maximum=3)
+    y = Yard(maximum=2)
     y.start()
-    y.exit(2)
-    for _ in range(10):
-        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
-        assert y.crash(worker_id, world_runs=True).fatal == ""
+    y.post(e.WorkerDraining(1, "SIGTERM"))
+    y.exit(1, ExitCause.CLEAN, 0)
+    y.join(0, left=1)
+    for worker_id in range(2, 12):
+        y.crash(worker_id)
+        assert launched(y.wait(LONGEST_DELAY)) == [worker_id + 1]
+    assert y.end == ""
 
 
 def test_crashes_in_training_have_a_budget_that_training_restores():
     y = Yard(maximum=1)
+    y.start()
 
-    def crash_in_training(step):
-        (worker_id,) = launched(y.reconcile(LONGEST_DELAY))
-        y.fleet.reached_world([worker_id])
-        return y.crash(worker_id, step=step).fatal
+    def crash_in_training(*steps):
+        (worker,) = y.job.view().workers
+        y.train(worker.worker_id, *steps)
+        y.crash(worker.worker_id)
+        for worker_id in launched(y.wait(LONGEST_DELAY)):
+            y.connect(worker_id)
+            y.join(worker_id)
 
-    assert not any(crash_in_training(5) for _ in range(CRASHES_IN_TRAINING - 1))
-    y.fleet.trained(200)
-    assert not any(crash_in_training(200) for _ in range(CRASHES_IN_TRAINING - 1))
-    assert "crashed in training" in crash_in_training(200)
+    for _ in range(CRASHES_IN_TRAINING - 1):
+        crash_in_training(1, 2)  # each time from the beginning
+    crash_in_training(*range(1, 101))
+    for _ in range(CRASHES_IN_TRAINING - 2):
+        crash_in_training(1)
+    assert y.end == ""
+    crash_in_training(1)
+    assert "10 workers crashed in training" in y.end
 
 
 def test_scaling_down_lets_go_those_of_least_use_first():
     y = Yard(maximum=4)
     y.start()
-    y.maximum = 6
-    y.reconcile()  # 4 and 5 are starting
-    y.fleet.pending(5, "no slot")
-    y.maximum = 2
-    y.order = [3, 1, 0, 2]
-    out = y.reconcile()
-    assert [(type(i), i.worker_id) for i in out] == [
-        (KillWorker, 5),
-        (KillWorker, 4),
-        (DrainWorker, 2),
-        (DrainWorker, 0),
+    y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=6)))  # 4 and 5 are starting
+    y.post(e.WorkerPending(5, "no slot"))
+    out = y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    assert [(type(o), o.worker_id) for o in out] == [
+        (i.KillWorker, 5),
+        (i.KillWorker, 4),
+        (i.DrainWorker, 3),
+        (i.DrainWorker, 2),
     ]
-    assert y.reconcile() == []
-    assert y.exit(2, ExitCause.CLEAN, 0).cause is ExitCause.DRAINED
-    assert y.reconcile() == []
+    assert y.wait(1) == []
+    y.exit(3, ExitCause.CLEAN, 0)
+    assert (y.causes, y.wait(1)) == (["drained"], [])
 
 
-def test_a_worker_that_overstays_its_leave_is_killed():
-    y = Yard()
-    y.start()
-    y.fleet.leaving(1, "SIGTERM", y.now)
-    y.reconcile()
-    assert y.reconcile(GRACE) == []
-    (kill,) = y.reconcile(0.1)
-    assert (type(kill), kill.worker_id) == (KillWorker, 1)
+def test_whoever_reads_the_journal_knows_a_replacement_from_a_further_worker():
+    y = Yard(maximum=1)
+    y.wait()
+    y.exit(0)
+    y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    told = [record.fields for record in y.records if record.event == "worker_launched"]
+    assert [(fields["worker"], fields["replaces"]) for fields in told] == [(0, False), (1, True), (2, False)]
 
 
-@pytest.mark.parametrize("own_program", [False, True])
-def test_exit_code_0_alone_is_no_success(own_program):
-    y = Yard(own_program=own_program)
-    y.start()
-    verdict = y.exit(0, ExitCause.CLEAN, 0)
-    assert (verdict.cause, verdict.fatal) == (ExitCause.CRASHED, "")
-    assert "before its training was complete" in verdict.reason
-    assert launched(y.reconcile(LONGEST_DELAY)) == [3]
+# ---- who is given up ----
 
 
-def test_a_program_that_ends_well_and_took_no_part_fails_the_job_with_what_to_write():
-    y = Yard(own_program=True)
-    y.reconcile()
-    y.fleet.placed(0, "h", 100, 0.0)
-    assert "worker 0 ended with exit code 0 and took no part" in y.exit(0, ExitCause.CLEAN, 0).fatal
-
-
-def test_one_of_several_that_took_no_part_is_replaced():
-    y = Yard(own_program=True)
-    y.reconcile()
-    for worker_id in (0, 1):
-        y.fleet.placed(worker_id, "h", 100, 0.0)
-    y.fleet.connected(1, "h", 100, 0.0)
-    assert y.exit(0, ExitCause.CLEAN, 0).fatal == ""
-
-
-def test_a_program_that_only_calls_init_fails_the_job_with_what_to_write():
-    y = Yard(own_program=True)
-    y.reconcile()
-    y.fleet.placed(0, "h", 100, 0.0)
-    y.fleet.connected(0, "h", 100, 0.0)
-    assert "after elastic.init() and has not trained" in y.exit(0, ExitCause.CLEAN, 0).fatal
-
-
-def test_a_program_that_was_told_to_leave_may_end_however_little_it_did():
-    y = Yard(own_program=True)
-    y.reconcile()
-    y.fleet.placed(0, "h", 100, 0.0)
-    y.fleet.connected(0, "h", 100, 0.0)
-    y.fleet.leaving(0, "SIGTERM", 0.0)
-    verdict = y.exit(0, ExitCause.CLEAN, 0)
-    assert (verdict.cause, verdict.fatal) == (ExitCause.DRAINED, "")
-
-
-def test_the_users_own_program_may_not_fail_after_training():
+def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_is_not():
     y = Yard(own_program=True)
     y.start()
-    y.fleet.finished(0)
-    verdict = y.crash(0)
-    assert "after its training was complete" in verdict.fatal
-    assert verdict.warning == ""  # it is told once
+    y.post(e.WorkerDraining(1, "SIGTERM"), e.WorkerDraining(2, "SIGTERM"), e.WorkerFinished(2, 9, 1, {}))
+    assert killed(y.wait(GRACE)) == []
+    assert killed(y.wait(0.2)) == [(1, "had not left 30 s after it was to")]
+    y.exit(1)
+    assert y.causes == ["frozen"]
 
 
-@pytest.mark.parametrize("cause", [ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED])
-def test_one_that_is_taken_away_after_training_fails_nothing_and_is_told_of(cause):
-    y = Yard(own_program=True)
-    y.start()
-    y.fleet.finished(0)
-    verdict = y.exit(0, cause)
-    assert (verdict.cause, verdict.fatal) == (ExitCause.FINISHED, "")
-    assert "what its program does after training may not have been done" in verdict.warning
+def test_only_time_with_a_place_counts_for_getting_ready():
+    y = Yard(maximum=2)
+    y.wait()
+    y.post(e.WorkerPending(1, "no slot"))
+    y.place(0)
+    y.wait(500)
+    y.connect(0)  # does not begin anew
+    assert killed(y.wait(START - 500)) == []
+    assert killed(y.wait(3.0) + y.wait(1)) == [(0, "not ready 600 s after its start")]
 
 
-def test_an_exit_told_twice_counts_once():
-    y = Yard()
-    y.start()
-    assert y.exit(0) is not None
-    assert y.exit(0) is None
+def test_the_users_own_program_has_time_from_its_first_word():
+    y = Yard(maximum=2, own_program=True)
+    y.wait()
+    y.place(0), y.place(1)
+    y.wait(5000)
+    y.connect(0)
+    assert killed(y.wait(START)) == []
+    assert [worker_id for worker_id, _ in killed(y.wait(3) + y.wait(LONG))] == [0]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["exit", "crash", "leave", "condemn", "scale", "wait"]), st.integers(0, 9))))
+def test_one_told_to_leave_before_it_was_ready_has_not_crashed():
+    y = Yard(maximum=1)
+    y.wait()
+    y.place(0)
+    y.connect(0)
+    y.post(e.WorkerDraining(0, "SIGTERM"))
+    y.wait(GRACE + 1)
+    y.exit(0)
+    assert y.causes == ["frozen"]
+
+
+def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
+    y = Yard(maximum=1, heartbeat_timeout=2.0)
+    y.wait()
+    y.connect(0)
+    y.wait(1)
+    assert killed(y.wait(1) + y.wait(1) + y.wait(1)) == []
+    y.join(0)
+    assert killed(y.wait(0.9) + y.wait(0.9)) == []
+    y.post(e.HeartbeatReceived(0, 1, 0, 1, waiting=False))
+    assert killed(y.wait(0.9) + y.wait(0.9)) == []
+    assert killed(y.wait(0.9)) == [(0, "no heartbeat for 2 s")]
+
+
+def test_a_broken_connection_has_nothing_to_do_with_importing():
+    y = Yard(maximum=1, heartbeat_timeout=2.0)
+    y.wait()
+    y.connect(0)
+    y.post(e.WorkerDisconnected(0))
+    y.wait(0.9), y.wait(0.9)
+    y.connect(0)
+    assert killed(y.wait(0.9) + y.wait(0.9) + y.wait(0.9)) == []
+    y.post(e.WorkerDisconnected(0))
+    assert killed(y.wait(0.9) + y.wait(0.9) + y.wait(0.9)) == [(0, "no connection for 2 s")]
+
+
+# ---- what an exit means ----
+
+
+def judged(state, cause, *, failure="", unheard=False):
+    record = WorkerRecord(0, "why", state, failure=failure, unheard=unheard)
+    return judge(record, e.WorkerExited(0, cause, 1, "detail"))
+
+
+@pytest.mark.parametrize("cause", BY_THE_CLUSTER)
+def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
+    told = (cause, f"{cause.replace('_', ' ')}: detail")
+    for state in (WorkerState.MEMBER, WorkerState.DRAINING, WorkerState.KILLING):
+        assert judged(state, cause) == told
+    assert judged(WorkerState.FAILED, cause, failure="can't write") == told
+    assert judged(WorkerState.FINISHED, cause) == (ExitCause.FINISHED, "finished")
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "more", "expected"),
+    [
+        (WorkerState.MEMBER, ExitCause.KILLED, {}, (ExitCause.KILLED, "killed: detail")),
+        (WorkerState.DRAINING, ExitCause.DELETED, {}, (ExitCause.DELETED, "deleted: detail")),
+        (WorkerState.DRAINING, ExitCause.KILLED, {}, (ExitCause.DRAINED, "why")),
+        (WorkerState.KILLING, ExitCause.DELETED, {}, (ExitCause.FROZEN, "why")),
+        (WorkerState.KILLING, ExitCause.DELETED, {"failure": "not ready"}, (ExitCause.CRASHED, "not ready")),
+        (WorkerState.FAILED, ExitCause.CLEAN, {"failure": "no"}, (ExitCause.CRASHED, "no")),
+        (WorkerState.MEMBER, ExitCause.CLEAN, {"unheard": True}, (ExitCause.DRAINED, "left while there was no master")),
+    ],
+)
+def test_of_several_things_that_befell_a_worker_one_is_its_end(state, cause, more, expected):
+    assert judged(state, cause, **more) == expected
+
+
+def test_exit_code_0_alone_is_no_success():
+    cause, reason = judged(WorkerState.MEMBER, ExitCause.CLEAN)
+    assert (cause, reason) == (ExitCause.CRASHED, "ended with exit code 0 before its training was complete")
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "somebody_joined", "expected"),
+    [
+        (WorkerState.STARTING, {}, False, "worker 0 ended with exit code 0 and took no part"),
+        (WorkerState.STARTING, {}, True, ""),
+        (WorkerState.STARTING, {"unheard": True}, False, ""),
+        (
+            WorkerState.INITIALIZING,
+            {},
+            True,
+            "worker 0 ended with exit code 0 after elastic.init() and has not trained",
+        ),
+        (WorkerState.INITIALIZING, {"ready": True}, True, ""),
+        (WorkerState.DRAINING, {}, False, ""),
+    ],
+)
+def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(state, more, somebody_joined, expected):
+    record, exited = WorkerRecord(0, "", state, **more), e.WorkerExited(0, ExitCause.CLEAN, 0)
+    told = misuse(record, exited, somebody_joined=somebody_joined)
+    assert told.startswith(expected)
+    assert bool(told) == bool(expected)
+
+
+def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
+    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 1, "detail"))
+    assert (fatal, warning) == ("worker 0 crashed after its training was complete: detail", "")
+    for cause in (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED):
+        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"))
+        assert (fatal, "may not have been done" in warning) == ("", True)
+    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0)) == ("", "")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["exit", "crash", "leave", "scale", "wait"]), st.integers(0, 9)), max_size=25)
+)
 def test_levels_hold_whatever_happens(history):
     """Never more live workers than asked for, never an id twice, and after quiet time exactly as many as asked for."""
     y = Yard(maximum=4)
-    seen = set()
+    maximum, seen = 4, set(launched(y.wait()))
 
-    def settle(seconds=0.0):
-        new = launched(y.reconcile(seconds))
-        assert not seen.intersection(new)
-        seen.update(new)
-        live = [w for w in y.fleet.workers.values() if w.live]
-        assert len(live) <= y.maximum
+    def note(instructions):
+        assert not seen.intersection(launched(instructions))
+        seen.update(launched(instructions))
+        live = [record for record in y.job._workers.records.values() if record.state in LIVE]
+        assert len(live) <= maximum
         return len(live)
 
-    settle()
     for action, number in history:
-        worker_id = number if action in ("scale", "wait") else max(seen) - number
+        worker_id = max(seen) - number
         match action:
             case "exit":
-                y.exit(worker_id)
+                note(y.exit(worker_id))
             case "crash":
-                y.crash(worker_id)
+                note(y.connect(worker_id) + y.exit(worker_id, ExitCause.KILLED, 1))
             case "leave":
-                y.fleet.leaving(worker_id, "", y.now)
-            case "condemn":
-                y.fleet.condemn(worker_id, "")
+                note(y.post(e.WorkerDraining(worker_id, "")))
             case "scale":
-                y.maximum = 1 + number
-        settle(seconds=number if action == "wait" else 0.0)
-    assert settle(LONGEST_DELAY + 1) == y.maximum
-    assert {w.state for w in y.fleet.workers.values()} <= set(WorkerState)
+                maximum = 1 + number
+                note(y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=maximum))))
+            case "wait":
+                note(y.wait(number))
+    assert note(y.wait(LONGEST_DELAY + 1)) == maximum

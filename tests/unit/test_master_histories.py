@@ -5,7 +5,7 @@ Hypothesis decides what befalls the workers of a `Cluster`.
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from master_kit import Cluster
+from master_kit import Cluster, step
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
@@ -14,7 +14,7 @@ from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import Settings
 
-FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
+FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
 
 
@@ -34,6 +34,20 @@ def test_the_world_forms_again_after_any_history(history):
     assert members == {w.worker_id for w in cluster.workers.values() if w.world == cluster.version and not w.asked}
 
 
+@settings(max_examples=80, deadline=None)
+@given(HISTORIES, st.integers(0, 12), HISTORIES, st.booleans())
+def test_a_job_whose_training_is_complete_ends_whatever_befalls_its_workers_then(before, last, after, own_program):
+    cluster = Cluster(minimum=1, maximum=3, own_program=own_program)
+    cluster.live(2)
+    for fate, number in [*before, ("finish", last), *after]:
+        cluster.befall(fate, number)
+        cluster.post(e.Tick())
+        if cluster.end:
+            break
+    cluster.live(100)
+    assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
+
+
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)
 MEMBERS = st.lists(st.builds(i.Member, IDS, st.just("h"), SMALL, st.booleans()), max_size=3).map(tuple)
@@ -45,7 +59,7 @@ ANYTHING = st.one_of(
     ),
     st.builds(e.WorkerDisconnected, IDS),
     st.builds(e.HeartbeatReceived, IDS, SMALL, SMALL, SMALL, st.booleans()),
-    st.builds(e.WorkerAsked, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
+    st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
     st.builds(e.WorkerFailed, IDS, st.sampled_from(e.FailureCause), st.just("why")),
@@ -70,8 +84,8 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
     for number, (event, pause) in enumerate(events):
         now += pause
         if number == restarted and not ended:
-            job = Job(limits, job.memory())
-        for instruction in job.step(event, now):
+            job = Job(limits, job.snapshot())
+        for instruction in step(job, event, now):
             assert not ended
             if isinstance(instruction, i.PublishWorld):
                 assert instruction.world.version >= version

@@ -1,5 +1,7 @@
 """The job as a whole: events in, instructions out."""
 
+from master_kit import step
+
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
@@ -25,8 +27,9 @@ class Run:
         """Returns what came of these events, without the journal."""
         before = len(self.out)
         for event in events:
-            self.out += self.job.step(event, self.now)
-        return [instruction for instruction in self.out[before:] if not isinstance(instruction, i.Record)]
+            self.out += step(self.job, event, self.now)
+        books = (i.Record, i.NewSteps, i.SaveState)
+        return [instruction for instruction in self.out[before:] if not isinstance(instruction, books)]
 
     def pass_time(self, seconds, progress=True):
         out = []
@@ -50,7 +53,7 @@ class Run:
         ids = range(self.settings.workers.maximum)
         self.post(e.Tick())
         self.connect(*ids)
-        self.post(*(e.WorkerAsked(worker_id, 0, 0, False) for worker_id in ids))
+        self.post(*(e.JoinRequested(worker_id, 0, 0, False) for worker_id in ids))
         assert self.phase is Phase.RUNNING
 
     def exit(self, worker_id, cause=e.ExitCause.KILLED, code=-9):
@@ -93,8 +96,8 @@ def test_a_killed_worker_breaks_the_world_and_is_replaced():
     r.train()
     reason = "worker 1 killed: SIGKILL"
     assert r.exit(1) == [i.BreakWorld((0, 2), 1, reason)]
-    r.post(e.WorkerAsked(0, 1, 5, True, broken=True))
-    (publish,) = r.post(e.WorkerAsked(2, 1, 5, True, broken=True))
+    r.post(e.JoinRequested(0, 1, 5, True, broken=True))
+    (publish,) = r.post(e.JoinRequested(2, 1, 5, True, broken=True))
     assert publish.world.worker_ids == (0, 2)
     assert r.post(e.Tick()) == [i.LaunchWorker(3, f"in place of one that left: {reason}")]
     assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
@@ -112,12 +115,12 @@ def test_a_job_below_its_minimum_waits_and_says_why():
     r = Run(minimum=3)
     r.train()
     r.exit(1)
-    r.post(*(e.WorkerAsked(worker_id, 1, 5, True, broken=True) for worker_id in (0, 2)))
+    r.post(*(e.JoinRequested(worker_id, 1, 5, True, broken=True) for worker_id in (0, 2)))
     assert r.phase is Phase.WAITING
     assert r.job.view().reason == "2 of at least 3 workers ready"
     r.post(e.Tick())
     r.connect(3)
-    r.post(e.WorkerAsked(3, 0, 0, False))
+    r.post(e.JoinRequested(3, 0, 0, False))
     assert r.phase is Phase.RUNNING
 
 
@@ -130,7 +133,7 @@ def test_it_is_said_when_nobody_is_left_that_held_the_state():
     r.post(e.Tick())
     assert r.records("warning") == []
     r.connect(1)
-    r.post(e.WorkerAsked(1, 0, 0, False))
+    r.post(e.JoinRequested(1, 0, 0, False))
     r.pass_time(2.0)
     (warning,) = r.records("warning")
     assert "held the state after step 7" in warning["message"]
@@ -153,7 +156,7 @@ def test_a_silent_standby_is_replaced_too():
     r = Run(maximum=3)
     r.post(e.Tick())
     r.connect(0)
-    r.post(e.WorkerAsked(0, 0, 0, False))
+    r.post(e.JoinRequested(0, 0, 0, False))
     del r.beats[0]
     assert only(i.KillWorker, r.pass_time(10.3)) == [i.KillWorker(0, "no heartbeat for 10 s")]
 
@@ -183,8 +186,8 @@ def test_a_stuck_member_shows_its_stacks_and_is_killed_while_those_who_wait_for_
     out = r.pass_time(12, progress=False)
     assert [o for o in out if not isinstance(o, i.LaunchWorker)] == [
         i.DumpStacks(2),
-        i.KillWorker(2, "no progress for 10 s"),
         i.BreakWorld((0, 1), 1, "worker 2: no progress for 10 s"),
+        i.KillWorker(2, "no progress for 10 s"),
     ]
 
 
@@ -221,7 +224,7 @@ def test_a_worker_that_gets_ready_while_it_shows_its_stacks_is_spared():
     r.post(e.Tick())
     r.connect(0)
     assert only(i.DumpStacks, r.pass_time(20.5)) == [i.DumpStacks(0)]
-    (publish,) = r.post(e.WorkerAsked(0, 0, 0, False))
+    (publish,) = r.post(e.JoinRequested(0, 0, 0, False))
     assert publish.worker_ids == (0,)
     assert r.pass_time(60) == []
 
@@ -245,12 +248,12 @@ def test_a_member_that_does_not_leave_a_broken_world_is_given_up_so_the_others_g
     r = Run()
     r.train()
     r.exit(1)
-    r.post(e.WorkerAsked(0, 1, 5, True, broken=True))
+    r.post(e.JoinRequested(0, 1, 5, True, broken=True))
     r.waiting = {2}
     out = r.pass_time(12)
     assert only(i.KillWorker, out) == [i.KillWorker(2, "no progress for 10 s")]
     r.connect(3, 4)
-    r.post(e.WorkerAsked(3, 0, 0, False), e.WorkerAsked(4, 0, 0, False))
+    r.post(e.JoinRequested(3, 0, 0, False), e.JoinRequested(4, 0, 0, False))
     assert r.phase is Phase.RUNNING
 
 
@@ -259,7 +262,7 @@ def test_a_long_step_is_no_crime():
     r.train()
     r.post(e.ScaleRequested(WorkerRange(minimum=2, maximum=3)))
     r.connect(2)
-    assert r.post(e.WorkerAsked(2, 0, 0, False)) == [i.AnnounceChange((0, 1), 1, "worker 2 joins")]
+    assert r.post(e.JoinRequested(2, 0, 0, False)) == [i.AnnounceChange((0, 1), 1, "worker 2 joins")]
     assert r.pass_time(60) == []
 
 
@@ -271,7 +274,7 @@ def test_scaling_down_drains_the_highest_rank_and_does_not_replace_it():
     assert only(i.AnnounceChange, out)[0].worker_ids == (0, 1)
     r.post(e.WorkerDisconnected(2))
     r.clean_exit(2)
-    out = r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    out = r.post(*(e.JoinRequested(worker_id, 1, 5, True) for worker_id in (0, 1)))
     assert out[0].world.worker_ids == (0, 1)
     assert only(i.LaunchWorker, r.pass_time(5)) == []
 
@@ -281,7 +284,8 @@ def test_the_users_error_ends_the_job_once_with_its_traceback():
     r.train()
     failed = e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback ...")
     out = r.post(failed)
-    assert out[0] == i.StopWorkers((0, 2), "ValueError: no", checkpoint=False)
+    assert [stop.worker_ids for stop in only(i.StopWorkers, out)] == [(0,), (2,)]
+    assert not any(stop.checkpoint for stop in only(i.StopWorkers, out))
     assert only(i.BreakWorld, out)[0].worker_ids == (0, 2)
     assert r.post(e.WorkerFailed(2, e.FailureCause.USER, "another", "")) == []
     r.exit(1, e.ExitCause.CRASHED, 1)
@@ -316,7 +320,7 @@ def test_a_preempted_worker_that_left_in_time_has_torn_nothing():
     r.train()
     assert only(i.BreakWorld, r.post(e.WorkerDraining(2, "SIGTERM"))) == []
     assert r.exit(2, e.ExitCause.PREEMPTED, 0) == []
-    (publish,) = r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    (publish,) = r.post(*(e.JoinRequested(worker_id, 1, 5, True) for worker_id in (0, 1)))
     assert publish.world.worker_ids == (0, 1)
     assert r.records("worker_left")[0]["cause"] == "preempted"
     assert r.records("world_broken") == []
@@ -334,7 +338,9 @@ def test_a_launcher_that_can_never_start_anything_fails_the_job_with_its_line():
 def test_stop_gives_a_grace_period_and_then_kills():
     r = Run()
     r.train()
-    assert r.post(e.StopRequested("enough")) == [i.StopWorkers((0, 1, 2), "enough", checkpoint=True)]
+    assert r.post(e.StopRequested("enough")) == [
+        i.StopWorkers((worker_id,), "enough", checkpoint=True) for worker_id in range(3)
+    ]
     r.clean_exit(0)
     assert r.records("worker_left")[0]["cause"] == "drained"
     out = r.pass_time(31)
@@ -457,13 +463,12 @@ def test_one_that_finished_before_rank_0_was_lost_is_replaced_too_however_long_i
     r.train()
     r.finish(1)
     r.post(e.WorkerDisconnected(1))
-    r.exit(0)
-    launched = only(i.LaunchWorker, r.pass_time(3))
+    launched = only(i.LaunchWorker, r.exit(0) + r.pass_time(3))
     assert len(launched) == 2
     r.clean_exit(1)
     assert [left["cause"] for left in r.records("worker_left")] == ["killed", "drained"]
     r.connect(2, 3)
-    r.post(*(e.WorkerAsked(worker_id, 0, 0, False) for worker_id in (2, 3)))
+    r.post(*(e.JoinRequested(worker_id, 0, 0, False) for worker_id in (2, 3)))
     assert r.phase is Phase.RUNNING
 
 
@@ -473,7 +478,7 @@ def test_standbys_are_sent_home_when_training_is_complete():
     r.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=3)))
     r.connect(2)
     r.finish(0)
-    r.post(e.WorkerAsked(2, 0, 0, False))
+    r.post(e.JoinRequested(2, 0, 0, False))
     assert r.finish(1) == [i.StopWorkers((2,), "training is complete", checkpoint=False)]
 
 
@@ -482,7 +487,7 @@ def test_a_worker_that_drains_may_take_its_time_to_end_after_its_session():
     r.train()
     r.post(e.WorkerDraining(2, "SIGTERM"), e.WorkerDisconnected(2))
     del r.beats[2]
-    r.post(*(e.WorkerAsked(worker_id, 1, 5, True) for worker_id in (0, 1)))
+    r.post(*(e.JoinRequested(worker_id, 1, 5, True) for worker_id in (0, 1)))
     assert only(i.KillWorker, r.pass_time(10)) == []
     assert only(i.KillWorker, r.pass_time(25))
 

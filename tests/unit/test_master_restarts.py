@@ -12,16 +12,9 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Member, Outcome, Phase, World
 from elasticdl.master.core.job import Job
+from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.settings import Settings
-from elasticdl.master.core.snapshot import (
-    CrashSnapshot,
-    FleetSnapshot,
-    JobSnapshot,
-    Snapshot,
-    TrainingSnapshot,
-    WorkerSnapshot,
-)
-from elasticdl.master.core.workers import WorkerState
+from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 DEATHS = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=3)
@@ -234,8 +227,8 @@ def test_the_account_of_crashes_goes_on():
 
 def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     """Their pods are kept for their logs, and found by every master anew."""
-    there = tuple(WorkerSnapshot(number, WorkerState.RUNNING, "", reached_world=True) for number in (4, 5))
-    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), FleetSnapshot(next_id=6, workers=there))
+    there = tuple(WorkerSnapshot(number, WorkerState.MEMBER, "", world_version=1) for number in (4, 5))
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=6, workers=there)
     job = Job(Settings(memory.limits, recovery_timeout=1.0), memory)
     over = [e.FoundWorker(number, over=True) for number in range(4)]
     told = job.step(e.WorkersFound((*over, *(e.FoundWorker(number, "host", 1) for number in (4, 5)))), 0.0)
@@ -326,7 +319,7 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
     assert "waits for workers" in cluster.job.view().reason
     assert 0 not in cluster.workers, "its last word was taken, so it has ended"
     cluster.die()
-    assert cluster.saved.fleet.finished == (0,)
+    assert cluster.saved.finished == (0,)
     cluster.rise()
     cluster.live(10)
     assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
@@ -370,31 +363,41 @@ def test_a_stop_is_not_held_up_by_those_who_have_not_come_back():
 # ---- memory ----
 
 
-def test_a_memory_is_the_same_after_it_was_written_and_read():
-    world = World(3, (Member(1, "a", 7, True), Member(4, "b", 0, False)), "worker 4 joins")
-    workers = (WorkerSnapshot(1, WorkerState.DRAINING, "SIGTERM", reached_world=True, failure="no"),)
-    fleet = FleetSnapshot(5, (0, 2), CrashSnapshot(1, 2, 3), workers)
-    job = JobSnapshot(WorkerRange(minimum=1, maximum=3), fleet, world, Phase.STOPPING, Outcome(Phase.FAILED, "no"), 7)
-    memory = Snapshot(job, TrainingSnapshot(2, metrics={"accuracy": 0.5}), 12.5)
-    again = Snapshot.from_json(memory.to_json())
-    assert math.isnan(again.training.loss)
-    assert again.to_json() == memory.to_json()
-    assert again.job == memory.job
-    assert again.job.fleet.workers == workers
+def test_a_snapshot_is_the_same_after_it_was_written_and_read():
+    job = JobSnapshot(
+        WorkerRange(minimum=1, maximum=3),
+        next_id=5,
+        finished=(0, 2),
+        together=True,
+        world=World(3, (Member(1, "a", 7, True), Member(4, "b", 0, False)), "worker 4 joins"),
+        phase=Phase.STOPPING,
+        outcome=Outcome(Phase.FAILED, "no"),
+        training=TrainingSnapshot(2, metrics={"accuracy": 0.5}),
+        workers=(WorkerSnapshot(1, WorkerState.DRAINING, "SIGTERM", world_version=3, failure="no"),),
+        crashes=CrashSnapshot(1, 2, 3),
+    )
+    snapshot = Snapshot(job, 12.5, 4)
+    again = Snapshot.from_json(snapshot.to_json())
+    assert math.isnan(again.job.training.loss)
+    assert again.to_json() == snapshot.to_json()
+    assert again == snapshot
+    assert again.job.workers == job.workers
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"job": 1}', "no"])
-def test_what_is_no_memory_is_refused(text):
-    with pytest.raises(ValueError, match=r"validation error|Expecting value"):
+@pytest.mark.parametrize("text", ["", "[]", '{"job": 1}', '{"format": 2, "job": 1}', '{"format": 1}', "no"])
+def test_what_is_no_snapshot_is_refused_in_one_line(text):
+    with pytest.raises(ValueError, match=r"snapshot|Expecting value") as refused:
         Snapshot.from_json(text)
+    assert "\n" not in str(refused.value)
 
 
 def test_numbers_that_only_grow_make_no_difference():
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-    before = job.memory()
-    step = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
-    job.step(e.ProgressReported(0, (step,), NEVER, 1), 0.0)
-    assert job.memory() == before
-    assert job.memory().step == 7
-    job.step(e.Tick(), 1.0)
-    assert job.memory() != before
+    before = job.snapshot()
+    report = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
+    told = job.step(e.ProgressReported(0, (report,), NEVER, 1), 0.0)
+    assert not any(isinstance(instruction, i.SaveState) for instruction in told)
+    assert job.snapshot() == before
+    assert job.snapshot().training.step == 7
+    assert isinstance(job.step(e.Tick(), 1.0)[1], i.SaveState)
+    assert job.snapshot() != before

@@ -23,7 +23,8 @@ class NoPlace:
 
     report = None
 
-    def __init__(self):
+    def __init__(self, broken):
+        self.broken = broken
         self.calls = []
 
     async def find(self):
@@ -31,6 +32,8 @@ class NoPlace:
 
     async def launch(self, worker_id):
         self.calls.append("launch")
+        if self.broken:
+            raise ZeroDivisionError("a mistake")
 
     def terminate(self, worker_id):
         pass
@@ -53,7 +56,7 @@ class Ears(Observer):
 
     def observe(self, event):
         if self._broken and isinstance(event, e.StopRequested):
-            raise ZeroDivisionError("a bug")
+            raise ZeroDivisionError("a mistake")
 
     def recorded(self, event, fields):
         self.heard.append(event)
@@ -63,14 +66,16 @@ class Ears(Observer):
 
 
 class Run:
-    """A master that is told to stop as soon as it serves; ``broken``: it does not survive that."""
+    """A master that is told to stop as soon as it serves; ``broken``: what raises then, a launcher or an observer."""
 
-    def __init__(self, folder, *, broken=False, **options):
-        self.ears = Ears(broken)
-        self.launcher = NoPlace()
+    def __init__(self, folder, *, broken="", **options):
+        self.ears = Ears(broken == "observer")
+        self.second = Ears(broken=False)
+        self.launcher = NoPlace(broken == "launcher")
+        self.store = Nowhere()
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
         self._job_dir = JobDir(folder / "digits")
-        self._job_dir.path.mkdir()
+        self._job_dir.path.mkdir(parents=True)
 
     def to_the_end(self):
         return asyncio.run(asyncio.wait_for(self._serve(), 60))
@@ -78,8 +83,10 @@ class Run:
     async def _serve(self):
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
-        site = Platform(server, self._make_launcher, Nowhere(), self._attend, lambda status: [self.ears])
-        return await serve(self._spec, self._job_dir, site)
+        platform = Platform(
+            server, self._make_launcher, self.store, self._attend, lambda status: [self.ears, self.second]
+        )
+        return await serve(self._spec, self._job_dir, platform)
 
     def _make_launcher(self, report):
         self.launcher.report = report
@@ -87,12 +94,13 @@ class Run:
 
     @asynccontextmanager
     async def _attend(self, post):
-        post(e.StopRequested("enough"))
+        if not self.launcher.broken:
+            post(e.StopRequested("enough"))
         yield
 
 
 def test_a_decided_end_takes_the_workers_along_and_is_told(tmp_path):
-    run = Run(tmp_path, broken=False)
+    run = Run(tmp_path)
     assert run.to_the_end().phase is Phase.STOPPED
     assert run.launcher.calls[-2:] == ["close", "detach"]
     assert (run.ears.heard[0], run.ears.heard[-1]) == ("job_started", "job_finished")
@@ -100,12 +108,39 @@ def test_a_decided_end_takes_the_workers_along_and_is_told(tmp_path):
 
 
 def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
-    run = Run(tmp_path, broken=True)
+    run = Run(tmp_path, broken="launcher")
     with pytest.raises(ZeroDivisionError):
         run.to_the_end()
     assert run.launcher.calls[-1] == "detach"
     assert "close" not in run.launcher.calls
     assert run.ears.closed
+
+
+def test_an_observer_that_raises_is_told_of_once_and_dropped(tmp_path, caplog):
+    run = Run(tmp_path, broken="observer")
+    assert run.to_the_end().phase is Phase.STOPPED
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == ["Ears is dropped, since it raised"]
+    assert "job_finished" not in run.ears.heard
+    assert run.second.heard[-1] == "job_finished"
+
+
+def test_each_master_saves_its_number_before_it_serves(tmp_path):
+    saved = []
+
+    class Store(Nowhere):
+        async def load(self):
+            return saved[-1] if saved else None
+
+        async def save(self, snapshot):
+            saved.append(snapshot)
+
+    for generation in (1, 2):
+        run = Run(tmp_path / str(generation))
+        run.store = Store()
+        before = len(saved)
+        run.to_the_end()
+        assert {snapshot.generation for snapshot in saved[before:]} == {generation}
+        assert saved[before].job.next_id == saved[max(0, before - 1)].job.next_id, "saved before anything else"
 
 
 def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp_path):

@@ -1,57 +1,71 @@
-"""The rendezvous by itself: what happens, and exactly what is said about it."""
+"""When a world is formed, of whom, in which order, and exactly what is said about it."""
 
 import pytest
+from master_kit import step
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.events import WorkerAsked, WorkerConnected
+from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
-from elasticdl.master.core.peers import Standing
-from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
 
 WINDOW = 0.3
+LONG = 10.0**6
+ABOUT_WORLDS = (AnnounceChange, BreakWorld, PublishWorld)
 
 
 class Meeting:
-    """A rendezvous with a clock that the test moves."""
+    """A job whose workers are never silent, late or stuck, with a clock that the test moves."""
 
     def __init__(self, minimum=2, maximum=4):
-        self.rendezvous = Rendezvous(WINDOW)
-        self.limits = WorkerRange(minimum=minimum, maximum=maximum)
+        times = dict.fromkeys(("start_timeout", "heartbeat_timeout", "progress_timeout", "stop_grace"), LONG)
+        self.job = Job(Settings(WorkerRange(minimum=minimum, maximum=maximum), join_window=WINDOW, **times))
         self.now = 0.0
+        self.advance()
+
+    def post(self, event):
+        return [o for o in step(self.job, event, self.now) if isinstance(o, ABOUT_WORLDS)]
 
     def advance(self, seconds=0.0):
         self.now += seconds
-        return [i for i in self.rendezvous.advance(self.now, self.limits) if not hasattr(i, "event")]
+        return self.post(e.Tick())
 
     def connect(self, *ids, version=0):
-        out = []
-        for worker_id in ids:
-            out += self.rendezvous.connect(WorkerConnected(worker_id, "h", 1, version), self.now)
-        return out + self.advance()
+        return [o for worker_id in ids for o in self.post(e.WorkerConnected(worker_id, "h", 1, version))]
 
     def ask(self, worker_id, step=0, left=0, has_state=None, broken=False, reason=""):
         has_state = left > 0 if has_state is None else has_state
-        self.rendezvous.ask(WorkerAsked(worker_id, left, step, has_state, broken, reason), self.now)
-        return self.advance()
+        return self.post(e.JoinRequested(worker_id, left, step, has_state, broken, reason))
 
     def newcomers(self, *ids):
-        self.connect(*ids)
-        return [instruction for worker_id in ids for instruction in self.ask(worker_id)]
+        return self.connect(*ids) + [o for worker_id in ids for o in self.ask(worker_id)]
 
-    def remove(self, worker_id, reason="was killed", clean=False):
-        self.rendezvous.remove(worker_id, reason, self.now, clean=clean)
-        return self.advance()
+    def remove(self, worker_id, clean=False):
+        cause, code = (e.ExitCause.CLEAN, 0) if clean else (e.ExitCause.KILLED, -9)
+        return self.post(e.WorkerExited(worker_id, cause, code))
 
-    def drain(self, worker_id):
-        self.rendezvous.drain(worker_id, "told to", self.now)
-        return self.advance()
+    def drain(self, worker_id, lingers=False):
+        return self.post(e.WorkerDraining(worker_id, "told to", lingers))
+
+    def finish(self, worker_id):
+        return self.post(e.WorkerFinished(worker_id, 9, 1, {}))
 
     def world_of(self, *ids):
         """Form the first world, of these."""
         self.newcomers(*ids)
         self.advance(WINDOW)
-        assert self.rendezvous.world.worker_ids == ids
-        return self.rendezvous.world.version
+        assert self.members == list(ids)
+        return self.job.view().world_version
+
+    @property
+    def members(self):
+        """By rank."""
+        workers = [worker for worker in self.job.view().workers if worker.rank >= 0]
+        return [worker.worker_id for worker in sorted(workers, key=lambda worker: worker.rank)]
+
+    @property
+    def reason(self):
+        return self.job.view().reason
 
 
 def published(instructions):
@@ -87,7 +101,7 @@ def test_below_the_minimum_nothing_is_formed_and_the_reason_is_told():
     m = Meeting(minimum=3)
     m.newcomers(0, 1)
     assert m.advance(10) == []
-    assert m.rendezvous.starved == "2 of at least 3 workers ready"
+    assert m.reason == "2 of at least 3 workers ready"
 
 
 def test_a_newcomer_joins_after_the_window_and_members_finish_their_step():
@@ -97,22 +111,14 @@ def test_a_newcomer_joins_after_the_window_and_members_finish_their_step():
     assert m.advance(WINDOW) == [AnnounceChange((0, 1), version, "worker 2 joins")]
     assert m.ask(0, step=7, left=version) == []
     assert published(m.ask(1, step=7, left=version)) == [[0, 1, 2]]
-    assert m.rendezvous.world.reason == "worker 2 joins"
-
-
-def test_a_newcomer_stays_standby_when_the_world_is_full():
-    m = Meeting(maximum=2)
-    m.world_of(0, 1)
-    m.newcomers(2)
-    assert m.advance(100) == []
-    assert m.rendezvous.peers[2].standing is Standing.STANDBY
+    assert m.job.view().last_change == "worker 2 joins"
 
 
 def test_a_lost_member_breaks_the_world_at_once_and_a_standby_takes_its_place():
-    m = Meeting(maximum=3)
+    m = Meeting(maximum=5)
     version = m.world_of(0, 1, 2)
     m.newcomers(3)
-    assert m.remove(1) == [BreakWorld((0, 2), version, "was killed")]
+    assert m.remove(1) == [BreakWorld((0, 2), version, "worker 1 killed")]
     assert m.ask(0, step=5, left=version, broken=True) == []
     assert published(m.ask(2, step=6, left=version, broken=True)) == [[2, 0, 3]]
 
@@ -131,7 +137,7 @@ def test_a_draining_member_that_dies_before_the_others_have_left_breaks_their_wo
     version = m.world_of(0, 1, 2)
     m.drain(1)
     m.ask(0, step=5, left=version)
-    assert m.remove(1, reason="worker 1 was killed") == [BreakWorld((2,), version, "worker 1 was killed")]
+    assert m.remove(1) == [BreakWorld((2,), version, "worker 1 told to")]
 
 
 def test_a_loss_during_a_planned_change_breaks_the_world_for_those_who_have_not_left():
@@ -140,36 +146,36 @@ def test_a_loss_during_a_planned_change_breaks_the_world_for_those_who_have_not_
     m.newcomers(3)
     m.advance(WINDOW)
     m.ask(0, step=5, left=version)
-    assert m.remove(1) == [BreakWorld((2,), version, "worker 3 joins; was killed")]
+    assert m.remove(1) == [BreakWorld((2,), version, "worker 3 joins; worker 1 killed")]
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2, 3]]
 
 
 def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_broken():
     m = Meeting()
     version = m.world_of(0, 1, 2)
-    m.rendezvous.disconnect(1)
+    m.post(e.WorkerDisconnected(1))
     assert m.advance(1.0) == []  # it may come back
     assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].worker_ids == (2,)
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
-    assert m.rendezvous.world.reason == "worker 1 lost its connection"
+    assert m.job.view().last_change == "worker 1 lost its connection"
 
 
 def test_a_member_that_reconnects_is_told_what_it_missed():
     m = Meeting()
     version = m.world_of(0, 1)
-    m.rendezvous.disconnect(1)
+    m.post(e.WorkerDisconnected(1))
     (again,) = m.connect(1, version=version - 1)
     assert (again.world.version, again.worker_ids) == (version, (1,))
     m.newcomers(2)
     m.advance(WINDOW)
-    m.rendezvous.disconnect(1)
+    m.post(e.WorkerDisconnected(1))
     assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
 
 
 def test_a_member_cut_off_comes_back_as_a_standby_with_its_state():
     m = Meeting()
     version = m.world_of(0, 1, 2)
-    m.rendezvous.disconnect(2)
+    m.post(e.WorkerDisconnected(2))
     m.ask(0, step=5, left=version, broken=True)
     m.ask(1, step=5, left=version, broken=True)
     assert m.connect(2, version=version)[0].world_version == version
@@ -183,13 +189,13 @@ def test_with_too_few_left_the_survivors_wait_for_a_newcomer():
     version = m.world_of(0, 1)
     m.remove(0)
     assert m.ask(1, step=9, left=version, broken=True) == []
-    assert m.rendezvous.starved == "1 of at least 2 workers ready"
+    assert m.reason == "1 of at least 2 workers ready"
     m.newcomers(2)
     assert published(m.advance(WINDOW)) == [[1, 2]]
-    assert m.rendezvous.starved == ""
+    assert m.reason == ""
 
 
-def test_ranks_go_by_state_then_step_then_old_rank_then_arrival():
+def test_ranks_go_by_state_then_step_then_old_rank_then_id():
     m = Meeting(maximum=6)
     version = m.world_of(0, 1, 2)
     m.newcomers(3)
@@ -204,14 +210,14 @@ def test_an_ask_about_another_world_changes_nothing(left):
     m = Meeting()
     m.world_of(0, 1)
     assert m.ask(0, left=left, broken=True) == []
-    assert m.rendezvous.members == {0, 1}
+    assert m.members == [0, 1]
 
 
 def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():
     m = Meeting()
     version = m.world_of(0, 1, 2)
     m.newcomers(3)
-    m.rendezvous.finish(0)
+    m.finish(0)
     assert m.advance(100) == []
     m.remove(1)
     assert published(m.ask(2, step=9, left=version, broken=True)) == [[2]]
@@ -219,15 +225,14 @@ def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_
 
 def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
     m = Meeting(minimum=1, maximum=1)
-    (version,) = [m.world_of(0)]
-    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
-    assert m.rendezvous.lingering == {0}
+    version = m.world_of(0)
+    assert m.drain(0, lingers=True) == []
     assert m.advance(100) == []
     m.newcomers(1)
     m.advance(WINDOW)
     assert published(m.ask(0, step=7, left=version)) == [[0, 1]]
-    m.rendezvous.drain(0, "SIGTERM", m.now)
-    assert not m.rendezvous.lingering
+    (change,) = m.drain(0)
+    assert change.worker_ids == (1,)
 
 
 def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writing_it():
@@ -236,43 +241,36 @@ def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writi
     m.drain(0)
     m.newcomers(1)
     assert m.advance(100) == []
-    assert "may be writing the state" in m.rendezvous.starved
+    assert "may be writing the state" in m.reason
     assert published(m.remove(0, clean=True)) == [[1]]
 
 
 def test_the_only_member_may_say_that_it_stays_between_two_worlds():
-    m = Meeting(minimum=1, maximum=1)
-    version = m.world_of(0)
+    m = Meeting(minimum=2, maximum=2)
+    version = m.world_of(0, 1)
+    m.remove(1)
     m.ask(0, step=7, left=version, broken=True)
-    m.now += 1
-    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
-    assert m.rendezvous.lingering == {0}
-
-
-def test_one_of_several_members_need_not_stay():
-    m = Meeting()
-    m.world_of(0, 1)
-    m.rendezvous.drain(0, "SIGTERM", m.now, lingers=True)
-    assert not m.rendezvous.lingering
+    m.drain(0, lingers=True)
+    m.advance(1)
+    assert published(m.newcomers(2, 3)) == [[0, 2, 3]]
 
 
 def test_the_job_is_complete_when_all_that_are_left_have_finished():
     m = Meeting()
     m.world_of(0, 1, 2)
-    m.rendezvous.finish(0)
-    m.rendezvous.finish(1)
-    assert not m.rendezvous.complete
+    m.finish(0)
+    m.finish(1)
+    assert m.job.view().phase == "running"
     m.remove(2)
-    assert m.rendezvous.complete
+    assert m.job.view().reason == "training is complete"
 
 
 def test_the_job_is_not_complete_if_rank_0_was_lost_before_it_finished():
     m = Meeting()
     m.world_of(0, 1)
-    m.rendezvous.finish(1)
+    m.finish(1)
     m.remove(0)
-    assert not m.rendezvous.complete
-    assert not m.rendezvous.ending
+    assert m.reason == "0 of at least 2 workers ready"
     m.newcomers(2, 3)
     assert published(m.advance(WINDOW)) == [[2, 3]]
 
@@ -283,4 +281,4 @@ def test_versions_continue_after_those_that_workers_know():
     m.ask(0)
     m.newcomers(1)
     m.advance(WINDOW)
-    assert m.rendezvous.world.version == 42
+    assert m.job.view().world_version == 42

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.instructions import Member
+from elasticdl.master.core.values import Member
+from elasticdl.master.core.values import StepReport as StepReport
 
 
 class ExitCause(StrEnum):
@@ -73,7 +74,7 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAsked:
+class JoinRequested:
     """The worker is in no world (any more) and ready for the next."""
 
     worker_id: int
@@ -112,21 +113,6 @@ class WorkerFailed:
     cause: FailureCause
     message: str
     traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One optimizer step, as rank 0 saw it."""
-
-    step: int
-    epoch: int
-    loss: float
-    samples: int
-    learning_rate: float
-    seconds: float
-    world_version: int
-    total_samples: int  # since the first step of the model
-    ends_epoch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +199,21 @@ class LauncherFailed:
     reason: str
 
 
+# ---- from the store ----
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaveStalled:
+    """The state could not be saved yet; what follows it waits, and it is tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """It is saved after all."""
+
+
 # ---- from commands and timers ----
 
 
@@ -237,7 +238,7 @@ Event = (
     WorkerConnected
     | WorkerDisconnected
     | HeartbeatReceived
-    | WorkerAsked
+    | JoinRequested
     | WorkerDraining
     | WorkerFinished
     | WorkerFailed
@@ -251,5 +252,7 @@ Event = (
     | LauncherFailed
     | ScaleRequested
     | StopRequested
+    | StateSaveStalled
+    | StateSaved
     | Tick
 )

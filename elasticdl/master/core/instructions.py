@@ -1,53 +1,20 @@
 """What the core wants done: everything that it ever asks of the edge.
 
-An instruction is carried out at once and never answered; what comes of it returns as events.
+Instructions are carried out in the order of the list and never answered; what comes of them returns as events. What
+follows `SaveState` is carried out only once the state is saved, so that a successor can't contradict it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-
-class Phase(StrEnum):
-    """Where the job stands; pending -> running <-> waiting -> stopping -> one of the last three."""
-
-    PENDING = "pending"  # no world has been formed yet
-    RUNNING = "running"
-    WAITING = "waiting"  # too few workers; those that are left keep their state
-    STOPPING = "stopping"  # decided how it ends; workers are leaving
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"  # on request
-
-    @property
-    def final(self) -> bool:
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    worker_id: int
-    host: str
-    step: int
-    has_state: bool
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """An ordered list of workers; a member's place is its rank. Versions only grow."""
-
-    version: int
-    members: tuple[Member, ...]
-    reason: str
-
-    @property
-    def worker_ids(self) -> tuple[int, ...]:
-        return tuple(member.worker_id for member in self.members)
-
+from elasticdl.master.core.events import ProgressReported
+from elasticdl.master.core.values import Member as Member
+from elasticdl.master.core.values import Outcome as Outcome
+from elasticdl.master.core.values import Phase as Phase
+from elasticdl.master.core.values import World as World
 
 # ---- to workers, over their sessions; lost if a worker has none ----
 
@@ -96,6 +63,14 @@ class DumpStacks:
     worker_id: int
 
 
+# ---- to the store ----
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """What a successor must know has changed: save `Job.snapshot` before anything else is done."""
+
+
 # ---- to the edge's own record of the world ----
 
 
@@ -131,7 +106,14 @@ class KillWorker:
     reason: str
 
 
-# ---- to the job's books ----
+# ---- to the journal and the observers ----
+
+
+@dataclass(frozen=True, slots=True)
+class NewSteps:
+    """A report with only those steps that were not reported before."""
+
+    report: ProgressReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +122,6 @@ class Record:
 
     event: str
     fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the job will have ended once its workers are gone."""
-
-    phase: Phase
-    reason: str
-    traceback: str = ""
-    checkpoint: bool = False  # whether those who leave write one
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,5 +145,9 @@ Instruction = (
     | TerminateWorker
     | KillWorker
     | Record
+    | NewSteps
+    | SaveState
     | EndJob
 )
+# These come before `SaveState`: no successor must know of them, and workers wait for some.
+UNSAVED = (AnnounceChange, BreakWorld, DumpStacks, Record, NewSteps)

@@ -1,34 +1,77 @@
 """The first moments of a master that follows another: it listens, and decides nothing, until it knows what there is.
 
-Workers go on training meanwhile. What they and the launcher say is held back; once everybody who may be in a world has
-spoken, or the time for it is over, the world is taken up as its members have it, and what was held back is acted upon
-in its order. So a world that is intact stays, and whoever died in between is seen to be missing.
+Workers go on training meanwhile. What they and the launcher say is held back. Once everybody who may be in a world has
+spoken, or the time for it is over, the world is taken up as its members have it, and what was held back is acted upon in
+its order. So an intact world stays, and whoever died in between is missing.
 
-The time is long, as the new master's address may take long to be known everywhere. It need not be waited out once
-waiting holds up training: a member is back, so the address is known, and none of those that are back makes progress, so
-their world is broken or hangs. Then those missing have as long as any worker that is cut off.
+The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
+training: a member is back, so the address is known, and none of those that are back makes progress, so their world is
+broken or hangs. Then those missing have as long as any worker that is cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import World
+from elasticdl.master.core.lifecycle import LIVE, STARTING, WorkerState
+from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.core.values import World
 
 _OF_A_SESSION = (
     e.WorkerConnected,
     e.WorkerDisconnected,
-    e.WorkerAsked,
+    e.JoinRequested,
     e.WorkerDraining,
     e.WorkerFinished,
     e.WorkerFailed,
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an earlier master has left: all its workers, and which of them are gone."""
+
+    records: Mapping[int, WorkerRecord]
+    missing: tuple[int, ...]
+
+
+def take_up(past: JobSnapshot, found: Sequence[e.FoundWorker], settings: Settings, now: float) -> Findings:
+    """Make records of the workers that are remembered, and of those that are there."""
+    remembered = {worker.worker_id: worker for worker in past.workers}
+    # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
+    there = {w.worker_id: w for w in found if not w.over or w.worker_id in remembered or w.worker_id >= past.next_id}
+    records = {}
+    for worker_id in sorted({*there, *remembered, *past.finished}):
+        seen, known = there.get(worker_id), remembered.get(worker_id)
+        record = records[worker_id] = _restore(seen or e.FoundWorker(worker_id), known, settings, now)
+        if worker_id in past.finished:
+            record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
+            record.together, record.deadline = past.together, None
+    return Findings(records, tuple(sorted(remembered.keys() - there.keys())))
+
+
+def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
+    if known is None:
+        state = WorkerState.STARTING if found.host else WorkerState.PENDING
+        known = WorkerSnapshot(found.worker_id, state, "found by this master")
+    state = WorkerState.INITIALIZING if known.state in LIVE and known.state not in STARTING else known.state
+    record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.pid, unheard=True, ready=known.ready)
+    record.world_version, record.failure = known.world_version, known.failure
+    own = settings.own_program and state is WorkerState.STARTING  # it may never connect
+    if state in (WorkerState.DRAINING, WorkerState.FAILED):
+        record.deadline = now + settings.stop_grace
+    elif state in LIVE and found.host and not (known.ready or known.world_version or own):
+        record.deadline = now + settings.start_timeout
+    return record
+
+
 class Recovery:
-    def __init__(self, settings: Settings, remembered: World | None) -> None:
+    def __init__(self, records: Mapping[int, WorkerRecord], settings: Settings, remembered: World | None) -> None:
+        self._records = records
         self._timeout = settings.recovery_timeout
         self._silence = settings.heartbeat_timeout
         self._remembered = remembered
@@ -36,20 +79,27 @@ class Recovery:
         self._news = 0.0  # when somebody last came back, or was seen to train
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self._doubtful: set[int] = set()
+        self._doubtful: frozenset[int] = frozenset()
         self._claims: dict[int, World] = {}
         self._left = 0  # the newest world that somebody has left
         self.held: list[e.Event] = []
-        self.connected: set[int] = set()
 
     @property
     def begun(self) -> bool:
         return self._since is not None
 
-    def begin(self, expected: Iterable[int], doubtful: Iterable[int], now: float) -> None:
-        """It is known who is there; ``expected`` may be in a world, and are waited for; ``doubtful`` may never come."""
+    def begin(self, found: Sequence[e.FoundWorker], known: frozenset[int], now: float) -> None:
+        """It is known who is there; those who may be in a world are waited for. ``known``: those in the snapshot."""
         self._since = self._news = now
-        self._awaited, self._doubtful = set(expected).difference(self.connected), set(doubtful)
+        self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
+        self._awaited = {
+            record.worker_id
+            for record in self._records.values()
+            if record.live
+            and record.host
+            and not record.connected
+            and (record.ready or record.world_version or record.worker_id not in known)
+        }
 
     def forgive(self, absence: float) -> None:
         """The master itself was held up, and could hear nobody."""
@@ -71,17 +121,17 @@ class Recovery:
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
                     self._news = now
-                self.connected.add(worker_id)
+                self._set_connected(worker_id, connected=True)
                 self._claims.pop(worker_id, None)
                 if event.members:
                     self._claims[worker_id] = World(event.world_version, event.members, "")
             case e.WorkerDisconnected(worker_id):
-                self.connected.discard(worker_id)
-            case e.WorkerAsked():
+                self._set_connected(worker_id, connected=False)
+            case e.JoinRequested():
                 self._left = max(self._left, event.left_world)
             case e.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
-                self.connected.discard(worker_id)
+                self._set_connected(worker_id, connected=False)
                 self._claims.pop(worker_id, None)
         self.held.append(event)
 
@@ -100,13 +150,6 @@ class Recovery:
         return sorted(self._awaited)
 
     @property
-    def _can_be_reached(self) -> bool:
-        """Whether those missing would have come if they could. A standby's node may know the address before theirs do."""
-        world = self.world
-        members = world.worker_ids if world else self.connected if self._left else ()
-        return self._awaited <= self._doubtful or not self.connected.isdisjoint(members)
-
-    @property
     def world(self) -> World | None:
         """The newest world that anybody knows of.
 
@@ -115,3 +158,15 @@ class Recovery:
         known = [*([self._remembered] if self._remembered else []), *self._claims.values()]
         newest = max(known, key=lambda world: world.version, default=None)
         return newest if newest and newest.version >= self._left else None
+
+    @property
+    def _can_be_reached(self) -> bool:
+        """Whether those missing would have come if they could. A standby's node may know the address before theirs do."""
+        connected = {record.worker_id for record in self._records.values() if record.connected}
+        world = self.world
+        members = world.worker_ids if world else connected if self._left else ()
+        return self._awaited <= self._doubtful or not connected.isdisjoint(members)
+
+    def _set_connected(self, worker_id: int, *, connected: bool) -> None:
+        if record := self._records.get(worker_id):
+            record.connected = connected

@@ -1,8 +1,8 @@
-"""What a master must remember so that another can take its place.
+"""What a master must know to take the place of another.
 
-Where the training stands is not in it: workers know that, and tell. It is kept outside of the master
-(`elasticdl.master.service.saver`), each time before anything is done that a successor must know of. Two memories are equal if
-it does no harm to have the older one: what only grows, and what is seen or told again, is not compared.
+It is saved outside of the master (`elasticdl.master.service.saver`) before anything is done that a successor must know
+of. Where the training stands is not in it: workers know that, and tell. Fields with ``compare=False`` do no harm if they
+are a little old, so a snapshot that differs only in these equals the one before.
 """
 
 from __future__ import annotations
@@ -12,56 +12,37 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.instructions import Outcome, Phase, World
-from elasticdl.master.core.workers import WorkerState
+from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.values import Outcome, Phase, World
+
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CrashSnapshot:
     at_start: int = 0  # in a row, by workers that had reached no world
     in_training: int = 0
-    last_step: int = 0
+    steps_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
+    """Of a worker whose process is not known to be gone."""
+
     worker_id: int
     state: WorkerState
     reason: str
-    reached_world: bool = False
-    failure: str = ""
+    world_version: int = 0
     ready: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSnapshot:
-    next_id: int = 0
-    finished: tuple[int, ...] = ()  # whether they are gone or not
-    crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
-    workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
-
-
-NO_FLEET = FleetSnapshot()
-
-
-@dataclass(frozen=True, slots=True)
-class JobSnapshot:
-    """Of the core."""
-
-    limits: WorkerRange
-    fleet: FleetSnapshot = NO_FLEET
-    world: World | None = None  # the last; nobody may have heard of it
-    phase: Phase = Phase.PENDING
-    outcome: Outcome | None = None
-    step: int = field(default=0, compare=False)
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSnapshot:
-    """Of the numbers that are shown, and of the steps that are in them."""
+    """The numbers that are shown, and which steps are in them."""
 
     epochs_done: int = 0
     epoch: int = field(default=0, compare=False)
@@ -72,32 +53,58 @@ class TrainingSnapshot:
     loss: float = field(default=math.nan, compare=False)
     metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
     diverged: bool = field(default=False, compare=False)
-    counted: int = field(default=0, compare=False)
-    epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)
+    counted: int = field(default=0, compare=False)  # the last step whose loss is in the sum
+    epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)  # sum over samples, and their number
     newest: tuple[int, int] = field(default=(0, 0), compare=False)  # world and step of the last report taken
 
 
 @dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """The state of the core."""
+
+    limits: WorkerRange
+    next_id: int = 0
+    finished: tuple[int, ...] = ()  # whether their processes are gone or not
+    together: bool = False  # the members of the world said that all of them have finished
+    world: World | None = None  # the last; perhaps nobody has heard of it
+    phase: Phase = Phase.PENDING
+    outcome: Outcome | None = None
+    training: TrainingSnapshot = TrainingSnapshot()
+    workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
+    crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
+    """What one master leaves to the next."""
+
     job: JobSnapshot
-    training: TrainingSnapshot
     started: float  # when the first master of the job did; seconds since the epoch
+    generation: int = 1  # how many masters the job has had, this one included
 
     def without_workers(self, gone: Collection[int]) -> Snapshot:
-        """Of an older memory, when it is known by other means who has gone since."""
-        workers = tuple(worker for worker in self.job.fleet.workers if worker.worker_id not in gone)
-        return replace(self, job=replace(self.job, fleet=replace(self.job.fleet, workers=workers)))
+        """For an older snapshot, if it is known by other means who has gone since."""
+        workers = tuple(worker for worker in self.job.workers if worker.worker_id not in gone)
+        return replace(self, job=replace(self.job, workers=workers))
 
     def to_json(self) -> str:
-        return json.dumps(_ADAPTER.dump_python(self, mode="json"))
+        return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
 
     @classmethod
     def from_json(cls, text: str) -> Snapshot:
         """
         Raises:
-            ValueError: this is no memory, or one of another version of this package.
+            ValueError: this is no snapshot, or one of another version of this package; one line.
         """
-        return _ADAPTER.validate_python(json.loads(text))
+        content = json.loads(text)
+        found = content.pop("format", None) if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"a snapshot has format {FORMAT}, not {found}: another version of elasticdl wrote it")
+        try:
+            return _ADAPTER.validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"snapshot: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 _ADAPTER = TypeAdapter(Snapshot)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.instructions import Phase
-from elasticdl.master.core.peers import Peer, Standing
-from elasticdl.master.core.workers import Worker, WorkerState
+from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.record import WorkerRecord
+from elasticdl.master.core.values import Phase
+
+_SHOWN = {
+    WorkerState.PENDING: "pending",
+    WorkerState.STARTING: "starting",
+    WorkerState.INITIALIZING: "starting",
+    WorkerState.EXCLUDED: "starting",
+    WorkerState.STANDBY: "standby",
+    WorkerState.MEMBER: "member",
+    WorkerState.REJOINING: "member",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +41,8 @@ class JobView:
     workers: tuple[WorkerView, ...]
 
 
-def view_worker(worker: Worker, peer: Peer | None) -> WorkerView:
-    """``peer``: what the rendezvous knows of it, if it has had a session."""
-    state, rank, reason = str(worker.state), -1, worker.reason
-    if worker.state is WorkerState.CONDEMNED or worker.finished:
-        state, reason = "draining", "finished" if worker.finished else worker.reason
-    elif worker.state is WorkerState.RUNNING:
-        standing = peer.standing if peer else Standing.COMING
-        if standing in (Standing.MEMBER, Standing.LEFT) and peer:
-            state, rank = "member", peer.rank
-        else:
-            state = str(standing.value)
-    return WorkerView(worker.worker_id, state, rank, worker.host, worker.pid, reason)
+def view_worker(record: WorkerRecord) -> WorkerView:
+    state = "draining" if record.lingers else _SHOWN.get(record.state, "draining")
+    reason = "finished" if record.state is WorkerState.FINISHED else record.reason
+    rank = record.rank if state == "member" else -1
+    return WorkerView(record.worker_id, state, rank, record.host, record.pid, reason)

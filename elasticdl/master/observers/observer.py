@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core import events as e
 
+_log = logging.getLogger(__name__)
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "total")
 
 
@@ -27,23 +29,27 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several as one."""
+    """Several as one. An observer that raises is dropped, and the job goes on without it."""
 
-    def __init__(self, boards: Sequence[Observer]) -> None:
-        self._boards = tuple(boards)
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = list(observers)
 
     def observe(self, event: e.Event) -> None:
-        for board in self._boards:
-            board.observe(event)
+        self._tell(lambda observer: observer.observe(event))
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        for board in self._boards:
-            board.recorded(event, fields)
+        self._tell(lambda observer: observer.recorded(event, fields))
 
     def world_formed(self, size: int) -> None:
-        for board in self._boards:
-            board.world_formed(size)
+        self._tell(lambda observer: observer.world_formed(size))
 
     def close(self) -> None:
-        for board in self._boards:
-            board.close()
+        self._tell(lambda observer: observer.close())
+
+    def _tell(self, news: Callable[[Observer], None]) -> None:
+        for observer in tuple(self._observers):
+            try:
+                news(observer)
+            except Exception:  # noqa: BLE001 - a mistake there must not end the job
+                _log.exception("%s is dropped, since it raised", type(observer).__name__)
+                self._observers.remove(observer)

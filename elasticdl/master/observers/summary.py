@@ -15,7 +15,7 @@ from elasticdl.master.core.training import Training
 WORLD_ENDS = ("world_broken", "world_formed", "job_finished")
 
 
-def write_summary(folder: str, end: EndJob, training: Training, journal: Path, now: float) -> Path:
+def write_summary(folder: str, end: EndJob, training: Training, journal: Path, wall_time: float) -> Path:
     """Write the summary into ``folder``, whole or not at all.
 
     Raises:
@@ -23,11 +23,11 @@ def write_summary(folder: str, end: EndJob, training: Training, journal: Path, n
     """
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, json.dumps(plain(summarize(end, training, journal, now)), indent=1, allow_nan=False) + "\n")
+    write_aside(path, json.dumps(plain(summarize(end, training, journal, wall_time)), indent=1, allow_nan=False) + "\n")
     return path
 
 
-def summarize(end: EndJob, training: Training, journal: Path, now: float) -> dict[str, Any]:
+def summarize(end: EndJob, training: Training, journal: Path, wall_time: float) -> dict[str, Any]:
     worlds: list[dict[str, Any]] = []
     pauses: list[dict[str, Any]] = []
     for entry in read_journal(journal):
@@ -47,5 +47,5 @@ def summarize(end: EndJob, training: Training, journal: Path, now: float) -> dic
         "metrics": training.metrics,
         "worlds": worlds,
         "pauses": pauses,
-        "wall_time": round(training.elapsed(now), 3),
+        "wall_time": round(wall_time, 3),
     }

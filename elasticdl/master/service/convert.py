@@ -8,8 +8,7 @@ from typing import assert_never
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.training import Training
-from elasticdl.master.core.view import JobView
+from elasticdl.master.core.job import Job
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # What a worker may have written into the journal: the rest is the master's to say.
@@ -21,6 +20,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "exported": {"path": str},
     "warning": {"message": str},
 }
+_LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
 ToWorkers = i.AnnounceChange | i.BreakWorld | i.PublishWorld | i.DrainWorker | i.StopWorkers | i.DumpStacks
 
@@ -42,7 +42,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.HeartbeatReceived(worker_id, beat.world_version, beat.step, beat.progress, beat.waiting)
         case "ask":
             ask = message.ask
-            return e.WorkerAsked(worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch)
+            return e.JoinRequested(
+                worker_id, ask.left_world, ask.step, ask.has_state, ask.broken, ask.reason, ask.epoch
+            )
         case "draining":
             return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
         case "progress":
@@ -83,7 +85,8 @@ def to_message(instruction: ToWorkers) -> pb.MasterMessage:
             assert_never(never)
 
 
-def to_status(job_name: str, view: JobView, training: Training, now: float) -> pb.JobStatus:
+def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
+    view, training = job.view(), job.training
     return pb.JobStatus(
         job_name=job_name,
         phase=str(view.phase),
@@ -103,7 +106,7 @@ def to_status(job_name: str, view: JobView, training: Training, now: float) -> p
         samples=training.samples,
         samples_per_second=training.samples_per_second(now),
         time_left=training.time_left(now),
-        elapsed=training.elapsed(now),
+        elapsed=elapsed,
         min_workers=view.limits.minimum,
         max_workers=view.limits.maximum,
         metrics=training.metrics,
@@ -156,6 +159,11 @@ def _notice(worker_id: int, notice: pb.Notice) -> e.NoticeReported:
     for name, value in fields.items():
         if name not in kinds or not isinstance(value, kinds[name]):
             raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
-    if not all(isinstance(metric, int | float) for metric in fields.get("metrics", {}).values()):
-        raise ValueError(f"metrics must be numbers, not {fields['metrics']!r}")
+    metrics = fields.get("metrics", {})
+    if not all(isinstance(metric, int | float) for metric in metrics.values()):
+        raise ValueError(f"metrics must be numbers, not {metrics!r}")
+    for name, value in {**fields, **metrics}.items():
+        most = _LARGEST.get(name, 2**63 - 1)
+        if isinstance(value, int) and abs(value) > most:
+            raise ValueError(f"{name} of a notice must be at most {most}, not {value}")
     return e.NoticeReported(worker_id, notice.event, fields)

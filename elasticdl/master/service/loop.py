@@ -1,4 +1,9 @@
-"""The one task that owns the job's state: events go in through `post`, instructions are carried out here."""
+"""The one task that owns the job's state, and the one that acts for it.
+
+`Loop` decides: it takes events from a `Mailbox` and puts what `Job.step` wants into a queue. It acts: it carries the queue
+out in order, and waits where the state must be saved first. So a store that does not answer holds up what must not be
+done unsaved, while events, heartbeats among them, are still taken.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +15,19 @@ from dataclasses import dataclass
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.training import Training
+from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.launchers.base import Launcher
 from elasticdl.master.observers.journal_file import Journal
+from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service.convert import to_message
 from elasticdl.master.service.saver import StateSaver
 from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 
 TICK_SECONDS = 0.1
-# What a successor must know may change with these, with a milestone of the training, and with whatever leads to more than
-# an entry in the journal.
-_WEIGHTY = (e.WorkersFound, e.WorkerFinished, e.WorkerFailed, e.WorkerExited, e.ScaleRequested, e.StopRequested)
-# No successor needs to know of these, and workers wait for some: they come before the memory is saved. In the journal
-# an entry is saved with the memory that it explains.
-_BEFOREHAND = (i.AnnounceChange, i.BreakWorld, i.DumpStacks, i.Record)
+# Numbers that only grow are saved this often.
+SAVE_SECONDS = 5.0
+# For so long the store may take until it is said that the job waits for it.
+PATIENCE = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -38,17 +42,15 @@ class Mailbox:
         self._events.put_nowait(event)
 
     async def settled(self) -> None:
-        """Wait until everything that was posted before is acted upon and remembered, or never will be."""
+        """Wait until everything that was posted before is acted upon and saved, or never will be."""
         if not self._closed:
             mark = asyncio.Event()
             self._events.put_nowait(mark)
             await mark.wait()
 
-    async def take(self) -> e.Event:
-        """The next; whoever asks for it is done with the one before."""
-        while isinstance(event := await self._events.get(), asyncio.Event):
-            event.set()
-        return event
+    async def take(self) -> e.Event | asyncio.Event:
+        """The next event, or a mark to be set when all before it is acted upon."""
+        return await self._events.get()
 
     def close(self) -> None:
         """Nobody takes any more; those who wait for what they have posted go on."""
@@ -66,84 +68,144 @@ class Ports:
     sessions: Sessions
     relay: KeyValueRelay
     journal: Journal
-    keeper: StateSaver
-    world_formed: Callable[[int], None]  # told the size of each world
+    saver: StateSaver
+    observer: Observer
+    clock: Callable[[], float]
+    wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
+
+
+_Act = i.Instruction | asyncio.Future[None] | asyncio.Event
 
 
 class Loop:
-    def __init__(
-        self,
-        job: Job,
-        ports: Ports,
-        training: Training,
-        observer: Callable[[e.Event], None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, job: Job, ports: Ports, mailbox: Mailbox) -> None:
         self._job = job
         self._ports = ports
-        self._training = training
-        self._observer = observer
-        self._clock = clock
+        self._mailbox = mailbox
+        self._acts: asyncio.Queue[_Act] = asyncio.Queue()
+        self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
+        self._saved_at = ports.clock()
 
-    async def run(self, mailbox: Mailbox) -> i.EndJob:
+    async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
-        running = asyncio.get_running_loop()
-        end = await self._handle(e.WorkersFound(tuple(await self._ports.launcher.find())))
-        timer = running.call_soon(mailbox.post, e.Tick())
+        self._decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
+        deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
-            while end is None:
-                event = await mailbox.take()
+            await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)
+            if deciding.done():
+                deciding.result()
+            return await acting
+        finally:
+            for task in (deciding, acting):
+                task.cancel()
+            await asyncio.wait({deciding, acting})
+            self._mailbox.close()
+            while not self._acts.empty():
+                if isinstance(mark := self._acts.get_nowait(), asyncio.Event):
+                    mark.set()
+            await self._ports.saver.close()
+
+    # ---- to decide ----
+
+    async def _decide_all(self) -> None:
+        running = asyncio.get_running_loop()
+        timer = running.call_soon(self._mailbox.post, e.Tick())
+        try:
+            while True:
+                event = await self._mailbox.take()
+                if isinstance(event, asyncio.Event):
+                    self._acts.put_nowait(event)
+                    continue
                 if isinstance(event, e.Tick):
-                    timer = running.call_later(TICK_SECONDS, mailbox.post, e.Tick())
-                end = await self._handle(event)
+                    timer = running.call_later(TICK_SECONDS, self._mailbox.post, e.Tick())
+                self._decide(event)
         finally:
             timer.cancel()
-            mailbox.close()
-            await self._ports.keeper.close()
-        return end
 
-    async def _handle(self, event: e.Event) -> i.EndJob | None:
-        now = self._clock()
+    def _decide(self, event: e.Event) -> None:
+        now = self._ports.clock()
         _log.debug("%s", event)
-        if isinstance(event, e.ProgressReported):
-            event = self._training.news(event)
-        self._observer(event)
-        milestones = self._training.observe(event, now)
-        instructions = [*milestones, *self._job.step(event, now)]
-        for instruction in instructions:
-            if isinstance(instruction, _BEFOREHAND):
-                await self._carry_out(instruction)
-        weighty = isinstance(event, _WEIGHTY) or milestones or any(not isinstance(it, i.Record) for it in instructions)
-        await self._ports.keeper.keep(changed=bool(weighty))
-        end = None
-        for instruction in instructions:
-            if isinstance(instruction, i.EndJob):
-                end = instruction
-            elif not isinstance(instruction, _BEFOREHAND):
-                await self._carry_out(instruction)
-        return end
+        if not isinstance(event, e.ProgressReported):  # of which only what is new is told
+            self._ports.observer.observe(event)
+        for instruction in self._job.step(event, now):
+            if isinstance(instruction, i.SaveState):
+                self._acts.put_nowait(self._save(now))
+            elif isinstance(instruction, i.UNSAVED) and not self._precedes_its_world(instruction):
+                self._tell(instruction)
+            else:
+                if isinstance(instruction, i.PublishWorld):
+                    self._unpublished.append(instruction.world.version)
+                self._acts.put_nowait(instruction)
+        if now - self._saved_at >= SAVE_SECONDS:
+            self._save(now).add_done_callback(_drop)
 
-    async def _carry_out(self, instruction: i.Instruction) -> None:
+    def _save(self, now: float) -> asyncio.Future[None]:
+        self._saved_at = now
+        return self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+
+    def _precedes_its_world(self, instruction: i.Instruction) -> bool:
+        """Nobody is told that a world changes or is broken before he is told that world."""
+        if not isinstance(instruction, i.AnnounceChange | i.BreakWorld):
+            return False
+        return instruction.world_version in self._unpublished
+
+    # ---- to act ----
+
+    async def _act_all(self) -> i.EndJob:
+        while not isinstance(act := await self._acts.get(), i.EndJob):
+            if isinstance(act, asyncio.Event):
+                act.set()
+            elif isinstance(act, asyncio.Future):
+                await self._until_saved(act)
+            else:
+                await self._act(act)
+        return act
+
+    async def _until_saved(self, saved: asyncio.Future[None]) -> None:
+        done, _ = await asyncio.wait({saved}, timeout=PATIENCE)
+        if not done:
+            self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
+            await asyncio.wait({saved})
+            self._mailbox.post(e.StateSaved())
+        saved.result()
+
+    async def _act(self, instruction: i.Instruction) -> None:
         ports = self._ports
         match instruction:
-            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids):
-                ports.sessions.send(ids, to_message(instruction))
-            case i.PublishWorld(world, ids):
-                ports.relay.begin_world(world.version, world.worker_ids)
-                ports.world_formed(len(world.members))
-                ports.sessions.send(ids, to_message(instruction))
-                if len(ids) == 1:  # told again: it may also have missed entries
-                    ports.relay.replay(ids[0])
-            case i.AdoptWorld(world):
-                ports.relay.begin_world(world.version, world.worker_ids)
-                ports.world_formed(len(world.members))
-            case i.DrainWorker(worker_id) | i.DumpStacks(worker_id):
-                ports.sessions.send((worker_id,), to_message(instruction))
             case i.LaunchWorker(worker_id):
                 await ports.launcher.launch(worker_id)
             case i.TerminateWorker(worker_id):
                 ports.launcher.terminate(worker_id)
             case i.KillWorker(worker_id):
                 ports.launcher.kill(worker_id)
+            case i.PublishWorld(world, ids):
+                self._unpublished.remove(world.version)
+                self._begin_world(world)
+                ports.sessions.send(ids, to_message(instruction))
+                if len(ids) == 1:  # told again: it may also have missed entries
+                    ports.relay.replay(ids[0])
+            case i.AdoptWorld(world):
+                self._begin_world(world)
+            case _:
+                self._tell(instruction)
+
+    def _tell(self, instruction: i.Instruction) -> None:
+        match instruction:
+            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids):
+                self._ports.sessions.send(ids, to_message(instruction))
+            case i.DrainWorker(worker_id) | i.DumpStacks(worker_id):
+                self._ports.sessions.send((worker_id,), to_message(instruction))
             case i.Record(name, fields):
-                ports.journal.append(name, fields)
+                self._ports.journal.append(name, fields)
+            case i.NewSteps(report):
+                self._ports.observer.observe(report)
+
+    def _begin_world(self, world: i.World) -> None:
+        self._ports.relay.begin_world(world.version, world.worker_ids)
+        self._ports.observer.world_formed(len(world.members))
+
+
+def _drop(saved: asyncio.Future[None]) -> None:
+    """If saving mere numbers fails, so does the next that is waited for."""
+    if not saved.cancelled():
+        saved.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
+from elasticdl.common.errors import UnreachableError
 from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.jobdir import JobDir, write_aside
 from elasticdl.common.spec import JobSpec
@@ -17,7 +19,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import Settings
-from elasticdl.master.core.snapshot import Snapshot
+from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.observers.journal_file import Journal
@@ -32,6 +34,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
 SLOWEST_HEARTBEAT = 5.0
+# For the store to take the first snapshot.
+START_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
@@ -50,52 +54,67 @@ class Platform:
     make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
 
 
-async def serve(spec: JobSpec, job_dir: JobDir, site: Platform) -> EndJob:
+async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     """Run the job to its end, or on to it where an earlier master died: nothing of it remains but its files.
 
     Raises:
         UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
+        UnreachableError: the store does not take the first snapshot.
     """
-    past = await site.store.load()
+    past = await platform.store.load()
     if past is None:  # in a pod they are others than where the job was submitted
         require_writable_folders(spec)
-    started = past.started if past else time.time()
+    started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
     began = time.monotonic() - (time.time() - started)
-    mailbox, sessions = Mailbox(), Sessions()
-    relay = KeyValueRelay(sessions)
     job = Job(Settings.from_spec(spec), past.job if past else None)
-    training = Training.go_on(began, past.training) if past else Training(began)
 
-    def recall() -> Snapshot:
-        return Snapshot(job.memory(), training.memory(), started)
+    def wrap(state: JobSnapshot) -> Snapshot:
+        return Snapshot(state, started, generation)
 
     def status() -> pb.JobStatus:
-        return to_status(job_dir.name, job.view(), training, time.monotonic())
+        now = time.monotonic()
+        return to_status(job_dir.name, job, now, now - began)
 
-    board = Observers([*_tensorboard(spec), *site.make_observers(status)])
-    journal, feed = Journal(job_dir.journal, board.recorded), StatusFeed(status)
-    launcher = site.make_launcher(mailbox.post)
-    keeper = StateSaver(site.store, recall, time.monotonic)
-    ports = Ports(launcher, sessions, relay, journal, keeper, board.world_formed)
-    loop = Loop(job, ports, training, board.observe, time.monotonic)
-    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec))
+    saver = StateSaver(platform.store)
+    await _save_generation(saver, wrap(job.snapshot()))
+    mailbox, sessions = Mailbox(), Sessions()
+    relay = KeyValueRelay(sessions)
+    observers = Observers([*_tensorboard(spec), *platform.make_observers(status)])
+    journal, feed = Journal(job_dir.journal, observers.recorded), StatusFeed(status)
+    launcher = platform.make_launcher(mailbox.post)
+    ports = Ports(launcher, sessions, relay, journal, saver, observers, time.monotonic, wrap)
+    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec), generation=generation)
     try:
-        await site.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome, mailbox.settled))
+        await platform.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome, mailbox.settled))
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
             journal.append("job_started", about)
-        async with site.lifespan(mailbox.post):
-            end = await loop.run(mailbox)
+        async with platform.lifespan(mailbox.post):
+            end = await Loop(job, ports, mailbox).run()
             await launcher.close()
-        _write_books(spec, job_dir, journal, end, training)
+        _write_books(spec, job_dir, journal, end, job.training, time.monotonic() - began)
         write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
         await launcher.detach()  # only a decided end takes the workers along
-        board.close()
+        observers.close()
         feed.end()
         journal.close()
-        await site.server.close()
+        await platform.server.close()
+
+
+async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
+    """From now on this is the job's newest master, and its number is no later one's.
+
+    Raises:
+        UnreachableError: it can't be saved.
+    """
+    try:
+        await asyncio.wait_for(saver.save(first), START_SECONDS)
+    except TimeoutError:
+        await saver.close()
+        problem = saver.problem or "it takes long"
+        raise UnreachableError(f"can't save the job's state within {START_SECONDS:g} s: {problem}") from None
 
 
 def _tensorboard(spec: JobSpec) -> list[Observer]:
@@ -106,7 +125,9 @@ def _tensorboard(spec: JobSpec) -> list[Observer]:
     return [TensorBoard(spec.tensorboard_log_dir)]
 
 
-def _write_books(spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training) -> None:
+def _write_books(
+    spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training, wall_time: float
+) -> None:
     fields = {
         "phase": str(end.phase),
         "reason": end.reason,
@@ -119,7 +140,7 @@ def _write_books(spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, 
     if not spec.output:
         return
     try:
-        write_summary(spec.output, end, training, job_dir.journal, time.monotonic())
+        write_summary(spec.output, end, training, job_dir.journal, wall_time)
     except OSError as error:
         _log.error("can't write summary.json to %s: %s", spec.output, error)
 

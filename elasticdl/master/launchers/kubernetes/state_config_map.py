@@ -1,4 +1,4 @@
-"""A job's memory, journal and last status in its state ConfigMap, where the next master and the command line find them.
+"""A job's snapshot, journal and last status in its state ConfigMap, where the next master and the command line find them.
 
 Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and
 writes no more. A write that may or may not have been done is done again.
@@ -26,7 +26,7 @@ from elasticdl.master.core.snapshot import Snapshot
 # The journal alone is written so often at most, and less often the longer it is.
 JOURNAL_SECONDS = 1.0
 BYTES_PER_SECOND = 100_000
-# A ConfigMap may have 1 MiB; of a journal that is longer the older half goes.
+# A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
 MOST_BYTES = 600_000
 ATTEMPTS = 5
 CLAIM_SECONDS = 120.0  # for the cluster to answer a master that starts
@@ -64,13 +64,15 @@ class ClusterState:
         self._mark = mark
         self._journal = journal
         self._packer = Packer()
-        self._read = 0  # bytes of the journal that are packed
+        self._kept_from = 0  # the first byte of the journal that is packed
+        self._read = 0  # the byte behind the last one
+        self._size = 0  # of what was packed last
         self._version = ""  # empty: to be asked for
         self._writing = asyncio.Lock()
         self._status: Callable[[], str] = str
 
     def show(self, status: Callable[[], str]) -> None:
-        """From now on the status is saved with each memory, unless it is empty."""
+        """From now on the status is saved with each snapshot, unless it is empty."""
         self._status = status
 
     async def claim(self) -> Manifest:
@@ -92,18 +94,18 @@ class ClusterState:
         found = await self.claim()
         try:
             state = unpack_state(found)
-            memory = Snapshot.from_json(state.memory) if state.memory else None
+            snapshot = Snapshot.from_json(state.memory) if state.memory else None
             self._journal.write_text(_repaired(state))
-            # The journal may be newer than the memory; whose end it has told is not to be missed once more.
+            # The journal may be newer than the snapshot; whoever left according to it must not be missed again.
             gone = {entry["worker"] for entry in read_journal(self._journal) if entry["event"] == "worker_left"}
         except ValueError as error:
             raise UserError(f"what an earlier master has left can't be read: {error}") from None
-        return memory.without_workers(gone) if memory else None
+        return snapshot.without_workers(gone) if snapshot else None
 
-    async def save(self, memory: Snapshot) -> None:
+    async def save(self, snapshot: Snapshot) -> None:
         """With the journal so far, which explains it. Raises OSError if it can't be done now."""
         status = {STATUS: text} if (text := self._status()) else {}
-        await self._write({MEMORY: memory.to_json(), **status})
+        await self._write({MEMORY: snapshot.to_json(), **status})
 
     async def finish(self, status: str) -> None:
         """The job is over: ``status`` is its last. Raises OSError if it can't be done now."""
@@ -120,13 +122,11 @@ class ClusterState:
             await asyncio.wait({task})
 
     async def _keep_journal(self) -> None:
-        size = 0
         while True:
-            await asyncio.sleep(max(JOURNAL_SECONDS, size / BYTES_PER_SECOND))
+            await asyncio.sleep(max(JOURNAL_SECONDS, self._size / BYTES_PER_SECOND))
             if self._has_grown():
                 with contextlib.suppress(OSError):  # the next time, then
                     await self._write({})
-            size = len(self._packer.packed())
 
     def _has_grown(self) -> bool:
         return self._journal.stat().st_size > self._read
@@ -134,23 +134,35 @@ class ClusterState:
     async def _write(self, data: dict[str, str]) -> None:
         """What could not be loaded stays as it is."""
         async with self._writing:
-            journal = {"binaryData": {JOURNAL: self._packed()}} if self._journal.exists() else {}
-            await self._patch({"data": data, **journal})
+            # In a thread, as compressing takes a tenth of a second or more.
+            packed = await asyncio.to_thread(self._pack_journal) if self._journal.exists() else ""
+            await self._patch({"data": data, **({"binaryData": {JOURNAL: packed}} if packed else {})})
 
-    def _packed(self) -> str:
+    def _pack_journal(self) -> str:
         """The journal so far, less a line that is still being written, and less the oldest if it is too long."""
+        packed = self._pack_from(self._read)
+        while len(packed) > MOST_BYTES:
+            self._kept_from = self._middle()
+            self._packer = Packer()
+            packed = self._pack_from(self._kept_from)
+        self._size = len(packed)
+        return packed
+
+    def _pack_from(self, start: int) -> str:
+        """Add what stands in the journal from this byte on."""
         with self._journal.open("rb") as file:
-            file.seek(self._read)
-            whole, _, _ = file.read().rpartition(b"\n")
-        if whole:
-            self._packer.add(whole.decode() + "\n")
-            self._read += len(whole) + 1
-        if len(packed := self._packer.packed()) <= MOST_BYTES:
-            return packed
-        lines = self._journal.read_bytes()[: self._read].decode().splitlines(keepends=True)
-        self._packer = Packer()
-        self._packer.add("".join(lines[len(lines) // 2 :]))
+            file.seek(start)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._packer.add((whole + newline).decode())
+        self._read = start + len(whole + newline)
         return self._packer.packed()
+
+    def _middle(self) -> int:
+        """Where the first line begins in the newer half of what is kept; at its end if there is none."""
+        with self._journal.open("rb") as file:
+            file.seek((self._kept_from + self._read) // 2)
+            file.readline()
+            return min(file.tell(), self._read)
 
     async def _claim(self) -> Manifest:
         deadline, backoff = time.monotonic() + CLAIM_SECONDS, Backoff(random.Random())

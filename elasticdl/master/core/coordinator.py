@@ -1,0 +1,385 @@
+"""The workers of a job, and what is done about them.
+
+An event of a worker becomes a trigger, and `elasticdl.master.core.lifecycle` says what follows. Then `Coordinator` looks at
+the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.ending import Ending, Overdue
+from elasticdl.master.core.fleet import DONE, Fleet
+from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
+from elasticdl.master.core.lifecycle import STARTING, Trigger, WorkerState
+from elasticdl.master.core.liveness import Liveness
+from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import JobSnapshot
+from elasticdl.master.core.training import Training
+from elasticdl.master.core.transitions import Happening, Transitions
+from elasticdl.master.core.values import World
+
+# Between asking a stuck worker for its stacks and killing it.
+TIME_TO_DUMP = 1.0
+_S = WorkerState
+
+
+class Coordinator:
+    def __init__(self, settings: Settings, past: JobSnapshot) -> None:
+        self.settings = settings
+        self.limits = past.limits
+        self.records: dict[int, WorkerRecord] = {}
+        self.rendezvous = Rendezvous(self.records, settings.join_window, past.world.version if past.world else 0)
+        self.ending = Ending(settings.stop_grace, past.outcome)
+        self.transitions = Transitions(self.rendezvous, self.ending, settings)
+        self.fleet = Fleet(self.records, settings, past)
+        self.liveness = Liveness(self.records, settings.heartbeat_timeout, settings.progress_timeout)
+        self.training = Training.restore(past.training)
+        self.listening = False  # another master came before, and it is not known yet what there is
+
+    def act(self, event: e.Event, now: float) -> list[Instruction]:
+        match event:
+            case e.Tick():
+                return self._tick(now)
+            case e.WorkerExited():
+                return self._exited(event, now)
+            case e.ScaleRequested(workers):
+                self.limits = workers
+                return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
+            case e.LauncherFailed(reason):
+                self.ending.decide(Outcome(Phase.FAILED, reason))
+            case e.StopRequested():
+                return self._stop_requested(event, now)
+            case e.WorkersFound() | e.StateSaveStalled() | e.StateSaved():
+                pass
+            case _:
+                record = self.records.get(event.worker_id)
+                if record and record.state not in (_S.KILLING, _S.COMPLETED):
+                    return self._hear(event, record, now)
+        return []
+
+    # ---- what is said of a worker ----
+
+    def _hear(self, event: e.Event, record: WorkerRecord, now: float) -> list[Instruction]:
+        """What a worker has said that still counts, or what was said about it."""
+        match event:
+            case e.WorkerPending(_, reason) if not record.pid:
+                known = (record.state, record.reason) == (_S.PENDING, reason)
+                out = [] if known else self._fire(record, Trigger.NO_PLACE, Happening(now, reason))
+                if self.fleet.nobody_comes:  # who waits for a replacement may have its place
+                    waiting = self.rendezvous.lingering()
+                    out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
+                return out
+            case e.WorkerPlaced(_, host, pid) if not record.pid and record.state in STARTING:
+                record.host, record.pid = host, pid
+                if not self.settings.own_program:  # which may do without the library, and then never connects
+                    record.deadline = now + self.settings.start_timeout
+                return self._fire(record, Trigger.PLACED, Happening(now, record.reason))
+            case e.WorkerConnected():
+                return self._connected(event, record, now)
+            case e.WorkerDisconnected():
+                if record.state is _S.DRAINING:  # the end of its session, and it may take its time to end
+                    record.pulse = None
+                if record.pulse and record.connected:
+                    record.pulse.heard = now
+                record.connected = False
+            case e.JoinRequested():
+                return self._asked(event, record, now)
+            case e.WorkerDraining():
+                return self._draining(event, record, now)
+            case e.WorkerFinished():
+                return self.finished(event, record, now)
+            case e.WorkerFailed(worker_id, _, message):
+                if record.state is not _S.FINISHED:
+                    record.failure = record.failure or message
+                cause = f"worker {worker_id} failed: {message}"
+                return self._fire(record, Trigger.FAIL, Happening(now, message, cause, event=event))
+        return []
+
+    def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
+        record.connected, record.unheard, record.notified = True, False, NotificationLevel.NOTHING
+        record.host, record.pid = event.host, event.pid  # behind a shell the process that was placed is another one
+        self.fleet.joined()
+        if record.state in (_S.FINISHED, _S.FAILED):
+            return []
+        self.rendezvous.version = max(self.rendezvous.version, event.world_version)
+        record.ready = record.ready or event.world_version > 0
+        record.pulse = record.pulse or Pulse(now, now)
+        record.pulse.heard = now
+        trigger = Trigger.CONNECT_IN_WORLD if event.world_version else Trigger.CONNECT
+        out = self._fire(record, trigger, Happening(now, event=event))
+        if record.state is _S.EXCLUDED:
+            self.liveness.restart((record.worker_id,), now)
+        return out
+
+    def _asked(self, event: e.JoinRequested, record: WorkerRecord, now: float) -> list[Instruction]:
+        record.ready = True
+        if record.pulse:
+            record.pulse.heard = now
+        current = self.rendezvous.world.version if self.rendezvous.world else 0
+        if record.state in (_S.MEMBER, _S.REJOINING) and event.left_world != current:
+            return []  # about an earlier world: late, or sent again
+        self.rendezvous.version = max(self.rendezvous.version, event.left_world)
+        cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"
+        return self._fire(record, Trigger.JOIN, Happening(now, cause=cause, event=event))
+
+    def _draining(self, event: e.WorkerDraining, record: WorkerRecord, now: float) -> list[Instruction]:
+        lingers = event.lingers and self.rendezvous.alone(record)
+        cause = f"worker {record.worker_id} leaves: {event.reason}"
+        out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, Happening(now, event.reason, cause))
+        if event.lingers and not lingers:
+            out.append(i.DrainWorker(record.worker_id, event.reason))  # others hold the state: it need not wait
+        return [*out, *self.reconcile(now)]
+
+    def finished(self, event: e.WorkerFinished, record: WorkerRecord, now: float) -> list[Instruction]:
+        record.together = record.together or event.together
+        return self._fire(record, Trigger.FINISH, Happening(now))
+
+    def _exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
+        record = self.records.get(event.worker_id)
+        if record is None or record.state is _S.COMPLETED:
+            return []
+        world_runs = bool(self.rendezvous.active_members())
+        verdict = self.fleet.exited(record, event, now, world_runs=world_runs)
+        left = {"cause": str(verdict.cause), "reason": verdict.reason, "code": event.code}
+        out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
+        if verdict.warning:
+            out.append(Record("warning", {"message": verdict.warning}))
+        gone = f"worker {event.worker_id} {verdict.reason}"
+        out += self._fire(record, Trigger.EXIT, Happening(now, cause=gone, clean=event.code == 0), departure=gone)
+        if verdict.fatal:
+            self.ending.decide(Outcome(Phase.FAILED, verdict.fatal, event.output))
+        return [*out, *self.reconcile(now)]
+
+    def _fire(
+        self, record: WorkerRecord, trigger: Trigger, happening: Happening, departure: str = ""
+    ) -> list[Instruction]:
+        """``departure``: why a replacement is launched, if one is due now."""
+        held_place = record.holds_place
+        out = self.transitions.fire(record, trigger, happening)
+        if held_place and not record.holds_place and record.state not in DONE:
+            self.fleet.departed(departure or f"worker {record.worker_id} leaves")
+        if record.state is _S.GONE:
+            del self.records[record.worker_id]
+        return out
+
+    # ---- time ----
+
+    def _tick(self, now: float) -> list[Instruction]:
+        self.liveness.forgive_own_absence(now)
+        if self.ending.outcome:
+            return self._enforce_deadline(now)
+        out: list[Instruction] = []
+        for record, reason in self.liveness.silent(now):
+            out += self.give_up(record, reason, now)
+        for record in self.fleet.overstaying(now):
+            out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
+        stuck, late = self._find_stuck(now), self.fleet.start_timed_out(now)
+        for record in self.records.values():
+            if record.kill_at is not None and record not in stuck and record not in late:
+                record.kill_at = None
+        out += self._press(stuck, f"no progress for {self.settings.progress_timeout:g} s", now)
+        out += self._press(late, f"not ready {self.settings.start_timeout:g} s after its start", now, crashed=True)
+        return [*out, *self.reconcile(now)]
+
+    def _find_stuck(self, now: float) -> list[WorkerRecord]:
+        """In a broken world waiting is no excuse: it must be left. So must a world that went on without the worker."""
+        members = self.rendezvous.active_members()
+        still = self.liveness.still(members, now)
+        stuck = [r for r in still if self.rendezvous.broken or not (r.pulse and r.pulse.waiting)]
+        if still and not stuck and len(still) == len(members):
+            limit = f"{self.settings.progress_timeout:g} s"
+            self.rendezvous.break_up(f"no progress for {limit}, all members wait for one another", now)
+        return [*stuck, *self.liveness.still(self.rendezvous.of(_S.EXCLUDED), now)]
+
+    def _press(
+        self, records: Sequence[WorkerRecord], reason: str, now: float, *, crashed: bool = False
+    ) -> list[Instruction]:
+        """Have them show where they are stuck, and give them up a moment later."""
+        out: list[Instruction] = []
+        for record in records:
+            if record.kill_at is None:
+                record.kill_at = now + TIME_TO_DUMP
+                warning = f"worker {record.worker_id}: {reason}"
+                if record.connected:
+                    out.append(i.DumpStacks(record.worker_id))
+                    warning += "; its stacks are in its log"
+                out.append(Record("warning", {"message": warning}))
+            elif now >= record.kill_at:
+                if crashed:  # others may do no better, so it counts against the job
+                    record.failure = record.failure or reason
+                out += self.give_up(record, reason, now)
+        return out
+
+    def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        why = f"worker {record.worker_id}: {reason}"
+        return self._fire(record, Trigger.GIVE_UP, Happening(now, reason, why), departure=why)
+
+    # ---- the whole ----
+
+    def reconcile(self, now: float) -> list[Instruction]:
+        """Launch what is missing, let go what is too much."""
+        rendezvous = self.rendezvous
+        if self.listening or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
+            return []
+        out: list[Instruction] = []
+        plan = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
+        reason = f"the job was scaled to at most {self.limits.maximum}"
+        for record in plan.let_go:
+            cause = f"worker {record.worker_id} leaves: {reason}"
+            out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
+        for _ in range(plan.launch):
+            record, replaces = self.fleet.launch()
+            fields = {"worker": record.worker_id, "reason": record.reason, "replaces": replaces}
+            out += [i.LaunchWorker(record.worker_id, record.reason), Record("worker_launched", fields)]
+        return out
+
+    def advance(self, now: float) -> list[Instruction]:
+        """After each event: form a new world if it is time to, or send the workers home."""
+        if self.ending.outcome:
+            return self._end(now)
+        rendezvous = self.rendezvous
+        for record in rendezvous.cut_off():
+            lost = f"worker {record.worker_id} lost its connection"
+            self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
+        out: list[Instruction] = []
+        if rendezvous.reopened:
+            self._reopen(now)
+            out += self.reconcile(now)
+        rendezvous.let_newcomers_in(now, self.limits)
+        out += self._tell_members(now)
+        if world := rendezvous.next_world(now, self.limits):
+            out += self._publish(world, now)
+        if self._is_complete():
+            self.ending.decide(Outcome(Phase.SUCCEEDED, "training is complete"))
+            out += self._end(now)
+        return out
+
+    def _tell_members(self, now: float) -> list[Instruction]:
+        notice = self.rendezvous.notice()
+        if notice is None:
+            return []
+        for worker_id in notice.worker_ids:
+            self.records[worker_id].notified = notice.level
+        fields = {"world": notice.version, "reason": notice.reason}
+        if notice.level is NotificationLevel.CHANGE:
+            change = i.AnnounceChange(notice.worker_ids, notice.version, notice.reason)
+            return [change, Record("change_announced", fields)]
+        self.liveness.restart(notice.worker_ids, now)
+        broken = i.BreakWorld(notice.worker_ids, notice.version, notice.reason)
+        return [broken, Record("world_broken", fields)]
+
+    def _publish(self, world: World, now: float) -> list[Instruction]:
+        rendezvous = self.rendezvous
+        if rendezvous.ending:  # what looked like the end was not
+            self._reopen(now)
+        since = rendezvous.change.since if rendezvous.change else now
+        for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
+            chosen = record.worker_id in world.worker_ids
+            self.transitions.fire(record, Trigger.ENTER if chosen else Trigger.PASS_OVER, Happening(now))
+        for rank, worker_id in enumerate(world.worker_ids):
+            record = self.records[worker_id]
+            record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
+        rendezvous.adopt(world)
+        self.fleet.crashes.reached_world()
+        self.liveness.restart(world.worker_ids, now)
+        holders = [member.step for member in world.members if member.has_state]
+        fields = {
+            "world": world.version,
+            "members": list(world.worker_ids),
+            "step": max(holders, default=0),
+            "reason": world.reason,
+            "seconds": round(now - since, 6),
+        }
+        out: list[Instruction] = [i.PublishWorld(world, world.worker_ids), Record("world_formed", fields)]
+        if self.training.step and not holders:
+            message = (
+                f"no worker was left that held the state after step {self.training.lose_state()}: training goes on from "
+                "what the last has left, or the last checkpoint, or from the beginning if there is neither"
+            )
+            out.append(Record("warning", {"message": message}))
+        return out
+
+    def adopt(self, world: World, now: float) -> list[Instruction]:
+        """Its members stand in this world, wherever they are, unless something became of them."""
+        self.rendezvous.adopt(world)
+        self.fleet.crashes.reached_world()
+        for rank, member in enumerate(world.members):
+            lost = f"worker {member.worker_id} was lost while there was no master"
+            record = self.records.get(member.worker_id)
+            if record is None:
+                self.rendezvous.begin(now, broken=True).causes[member.worker_id] = lost
+                continue
+            record.world_version, record.rank, record.ready = world.version, rank, True
+            record.step, record.epoch, record.has_state = member.step, member.epoch, True
+            cause = f"worker {member.worker_id} leaves: {record.reason}" if record.state is _S.DRAINING else lost
+            self.transitions.fire(record, Trigger.ADOPT, Happening(now, cause=cause))
+        return [i.AdoptWorld(world)]
+
+    def _reopen(self, now: float) -> None:
+        """Training goes on, with others in the place of those who believe it is over."""
+        for record in self.rendezvous.of(*DONE):
+            record.world_version = 0  # nobody waits for what it may still write
+            self.transitions.fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
+            if record.state is _S.GONE:
+                del self.records[record.worker_id]
+
+    # ---- the end ----
+
+    def _stop_requested(self, event: e.StopRequested, now: float) -> list[Instruction]:
+        checkpoint = event.checkpoint and not event.now
+        self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
+        out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
+        return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
+
+    def _is_complete(self) -> bool:
+        """The user's own program may have more to do after its training, and is waited for."""
+        if self.rendezvous.complete:
+            return not (self.settings.own_program and self.rendezvous.of(_S.FINISHED))
+        return self.rendezvous.world is None and self.fleet.all_completed
+
+    def _end(self, now: float) -> list[Instruction]:
+        """It is decided how the job ends: send everybody home."""
+        out = self._dismiss(now)
+        if self.rendezvous.broken:  # its members must be told, but no other world is formed
+            out += self._tell_members(now)
+        outcome = self.ending.outcome
+        if outcome and self.all_gone():
+            out.append(i.EndJob(outcome.phase, outcome.reason, outcome.traceback))
+        return out
+
+    def _dismiss(self, now: float) -> list[Instruction]:
+        outcome, out = self.ending.outcome, list[Instruction]()
+        if outcome is None or self.ending.dismissed:
+            return out
+        self.ending.dismiss(now)
+        for record in self.records.values():
+            before = record.state
+            out += self.transitions.fire(record, Trigger.DISMISS, Happening(now, outcome.reason))
+            if record.state is not before:
+                record.reason = f"the job ends: {outcome.reason}"
+        return out
+
+    def _enforce_deadline(self, now: float) -> list[Instruction]:
+        grace = f"{self.settings.stop_grace:g} s"
+        match self.ending.overdue(now):
+            case Overdue.KILL:
+                return self._kill_all(f"had not left {grace} after it was to", now)
+            case Overdue.ABANDON:
+                left = sorted(r.worker_id for r in self.records.values() if r.state is not _S.COMPLETED)
+                self.records.clear()
+                return [
+                    Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})
+                ]
+        return []
+
+    def _kill_all(self, reason: str, now: float) -> list[Instruction]:
+        self.ending.kill(now)
+        return [i.KillWorker(r.worker_id, reason) for r in self.records.values() if r.state is not _S.COMPLETED]
+
+    def all_gone(self) -> bool:
+        return all(record.state is _S.COMPLETED for record in self.records.values())

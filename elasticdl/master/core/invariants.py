@@ -1,0 +1,85 @@
+"""What is so after every step of a job, whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from elasticdl.master.core.coordinator import Coordinator
+from elasticdl.master.core.lifecycle import LIVE, WorkerState
+from elasticdl.master.core.record import WorkerRecord
+from elasticdl.master.core.values import Phase
+
+_S = WorkerState
+_IN_WORLD = (_S.MEMBER, _S.REJOINING)
+_UNHURRIED = (_S.FINISHED, _S.COMPLETED, _S.STANDBY, _S.EXCLUDED, *_IN_WORLD)
+
+
+class InvariantError(AssertionError):
+    """A mistake in the core."""
+
+
+def check(job: Coordinator, phase: Phase) -> None:
+    """
+    Raises:
+        InvariantError: one does not hold; its sentence, and of whom it does not.
+    """
+    for record in job.records.values():
+        for sentence, holds in OF_WORKERS.items():
+            if not holds(record, job):
+                raise InvariantError(f"{sentence}: not so of {record}")
+    for sentence, contradicted in OF_THE_JOB.items():
+        if wrong := list(contradicted(job, phase)):
+            raise InvariantError(f"{sentence}: not so of {wrong}")
+
+
+OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Coordinator], bool]] = {
+    "a record lies under its worker's id, which is below the next id": lambda r, job: (
+        job.records[r.worker_id] is r and r.worker_id < job.fleet.next_id
+    ),
+    "a worker whose process is gone has no record unless it has finished": lambda r, job: r.state is not _S.GONE,
+    "who is in the world, or left it for the next, has its rank there": lambda r, job: (
+        r.state not in _IN_WORLD or job.rendezvous.rank_of(r) == r.rank
+    ),
+    "who waits for a world has asked for one": lambda r, job: r.ready or r.state not in (_S.STANDBY, _S.REJOINING),
+    "who has to leave has a time to do so": lambda r, job: (
+        r.deadline is not None or not (r.lingers or r.state in (_S.DRAINING, _S.FAILED))
+    ),
+    "who trains, waits or has finished has no deadline unless it leaves": lambda r, job: (
+        r.deadline is None or r.lingers or r.state not in _UNHURRIED
+    ),
+    "only one who is in the world, or left it for the next, lingers": lambda r, job: (
+        not r.lingers or r.state in _IN_WORLD
+    ),
+    "silence means nothing of who has finished, failed or was given up": lambda r, job: (
+        r.pulse is None or r.state in (*LIVE, _S.DRAINING)
+    ),
+    "a member of a broken world has a session": lambda r, job: (
+        r.state is not _S.MEMBER or r.connected or not job.rendezvous.broken or job.listening
+    ),
+    "in a job that ends nobody works on": lambda r, job: r.state not in LIVE or not job.ending.dismissed,
+}
+
+
+def _lost_members(job: Coordinator, phase: Phase) -> Iterable[object]:
+    rendezvous = job.rendezvous
+    if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
+        return ()
+    inside = {r.worker_id for r in rendezvous.of(*_IN_WORLD, _S.FINISHED, _S.COMPLETED)}
+    return set(rendezvous.world.worker_ids) - inside
+
+
+def _idle(job: Coordinator, phase: Phase) -> Iterable[object]:
+    waits = job.listening or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.crashes.holding
+    return () if waits or not job.all_gone() else (phase,)
+
+
+OF_THE_JOB: Mapping[str, Callable[[Coordinator, Phase], Iterable[object]]] = {
+    "as long as no change is under way, everybody in the world is alive in it or has finished": _lost_members,
+    "no version is higher than the newest": lambda job, phase: (
+        r.world_version for r in job.records.values() if r.world_version > job.rendezvous.version
+    ),
+    "the job is over only if that was decided and everybody is gone": lambda job, phase: (
+        (phase,) if phase.final and not (job.ending.outcome and job.all_gone()) else ()
+    ),
+    "a job whose end is not decided has a worker, or one that will be launched": _idle,
+}

@@ -1,0 +1,68 @@
+"""What the master knows of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from elasticdl.master.core.lifecycle import LIVE, WorkerState
+
+
+class NotificationLevel(IntEnum):
+    """What a worker was told about its world."""
+
+    NOTHING = 0
+    CHANGE = 1
+    BROKEN = 2
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Signs of life since the worker's session began."""
+
+    heard: float  # last heartbeat; if it has no session, when it lost it
+    moved: float  # when its count of progress last changed
+    progress: int = -1
+    waiting: bool = False  # blocked inside a collective
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    worker_id: int
+    reason: str  # why it is in its state
+    state: WorkerState = WorkerState.STARTING
+    host: str = ""
+    pid: int = 0
+    connected: bool = False
+    unheard: bool = False  # was launched by an earlier master, and has had no session with this one
+    ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
+    lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
+    together: bool = False  # FINISHED: as have all members of its world
+    failure: str = ""  # why it has crashed, whatever its exit code says
+    deadline: float | None = None  # until it has to be ready, or gone
+    kill_at: float | None = None  # it was asked for its stacks
+    pulse: Pulse | None = None  # None if silence means nothing
+    # of its last JoinRequested
+    step: int = 0
+    epoch: int = 0
+    has_state: bool = False
+    queued_at: float = 0.0  # STANDBY: since when it waits with a session
+    # of the last world it was a member of
+    world_version: int = 0
+    rank: int = -1
+    notified: NotificationLevel = NotificationLevel.NOTHING
+
+    @property
+    def live(self) -> bool:
+        """Whether it is one of the workers that the job has; one that lingers is being replaced."""
+        return self.state in LIVE and not self.lingers
+
+    @property
+    def holds_place(self) -> bool:
+        """Whether it is to be replaced only when it has ended."""
+        return self.live or self.state is WorkerState.FAILED
+
+    def rank_order(self) -> tuple[bool, int, int, bool, int, int]:
+        """Sorts into the ranks of a new world (rule 5 of the rendezvous)."""
+        step, epoch = (self.step, self.epoch) if self.has_state else (0, 0)
+        return (not self.has_state, -step, -epoch, self.rank < 0, self.rank, self.worker_id)

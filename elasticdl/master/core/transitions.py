@@ -1,0 +1,164 @@
+"""Takes a worker from one state to the next, as the table in `elasticdl.master.core.lifecycle` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.instructions import Instruction, Phase
+from elasticdl.master.core.lifecycle import WORKERS, Action, Trigger, WorkerState
+from elasticdl.master.core.record import WorkerRecord
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.settings import Settings
+
+_IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)
+_LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
+_NO_DEADLINE = (
+    WorkerState.STANDBY,
+    WorkerState.MEMBER,
+    WorkerState.REJOINING,
+    WorkerState.EXCLUDED,
+    WorkerState.FINISHED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """What the actions need to know. ``reason`` becomes the record's, ``cause`` is why the world changes."""
+
+    now: float
+    reason: str = ""
+    cause: str = ""
+    clean: bool = False  # the process ended by itself with exit code 0
+    event: e.WorkerConnected | e.JoinRequested | e.WorkerFailed | None = None
+
+
+class Transitions:
+    def __init__(self, rendezvous: Rendezvous, ending: Ending, settings: Settings) -> None:
+        self._rendezvous = rendezvous
+        self._ending = ending
+        self._settings = settings
+        self._actions: Mapping[Action, Callable[[WorkerRecord, Happening], Instruction | None]] = {
+            action: getattr(self, f"_{action.name.lower()}") for action in Action
+        }
+
+    def fire(self, record: WorkerRecord, trigger: Trigger, happening: Happening) -> list[Instruction]:
+        """Nothing happens if the table does not know the trigger in the record's state."""
+        before = record.state
+        row = WORKERS.get((before, trigger))
+        if row is None:
+            return []
+        record.state, actions = row
+        lingers, record.lingers = record.lingers, record.lingers and record.state in _IN_WORLD
+        if record.state is not before:
+            self._enter(record, happening, overstays=lingers)
+        out = [self._actions[action](record, happening) for action in actions if not (lingers and action is _NOTED)]
+        return [instruction for instruction in out if instruction is not None]
+
+    def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
+        """``overstays``: its time to leave has begun before."""
+        record.reason, record.kill_at = happening.reason, None
+        if record.state in _LEAVING and not overstays:
+            record.deadline = happening.now + self._settings.stop_grace
+        elif record.state is WorkerState.INITIALIZING and record.deadline is None:
+            record.deadline = happening.now + self._settings.start_timeout
+        elif record.state in _NO_DEADLINE and not record.lingers:
+            record.deadline = None
+        if record.state in (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.KILLING):
+            record.pulse = None
+
+    # ---- the journal ----
+
+    def _note_pending(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        record.reason = happening.reason
+        return i.Record("worker_pending", {"worker": record.worker_id, "reason": happening.reason})
+
+    def _note_started(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        return i.Record("worker_started", {"worker": record.worker_id, "host": record.host, "pid": record.pid})
+
+    def _note_ready(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        return i.Record("worker_ready", {"worker": record.worker_id})
+
+    def _note_draining(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        return i.Record("worker_draining", {"worker": record.worker_id, "reason": happening.reason})
+
+    # ---- worlds ----
+
+    def _take_position(self, record: WorkerRecord, happening: Happening) -> None:
+        if isinstance(asked := happening.event, e.JoinRequested):
+            record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
+
+    def _queue(self, record: WorkerRecord, happening: Happening) -> None:
+        record.queued_at = happening.now
+
+    def _change_world(self, record: WorkerRecord, happening: Happening) -> None:
+        self._rendezvous.begin(happening.now).causes[record.worker_id] = happening.cause
+
+    def _stay(self, record: WorkerRecord, happening: Happening) -> None:
+        if not record.lingers:
+            record.lingers, record.reason = True, happening.reason
+            record.deadline = happening.now + self._settings.stop_grace
+
+    def _leave_world(self, record: WorkerRecord, happening: Happening) -> None:
+        broken = isinstance(happening.event, e.JoinRequested) and happening.event.broken
+        if self._rendezvous.change is None or (broken and not self._rendezvous.broken):
+            self._rendezvous.begin(happening.now, happening.cause, broken=broken)
+
+    def _break_world(self, record: WorkerRecord, happening: Happening) -> None:
+        if not (happening.clean and self._ending.outcome):
+            self._rendezvous.begin(happening.now, broken=True).causes[record.worker_id] = happening.cause
+
+    def _tear_world(self, record: WorkerRecord, happening: Happening) -> None:
+        if not happening.clean and self._rendezvous.leaves_others(record):
+            self._break_world(record, happening)
+        else:
+            self._explain(record, happening)
+
+    def _explain(self, record: WorkerRecord, happening: Happening) -> None:
+        change = self._rendezvous.change
+        if change and record.worker_id in change.causes and not happening.clean:
+            change.causes[record.worker_id] = happening.cause
+
+    def _repeat_world(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        world, connected = self._rendezvous.world, happening.event
+        if world is None or (isinstance(connected, e.WorkerConnected) and connected.world_version == world.version):
+            return None
+        return i.PublishWorld(world, (record.worker_id,))
+
+    def _break_its_world(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        if not isinstance(connected := happening.event, e.WorkerConnected):
+            return None
+        reason = "the others went on while it was cut off"
+        return i.BreakWorld((record.worker_id,), connected.world_version, reason)
+
+    # ---- orders ----
+
+    def _repeat_order(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        if self._ending.outcome:
+            return self._stop_work(record, happening)
+        return i.DrainWorker(record.worker_id, record.reason)
+
+    def _send_drain(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        return i.DrainWorker(record.worker_id, happening.reason)
+
+    def _stop_work(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        outcome = self._ending.outcome
+        return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint) if outcome else None
+
+    def _end_process(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        kind = i.TerminateWorker if self._settings.own_program else i.KillWorker
+        return kind(record.worker_id, happening.reason)
+
+    def _kill(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+        return i.KillWorker(record.worker_id, happening.reason)
+
+    def _blame(self, record: WorkerRecord, happening: Happening) -> None:
+        failed = happening.event
+        if isinstance(failed, e.WorkerFailed) and failed.cause is e.FailureCause.USER:
+            self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
+
+
+_NOTED = Action.NOTE_DRAINING  # once: when a worker begins to linger, not when it then leaves

@@ -1,0 +1,43 @@
+"""Draw the tables of `elasticdl.master.core.lifecycle` as Mermaid diagrams: `python scripts/draw_states.py`.
+
+`docs/architecture.md` has the output; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticdl.master.core.lifecycle import JOB, LIVE, WORKERS, Trigger, WorkerState
+
+
+def draw_workers() -> str:
+    """States that stay are left out. What is so of every live worker is drawn from the box around them."""
+    edges: dict[tuple[str, str], list[str]] = {}
+    for trigger in Trigger:
+        following = {state: WORKERS[state, trigger][0] for state in WorkerState if (state, trigger) in WORKERS}
+        live = {following[state] for state in LIVE if state in following}
+        whole = len(live) == 1 and all(state in following for state in LIVE) and not live <= set(LIVE)
+        for state, then in following.items():
+            start = "live" if whole and state in LIVE else str(state)
+            labels = edges.setdefault((start, str(then)), [])
+            if state is not then and trigger.value not in labels:
+                labels.append(trigger.value)
+    inside = {str(state) for state in LIVE}
+    lines = ["stateDiagram-v2", "    [*] --> starting", "    state live {"]
+    lines += [f"        {line}" for line in _lines(edges, lambda start, then: start in inside and then in inside)]
+    lines += ["    }"]
+    lines += [f"    {line}" for line in _lines(edges, lambda start, then: not (start in inside and then in inside))]
+    return "\n".join([*lines, "    gone --> [*]"])
+
+
+def draw_job() -> str:
+    lines = [f"    {phase} --> {then}: {condition.value.split(': ')[-1]}" for (phase, condition), then in JOB.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> pending", *lines])
+
+
+def _lines(edges: dict[tuple[str, str], list[str]], wanted: Callable[[str, str], bool]) -> list[str]:
+    return [f"{a} --> {b}: {', '.join(labels)}" for (a, b), labels in edges.items() if labels and wanted(a, b)]
+
+
+if __name__ == "__main__":
+    print(draw_workers(), draw_job(), sep="\n\n")

@@ -1,0 +1,53 @@
+"""The tables themselves: that they leave nobody behind, and that the documents show what they say."""
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.core.lifecycle import JOB, LIVE, ROWS, WORKERS, Condition, Trigger, WorkerState
+from scripts.draw_states import draw_job, draw_workers
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+GONE = (WorkerState.COMPLETED, WorkerState.GONE)
+
+
+@pytest.mark.parametrize("picture", [draw_workers(), draw_job()])
+def test_the_documents_show_the_tables(picture):
+    assert f"```mermaid\n{picture}\n```" in DOCS.read_text(), "run scripts/draw_states.py, and put it there"
+
+
+def test_no_row_contradicts_another():
+    assert len(WORKERS) == sum(len(states) for states, *_ in ROWS)
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_whatever_a_worker_does_it_may_leave_finish_fail_be_given_up_and_exit(state):
+    for trigger in (Trigger.DRAIN, Trigger.LET_GO, Trigger.FINISH, Trigger.FAIL, Trigger.GIVE_UP, Trigger.EXIT):
+        assert (state, trigger) in WORKERS
+
+
+@pytest.mark.parametrize("state", [state for state in WorkerState if state not in GONE])
+def test_every_process_ends(state):
+    assert WORKERS[state, Trigger.EXIT][0] in GONE
+
+
+def test_whoever_has_finished_stays_so_unless_training_goes_on_without_it():
+    done = (WorkerState.FINISHED, WorkerState.COMPLETED)
+    for (state, trigger), (following, _) in WORKERS.items():
+        if state in done and trigger is not Trigger.REOPEN:
+            assert following in done
+
+
+def test_nobody_works_on_after_the_job_was_ended():
+    after = {state for state in WorkerState if (state, Trigger.DISMISS) in WORKERS}
+    assert after == {*LIVE, WorkerState.DRAINING}
+    assert {WORKERS[state, Trigger.DISMISS][0] for state in after} == {WorkerState.DRAINING}
+
+
+def test_the_job_ends_from_every_phase_and_only_through_stopping():
+    for phase in Phase:
+        if phase not in (Phase.STOPPING,) and not phase.final:
+            assert JOB[phase, Condition.DECIDED] is Phase.STOPPING
+    assert {phase for (phase, _), following in JOB.items() if following.final} == {Phase.STOPPING}
+    assert not any(phase.final for phase, _ in JOB)

@@ -1,0 +1,304 @@
+"""When a master's state is saved, what waits for that, and what happens if it fails."""
+
+import asyncio
+
+import pytest
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core import events as e
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.core.training import Training
+from elasticdl.master.observers.observer import Observer
+from elasticdl.master.service import loop as loop_module
+from elasticdl.master.service import saver as saver_module
+from elasticdl.master.service.loop import SAVE_SECONDS, Loop, Mailbox, Ports
+from elasticdl.master.service.saver import StateSaver
+from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+def snapshot(next_id=0):
+    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id), 0.0)
+
+
+class Store:
+    """Saves when its gate is open, after so many failures."""
+
+    def __init__(self):
+        self.saved = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures = []
+
+    async def load(self):
+        return None
+
+    async def save(self, snapshot):
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop()
+        self.saved.append(snapshot)
+
+
+class Launcher:
+    def __init__(self):
+        self.launched = []
+
+    async def find(self):
+        return ()
+
+    async def launch(self, worker_id):
+        self.launched.append(worker_id)
+
+    def terminate(self, worker_id):
+        pass
+
+    kill = terminate
+
+
+class Books(Observer):
+    def __init__(self):
+        self.entries = []
+
+    def append(self, event, fields):
+        self.entries.append((event, fields))
+
+
+class Desk:
+    """A loop between a mailbox and a store. Worker 0 has a session."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.store, self.launcher, self.books, self.mailbox = Store(), Launcher(), Books(), Mailbox()
+        self.sessions = Sessions()
+        self.outbox = self.sessions.open(0)
+        self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
+        ports = Ports(
+            self.launcher,
+            self.sessions,
+            KeyValueRelay(self.sessions),
+            self.books,
+            StateSaver(self.store),
+            self.books,
+            lambda: self.now,
+            lambda state: Snapshot(state, 0.0),
+        )
+        self.loop = Loop(self.job, ports, self.mailbox)
+
+    async def post(self, *events):
+        """Until each is decided, and acted upon as far as the store allows."""
+        for event in events:
+            self.mailbox.post(event)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def told(self):
+        queue = self.outbox._queue
+        return [queue.get_nowait().WhichOneof("body") for _ in range(queue.qsize())]
+
+
+def at_a_desk(history, *, saves=True):
+    """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
+
+    async def run():
+        desk = Desk()
+        if not saves:
+            desk.store.gate.clear()
+        running = asyncio.create_task(desk.loop.run())
+        try:
+            await desk.post()
+            await history(desk)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+START = (e.WorkerPlaced(0, "h", 1), e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 0, 0, has_state=False))
+
+
+def test_a_worker_is_launched_and_a_world_published_only_once_that_is_saved():
+    async def history(desk):
+        assert (desk.launcher.launched, desk.store.saved) == ([], [])
+        desk.store.gate.set()
+        await desk.post()
+        assert desk.launcher.launched == [0]
+        assert desk.store.saved[-1].job.next_id == 1
+        desk.store.gate.clear()
+        await desk.post(*START)
+        assert (desk.told(), desk.job.view().world_version) == ([], 1)
+        desk.store.gate.set()
+        await desk.post()
+        assert desk.told() == ["world"]
+        assert desk.store.saved[-1].job.world.version == 1
+
+    at_a_desk(history, saves=False)
+
+
+def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer():
+    async def history(desk):
+        await desk.post(*START)
+        desk.told()
+        desk.store.gate.clear()
+        await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+        await desk.post(e.WorkerDisconnected(0), e.WorkerConnected(0, "h", 1, world_version=1))
+        step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
+        await desk.post(e.ProgressReported(0, (step,), 10, 1))
+        assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
+        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
+        await desk.post(e.Tick())
+        assert desk.told() == ["broken"]
+
+    at_a_desk(history)
+
+
+def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world():
+    async def history(desk):
+        desk.store.gate.clear()
+        await desk.post(*START)
+        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
+        await desk.post(e.Tick())
+        assert desk.told() == []
+        desk.store.gate.set()
+        await desk.post()
+        assert desk.told() == ["world", "broken"]
+
+    at_a_desk(history)
+
+
+def test_a_job_that_waits_for_its_state_to_be_saved_says_so(monkeypatch):
+    monkeypatch.setattr(loop_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.01)
+
+    async def history(desk):
+        desk.store.failures = [OSError("the API server is away")]
+        while "saved" not in desk.job.view().reason:
+            await asyncio.sleep(0.005)
+        assert desk.job.view().reason == "waits until the job's state is saved: it takes long"
+        warnings = [fields["message"] for event, fields in desk.books.entries if event == "warning"]
+        assert warnings == ["what was decided waits until the job's state is saved: it takes long"]
+        desk.store.gate.set()
+        while "saved" in desk.job.view().reason:
+            await asyncio.sleep(0.005)
+        assert desk.launcher.launched == [0]
+
+    at_a_desk(history, saves=False)
+
+
+def test_whoever_waits_for_what_it_posted_goes_on_when_it_is_saved():
+    async def history(desk):
+        settled = asyncio.create_task(desk.mailbox.settled())
+        await desk.post()
+        assert not settled.done()
+        desk.store.gate.set()
+        await desk.post()
+        assert settled.done()
+
+    at_a_desk(history, saves=False)
+
+
+@pytest.mark.parametrize("where", ["mailbox", "queue"])
+def test_whoever_waits_for_what_it_posted_goes_on_when_the_loop_has_ended(where):
+    async def run():
+        desk = Desk()
+        desk.store.gate.clear()
+        running = asyncio.create_task(desk.loop.run())
+        await desk.post(e.Tick())
+        late = asyncio.create_task(desk.mailbox.settled())
+        if where == "queue":
+            await desk.post()
+        running.cancel()
+        desk.store.gate.set()
+        await asyncio.wait({running})
+        await late
+        await desk.mailbox.settled()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_what_a_store_raises_besides_oserror_ends_the_master():
+    async def run():
+        desk = Desk()
+        desk.store.failures = [ZeroDivisionError("a bug")]
+        desk.mailbox.post(e.Tick())
+        with pytest.raises(ZeroDivisionError):
+            await desk.loop.run()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_numbers_that_only_grow_are_saved_from_time_to_time():
+    async def history(desk):
+        await desk.post(*START)
+        before = len(desk.store.saved)
+        for number in range(1, 101):
+            step = e.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
+            await desk.post(e.ProgressReported(0, (step,), 1000, 1))
+            desk.now += SAVE_SECONDS / 10
+        steps = [saved.job.training.step for saved in desk.store.saved[before:]]
+        assert 9 <= len(steps) <= 11
+        assert steps == sorted(steps)
+
+    at_a_desk(history)
+
+
+def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, caplog):
+    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.0)
+
+    async def run():
+        store = Store()
+        store.failures = [OSError("the API server is away")] * 3
+        saver = StateSaver(store)
+        waits = [saver.save(snapshot(next_id)) for next_id in range(1, 50)]
+        await asyncio.gather(*waits)
+        assert [saved.job.next_id for saved in store.saved] == [49]
+        await saver.close()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == [
+        "can't save the job's state, and try again: the API server is away"
+    ]
+
+
+def test_entries_of_members_that_came_before_their_world_was_known_reach_the_others():
+    sessions = Sessions()
+    relay, outboxes = KeyValueRelay(sessions), [sessions.open(worker_id) for worker_id in range(3)]
+
+    def put(worker_id, world, value):
+        relay.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
+
+    def got(worker_id):
+        outboxes[worker_id].close()
+        return [message.kv_entry.value for message in asyncio.run(drain(outboxes[worker_id]))]
+
+    async def drain(outbox):
+        return [message async for message in outbox.messages()]
+
+    put(0, 7, b"of 0")
+    put(1, 7, b"of 1")
+    put(2, 7, b"of no member")
+    put(1, 6, b"of an earlier world")
+    relay.begin_world(7, (0, 1))
+    put(1, 7, b"of 1")  # again, in a new session
+    put(1, 7, b"changed")
+    assert (got(0), got(1), got(2)) == ([b"of 1", b"changed"], [b"of 0"], [])
+
+
+def test_the_numbers_go_on_where_an_earlier_master_was():
+    def report(*steps):
+        reports = [e.StepReport(n, (n - 1) // 4, float(n), 8, 0.1, 0.05, 1, 8 * n, n % 4 == 0) for n in steps]
+        return e.ProgressReported(0, tuple(reports), 100, 25)
+
+    def tell(training, *steps):
+        return [record.fields for record in training.report(report(*steps), 0.0)[1]]
+
+    first = Training()
+    tell(first, 1, 2, 3, 4, 5)
+    first.notice(e.NoticeReported(0, "evaluation", {"metrics": {"accuracy": 0.5}}))
+    second = Training.restore(first.snapshot())
+    assert (second.step, second.samples, second.epochs_done, second.metrics) == (5, 40, 1, {"accuracy": 0.5})
+    assert tell(second, 3, 4, 5, 6) == [], "rank 0 tells again what it has kept"
+    assert tell(second, 5, 6, 7, 8) == [{"epoch": 1, "step": 8, "loss": 6.5}]
