@@ -1,4 +1,4 @@
-"""What training needs of a framework: the port between `elasticdl.worker.trainer` and its twins."""
+"""What training needs of a framework: the port between `elasticdl.worker.trainer` and the learner of each framework."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Origin:
 
 
 class Codec(Protocol):
-    """How a framework's state is written; the twins are ``torch_checkpoint`` and ``keras_checkpoint``."""
+    """How a framework's state is written: see ``torch_checkpoint`` and ``keras_checkpoint``."""
 
     @property
     def suffix(self) -> str:

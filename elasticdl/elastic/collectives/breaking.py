@@ -11,10 +11,9 @@ address. No other socket of the process has one: not those of the user's own thr
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 
-from elasticdl.elastic.collectives.socket_table import tcp_sockets
+from elasticdl.elastic.collectives.own_sockets import ends, tcp_sockets
 
 
 def shut_published(published: bytes) -> int:
@@ -24,19 +23,10 @@ def shut_published(published: bytes) -> int:
 
     ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
     """
-    wanted = {f"socket:[{each.inode}]" for each in tcp_sockets() if each.local in published or each.remote in published}
     done = 0
-    for name in os.listdir("/proc/self/fd"):
-        # An OSError says that it was closed meanwhile, or has nothing to shut.
-        with contextlib.suppress(OSError):
-            done += os.readlink(f"/proc/self/fd/{name}") in wanted and _shut(int(name), wanted)
+    for handle in tcp_sockets():
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or has nothing to shut
+            if any(end in published for end in ends(handle) if end):
+                handle.shutdown(socket.SHUT_RDWR)
+                done += 1
     return done
-
-
-def _shut(descriptor: int, wanted: set[str]) -> bool:
-    """Unless the number is another socket's by now."""
-    with socket.socket(fileno=os.dup(descriptor)) as handle:
-        if os.readlink(f"/proc/self/fd/{handle.fileno()}") not in wanted:
-            return False
-        handle.shutdown(socket.SHUT_RDWR)
-        return True

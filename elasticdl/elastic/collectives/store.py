@@ -5,13 +5,13 @@ connection per request and polls missing keys each 10 ms. The server listens on 
 master over the worker's session, and what others put comes back the same way. Entries belong to one world, so that a
 stale key of an earlier one can't be seen.
 
-The client can't authenticate itself. So the server looks up in the kernel's table whose socket the other end is, and
-refuses those of other users of this machine.
+The client can't authenticate itself, but it is Horovod in this very process. So the server refuses connections whose other
+end is not a socket of the process: those of other users of the machine, and of any other program.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from elasticdl.elastic.collectives.socket_table import sockaddr, tcp_sockets
+from elasticdl.elastic.collectives.own_sockets import ends, sockaddr, tcp_sockets
 
 Key = tuple[str, str]  # scope, key
 
@@ -193,19 +193,18 @@ class KvServer(ThreadingHTTPServer):
         self._thread.start()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the client is a process of this user."""
-        return _owner(client_address, (LOOPBACK, self.port)) == os.geteuid()
+        """Whether the client is this process."""
+        wanted = tuple(sockaddr(socket.AF_INET, *address) for address in (client_address, (LOOPBACK, self.port)))
+        for handle in tcp_sockets():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if ends(handle) == wanted:
+                    return True
+        return False
 
     def close(self) -> None:
         self.shutdown()
         self.server_close()
         self._thread.join(timeout=2.0)
-
-
-def _owner(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user whose IPv4 socket connects these; None if there is no such socket on this machine."""
-    local, remote = (sockaddr(socket.AF_INET, socket.inet_aton(host), port) for host, port in (client, server))
-    return next((each.user for each in tcp_sockets() if (each.local, each.remote) == (local, remote)), None)
 
 
 def published_values(port: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Nested plain data with NumPy arrays in it as a file that holds no code: an npz archive with an outline in JSON."""
+"""Nested plain data with NumPy arrays in it as a file that holds no code: an npz archive whose structure is in JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 and its like by name
 import numpy as np
 from numpy.typing import NDArray
 
-OUTLINE = "outline"
+STRUCTURE = "outline"  # the name of its array
 ARRAY, TUPLE, ITEMS = "__array__", "__tuple__", "__items__"
 
 Array = NDArray[Any]
@@ -39,8 +39,8 @@ def copied(value: Any) -> Any:
 
 def write(value: Any, file: IO[bytes]) -> None:
     arrays: dict[str, Array] = {}
-    outline = json.dumps(_take(value, arrays)).encode()
-    np.savez(file, allow_pickle=False, **{OUTLINE: np.frombuffer(outline, np.uint8)}, **arrays)
+    structure = json.dumps(_take(value, arrays)).encode()
+    np.savez(file, allow_pickle=False, **{STRUCTURE: np.frombuffer(structure, np.uint8)}, **arrays)
 
 
 def read(file: IO[bytes]) -> Any:
@@ -48,7 +48,7 @@ def read(file: IO[bytes]) -> Any:
     Exception: whatever a damaged file makes of NumPy, zipfile and json.
     """
     with np.load(file, allow_pickle=False) as archive:
-        return _put(json.loads(archive[OUTLINE].tobytes()), archive)
+        return _put(json.loads(archive[STRUCTURE].tobytes()), archive)
 
 
 def _take(value: Any, arrays: dict[str, Array]) -> Any:
@@ -72,8 +72,8 @@ def _take(value: Any, arrays: dict[str, Array]) -> Any:
     return value
 
 
-def _put(outline: Any, archive: Any) -> Any:
-    match outline:
+def _put(structure: Any, archive: Any) -> Any:
+    match structure:
         case {"__array__": name, **rest}:
             array = archive[name]
             array = array.view(np.dtype(str(rest["dtype"]))) if "dtype" in rest else array
@@ -83,7 +83,7 @@ def _put(outline: Any, archive: Any) -> Any:
         case {"__items__": items}:
             return {_put(key, archive): _put(item, archive) for key, item in items}
         case dict():
-            return {key: _put(item, archive) for key, item in outline.items()}
+            return {key: _put(item, archive) for key, item in structure.items()}
         case list():
-            return [_put(item, archive) for item in outline]
-    return outline
+            return [_put(item, archive) for item in structure]
+    return structure
