@@ -12,7 +12,6 @@ end is not a socket of the process: those of other users of the machine, and of 
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -20,7 +19,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from elasticdl.elastic.collectives.own_sockets import ends, sockaddr, tcp_sockets
+from elasticdl.elastic.collectives.own_sockets import tcp_sockets
 
 Key = tuple[str, str]  # scope, key
 
@@ -194,10 +193,9 @@ class KvServer(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the client is this process."""
-        wanted = tuple(sockaddr(socket.AF_INET, *address) for address in (client_address, (LOOPBACK, self.port)))
         for handle in tcp_sockets():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if ends(handle) == wanted:
+            with contextlib.suppress(OSError):  # closed meanwhile, or one that listens
+                if handle.getsockname() == client_address and handle.getpeername() == (LOOPBACK, self.port):
                     return True
         return False
 
