@@ -59,7 +59,8 @@ class Run:
                     disk.folder / "checkpoints",
                 )
                 try:
-                    self._weather(job, network, disk)
+                    self._disturb(job, network, disk)
+                    _check_checkpoints(disk.folder / "checkpoints", job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
                 except (Failed, Wrong) as failure:
                     self._tell(failure, job)
@@ -69,7 +70,7 @@ class Run:
                     _wait_until_gone(processes)
         return True
 
-    def _weather(self, job: LastingJob, network: Network, disk: Disk) -> None:
+    def _disturb(self, job: LastingJob, network: Network, disk: Disk) -> None:
         story = self._story
         with ExitStack() as ends:
             line = ends.enter_context(ProgressLine(self._count))
@@ -136,6 +137,16 @@ class Run:
             yield disk
         finally:
             disk.close()
+
+
+def _check_checkpoints(folder: Path, last: int) -> None:
+    """
+    Raises:
+        Failed: that of the last step is not there, or one that is not whole is.
+    """
+    there = sorted(os.listdir(folder))
+    if f"checkpoint-{last:010d}.pt" not in there or there[0].startswith("."):
+        raise Failed(f"the checkpoints are {', '.join(there)}, and the last step was {last}")
 
 
 def _wait_until_gone(processes: Processes) -> list[str]:
