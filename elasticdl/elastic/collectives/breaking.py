@@ -24,7 +24,7 @@ def shut_published(published: bytes) -> int:
 
     ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
     """
-    wanted = {f"socket:[{each.inode}]" for each in tcp_sockets() if each.local in published or each.remote in published}
+    wanted = {f"socket:[{each.inode}]" for each in tcp_sockets() if any(end in published for end in each.ends)}
     done = 0
     for name in os.listdir("/proc/self/fd"):
         # An OSError says that it was closed meanwhile, or has nothing to shut.

@@ -13,12 +13,17 @@ TABLES = ((socket.AF_INET, Path("/proc/self/net/tcp")), (socket.AF_INET6, Path("
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """One row. Its ends are in the form of `sockaddr`; that of a peer there is none of yet has port 0."""
+    """One row. Its ends are in the form of `sockaddr`."""
 
     local: bytes
-    remote: bytes
+    remote: bytes  # all zeros but the family if there is no peer (yet)
     user: int
     inode: int
+
+    @property
+    def ends(self) -> tuple[bytes, ...]:
+        """Those that are some socket's address."""
+        return (self.local, self.remote) if any(self.remote[2:]) else (self.local,)
 
 
 def tcp_sockets() -> Iterator[TcpSocket]:
