@@ -19,6 +19,7 @@ from benchmarks.storm.disk import Disk
 from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
 from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.schedule import Disturbance, Kind, Moment
+from benchmarks.storm.training import check_journal
 from elasticdl.cli.commands.control import parse_workers
 
 # What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
@@ -86,6 +87,7 @@ class Driver:
         """
         Raises:
             Failed: the job did not recover.
+            Wrong: a worker crashed, or the state was lost.
         """
         began = time.monotonic()
         for number, moment in enumerate(moments):
@@ -94,6 +96,7 @@ class Driver:
             self._wait_seconds(moment.calm)
             times = [self._bring(disturbance) for disturbance in moment.disturbances]
             self._recover()
+            check_journal(self._job.journal.read())
             recovery = time.time() - times[-1]
             self._story.tell(f"step {self._job.step()}: recovered after {recovery:.1f} s")
             kinds = tuple(each.kind for each in moment.disturbances)

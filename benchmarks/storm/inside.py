@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.report import ProgressLine, history, show
 from benchmarks.storm.schedule import schedule
 from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
+from elasticdl.common.journal import Entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
@@ -59,7 +60,8 @@ class Run:
                     disk.folder / "checkpoints",
                 )
                 try:
-                    self._weather(job, network, disk)
+                    self._disturb(job, network, disk)
+                    _check_checkpoints(disk.folder / "checkpoints", job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
                 except (Failed, Wrong) as failure:
                     self._tell(failure, job)
@@ -69,7 +71,7 @@ class Run:
                     _wait_until_gone(processes)
         return True
 
-    def _weather(self, job: LastingJob, network: Network, disk: Disk) -> None:
+    def _disturb(self, job: LastingJob, network: Network, disk: Disk) -> None:
         story = self._story
         with ExitStack() as ends:
             line = ends.enter_context(ProgressLine(self._count))
@@ -114,11 +116,7 @@ class Run:
 
     def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
         journal = job.journal.read()
-        moment = self._story.lines[-1].time if self._story.lines else time.time()
-        if isinstance(failure, Wrong):  # the world in which it was made
-            formed = [e["time"] for e in journal if e["event"] == "world_formed" and e["step"] < failure.step]
-            moment = formed[-1] if formed else moment
-        lines = history(self._story, journal, moment)
+        lines = history(self._story, journal, _moment_of(failure, journal, self._story))
         keep = self._results.path.parent / f"failed-storm-{self._seed}-{time.time():.0f}"
         for name in filter(lambda each: (self._folder / each).exists(), KEPT):
             shutil.copytree(
@@ -136,6 +134,26 @@ class Run:
             yield disk
         finally:
             disk.close()
+
+
+def _moment_of(failure: Failed | Wrong, journal: Sequence[Entry], story: Story) -> float:
+    """When it showed; of a step, when the world was formed in which it was made."""
+    if isinstance(failure, Wrong) and failure.at is not None:
+        return failure.at
+    step = failure.step if isinstance(failure, Wrong) else 0
+    formed = [entry["time"] for entry in journal if entry["event"] == "world_formed" and entry["step"] < step]
+    last = story.lines[-1].time if story.lines else time.time()
+    return float(formed[-1]) if formed else last
+
+
+def _check_checkpoints(folder: Path, last: int) -> None:
+    """
+    Raises:
+        Failed: that of the last step is not there, or one that is not whole is.
+    """
+    there = sorted(os.listdir(folder))
+    if f"checkpoint-{last:010d}.pt" not in there or there[0].startswith("."):
+        raise Failed(f"the checkpoints are {', '.join(there)}, and the last step was {last}")
 
 
 def _wait_until_gone(processes: Processes) -> list[str]:

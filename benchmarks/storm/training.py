@@ -20,11 +20,12 @@ ROUNDING = 1e-4  # of a loss, relative
 
 
 class Wrong(Exception):
-    """The training is not what it would have been; ``step`` says where."""
+    """The training is not what it would have been: at this step, or at this time by the clock of the journal."""
 
-    def __init__(self, message: str, step: int) -> None:
+    def __init__(self, message: str, *, step: int = 0, at: float | None = None) -> None:
         super().__init__(message)
         self.step = step
+        self.at = at
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,15 @@ def check_journal(journal: Iterable[Entry]) -> None:
     """
     newest = 0
     for entry in journal:
+        at = entry["time"]
         match entry["event"]:
             case "worker_left" if entry["cause"] == "crashed":
-                raise Wrong(f"worker {entry['worker']} crashed: {entry['reason']}", newest)
+                raise Wrong(f"worker {entry['worker']} crashed: {entry['reason']}", at=at)
             case "resumed":
-                raise Wrong(f"the state was lost: training went on from {entry['path']}", newest)
+                raise Wrong(f"the state was lost: training went on from {entry['path']}", at=at)
             case "world_formed":
                 if entry["step"] < newest - 1:  # one step may be known to a single worker only, which then dies
-                    raise Wrong(f"world {entry['world']} went back to step {entry['step']} from step {newest}", newest)
+                    raise Wrong(f"world {entry['world']} went back to step {entry['step']} from step {newest}", at=at)
                 newest = max(newest, entry["step"])
 
 
@@ -100,17 +102,17 @@ def _compare_losses(files: Iterable[Path], expected: Sequence[float]) -> tuple[i
         for line in path.read_text().splitlines():
             step, loss = int(line.split()[0]), float(line.split()[1])
             if step <= before:
-                raise Wrong(f"worker {path.name} made step {step} after step {before}", step)
+                raise Wrong(f"worker {path.name} made step {step} after step {before}", step=step)
             if step > len(expected):
-                raise Wrong(f"worker {path.name} made step {step}, and there are {len(expected)}", step)
+                raise Wrong(f"worker {path.name} made step {step}, and there are {len(expected)}", step=step)
             before, right = step, expected[step - 1]
             apart = abs(loss - right) / abs(right)
             if not apart <= ROUNDING:
-                raise Wrong(f"the loss of step {step} at worker {path.name} is {loss}, undisturbed {right}", step)
+                raise Wrong(f"the loss of step {step} at worker {path.name} is {loss}, undisturbed {right}", step=step)
             missing.discard(step)
             count, worst = count + 1, max(worst, apart)
     if missing:
-        raise Wrong(f"{len(missing)} steps were never made, the first is {min(missing)}", min(missing))
+        raise Wrong(f"{len(missing)} steps were never made, the first is {min(missing)}", step=min(missing))
     return count, worst
 
 
@@ -121,4 +123,6 @@ def _compare_samples(records: Iterable[Path], epochs: int) -> None:
         if counts != Counter(every):
             lost, extra = set(every) - set(counts), sum(counts.values()) - len(counts)
             at = epoch * STEPS_PER_EPOCH + 1
-            raise Wrong(f"epoch {epoch}: {len(lost)} samples were never used, and {extra} uses were one too many", at)
+            raise Wrong(
+                f"epoch {epoch}: {len(lost)} samples were never used, and {extra} uses were one too many", step=at
+            )

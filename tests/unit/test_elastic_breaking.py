@@ -17,12 +17,12 @@ from elasticdl.elastic.core.world import ALONE
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 
 
-def as_gloo_publishes(listener):
+def as_gloo_publishes(listener, number=-1):
     """A ``sockaddr_storage`` and a number, as in Gloo's addresses."""
     host, port, *_ = listener.getsockname()
     flow = bytes(4) if listener.family == socket.AF_INET6 else b""
     address = struct.pack("=H", listener.family) + struct.pack("!H", port) + flow
-    return (address + socket.inet_pton(listener.family, host)).ljust(128, b"\0") + b"\xff" * 8
+    return (address + socket.inet_pton(listener.family, host)).ljust(128, b"\0") + struct.pack("=q", number)
 
 
 def connect(listener):
@@ -56,6 +56,20 @@ def test_shutting_wakes_who_waits_and_spares_other_connections(family, host):
             with pytest.raises(OSError, match="Invalid argument"):  # not a timeout: nobody will ever come
                 published.accept()
             assert is_open(c, d)
+
+
+@pytest.mark.parametrize(("family", "host"), FAMILIES)
+def test_who_listens_elsewhere_goes_on_whatever_numbers_are_published(family, host):
+    """The number of an address may be that of a family of addresses: then it looks like one that is all zeros."""
+    with (
+        socket.create_server((host, 0), family=family) as published,
+        socket.create_server((host, 0), family=family) as others,
+    ):
+        numbered = b"".join(as_gloo_publishes(published, number) for number in range(16))
+        assert shut_published(numbered + bytes(32)) == 1
+        client, peer = connect(others)
+        client.close()
+        peer.close()
 
 
 def test_who_is_still_connecting_is_shut_too():

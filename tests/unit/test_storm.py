@@ -115,25 +115,26 @@ def test_a_sample_that_was_never_used_and_one_that_was_used_twice_are_found(trai
 
 
 def formed(world, step):
-    return {"event": "world_formed", "world": world, "step": step}
+    return {"time": 10.0 * world, "event": "world_formed", "world": world, "step": step}
 
 
 def test_a_journal_in_which_nothing_was_lost():
-    left = {"event": "worker_left", "worker": 1, "cause": "killed", "reason": "killed: SIGKILL"}
+    left = {"time": 25.0, "event": "worker_left", "worker": 1, "cause": "killed", "reason": "killed: SIGKILL"}
     check_journal([formed(1, 0), formed(2, 7), left, formed(3, 6), formed(4, 9)])
 
 
 @pytest.mark.parametrize(
     ("entry", "complaint"),
     [
-        ({"event": "worker_left", "worker": 1, "cause": "crashed", "reason": "exit code 1"}, "worker 1 crashed: exit code 1"),
-        ({"event": "resumed", "path": "checkpoint-10"}, "the state was lost: training went on from checkpoint-10"),
+        ({"time": 30.0, "event": "worker_left", "worker": 1, "cause": "crashed", "reason": "exit code 1"}, "worker 1 crashed: exit code 1"),
+        ({"time": 30.0, "event": "resumed", "path": "checkpoint-10"}, "the state was lost: training went on from checkpoint-10"),
         (formed(3, 5), "world 3 went back to step 5 from step 7"),
     ],
 )  # fmt: skip
 def test_a_journal_that_shows_a_crash_or_a_loss(entry, complaint):
-    with pytest.raises(Wrong, match=complaint):
+    with pytest.raises(Wrong, match=complaint) as found:
         check_journal([formed(1, 0), formed(2, 7), entry])
+    assert found.value.at == 30.0
 
 
 def pause(at, kind, total):
