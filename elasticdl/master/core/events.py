@@ -58,7 +58,7 @@ class WorkerEvent(Event):
 class WorkerConnected(WorkerEvent):
     """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
 
-    With its session a worker says again what it said in the one before: its asking, that it leaves, its last word.
+    After a reconnection a worker repeats what is still true: that it asks for a world, leaves, or has finished.
     """
 
     host: str
@@ -95,9 +95,9 @@ class JoinRequested(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDraining(WorkerEvent):
-    """The worker was told to leave by somebody else (SIGTERM).
+    """The worker leaves: it got SIGTERM, or was told to.
 
-    ``lingers``: it alone holds the state, and stays until another has it; it then says that it leaves.
+    ``lingers``: it alone holds the state, and trains on until another has it. Then it says so again without ``lingers``.
     """
 
     reason: str
@@ -151,13 +151,13 @@ class FoundWorker:
     worker_id: int
     host: str = ""
     pid: int = 0
-    over: bool = False  # its process has ended; the launcher tells that, too
+    over: bool = False  # its process has ended; a WorkerExited follows
     doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersFound(Event):
-    """What was there when this master started: always its first event. Those whose process has ended are among them."""
+    """The workers that were there when this master started, also those that have ended. Always the first event."""
 
     workers: tuple[FoundWorker, ...]
 
@@ -179,7 +179,7 @@ class WorkerPlaced(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited(WorkerEvent):
-    """The worker's process is gone for good; with code 0 it ended by itself, whatever it was that made it.
+    """The worker's process is gone. With code 0 it ended by itself, even if it was told to.
 
     ``output`` is the end of what it printed.
     """
