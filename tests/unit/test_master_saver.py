@@ -111,6 +111,7 @@ def at_a_desk(history, *, saves=True):
             await desk.post()
             await history(desk)
         finally:
+            desk.store.gate.set()
             running.cancel()
             await asyncio.wait({running})
 

@@ -54,9 +54,7 @@ class Coordinator:
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
                 return self._stop_requested(event, now)
-            case e.WorkersFound() | e.StateSaveStalled() | e.StateSaved():
-                pass
-            case _:
+            case e.WorkerEvent():
                 record = self.records.get(event.worker_id)
                 if record and record.state not in (_S.KILLING, _S.COMPLETED):
                     return self._hear(event, record, now)
@@ -64,7 +62,7 @@ class Coordinator:
 
     # ---- what is said of a worker ----
 
-    def _hear(self, event: e.Event, record: WorkerRecord, now: float) -> list[Instruction]:
+    def _hear(self, event: e.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
         """What a worker has said that still counts, or what was said about it."""
         match event:
             case e.WorkerPending(_, reason) if not record.pid:

@@ -39,17 +39,28 @@ class FailureCause(StrEnum):
     WORKER = "worker"  # this worker can't go on; another may
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent(Event):
+    """Something that happened to one worker, or that it said."""
+
+    worker_id: int
+
+
 # ---- from a worker's session ----
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConnected:
+class WorkerConnected(WorkerEvent):
     """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
 
-    With its session a worker says again what it said in the one before: its asking, that it leaves, its last word.
+    After a reconnection a worker repeats what is still true: that it asks for a world, leaves, or has finished.
     """
 
-    worker_id: int
     host: str
     pid: int
     world_version: int = 0
@@ -58,15 +69,12 @@ class WorkerConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDisconnected:
+class WorkerDisconnected(WorkerEvent):
     """The session ended, for whatever reason; the process may or may not be alive."""
-
-    worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    worker_id: int
+class HeartbeatReceived(WorkerEvent):
     world_version: int
     step: int
     progress: int
@@ -74,10 +82,9 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequested:
+class JoinRequested(WorkerEvent):
     """The worker is in no world (any more) and ready for the next."""
 
-    worker_id: int
     left_world: int
     step: int
     has_state: bool
@@ -87,20 +94,18 @@ class JoinRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDraining:
-    """The worker was told to leave by somebody else (SIGTERM).
+class WorkerDraining(WorkerEvent):
+    """The worker leaves: it got SIGTERM, or was told to.
 
-    ``lingers``: it alone holds the state, and stays until another has it; it then says that it leaves.
+    ``lingers``: it alone holds the state, and trains on until another has it. Then it says so again without ``lingers``.
     """
 
-    worker_id: int
     reason: str
     lingers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFinished:
-    worker_id: int
+class WorkerFinished(WorkerEvent):
     step: int
     epochs: int
     metrics: Mapping[str, float]
@@ -108,34 +113,30 @@ class WorkerFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    worker_id: int
+class WorkerFailed(WorkerEvent):
     cause: FailureCause
     message: str
     traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
-    worker_id: int
+class ProgressReported(WorkerEvent):
     steps: tuple[StepReport, ...]
     total_steps: int
     total_epochs: int
 
 
 @dataclass(frozen=True, slots=True)
-class PauseReported:
+class PauseReported(WorkerEvent):
     """Time that a survivor did not train; ``parts`` are the journal's fields of a pause, without the worker."""
 
-    worker_id: int
     parts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeReported:
+class NoticeReported(WorkerEvent):
     """Something for the journal."""
 
-    worker_id: int
     event: str
     fields: Mapping[str, Any]
 
@@ -150,42 +151,39 @@ class FoundWorker:
     worker_id: int
     host: str = ""
     pid: int = 0
-    over: bool = False  # its process has ended; the launcher tells that, too
+    over: bool = False  # its process has ended; a WorkerExited follows
     doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersFound:
-    """What was there when this master started: always its first event. Those whose process has ended are among them."""
+class WorkersFound(Event):
+    """The workers that were there when this master started, also those that have ended. Always the first event."""
 
     workers: tuple[FoundWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPending:
+class WorkerPending(WorkerEvent):
     """There is no place for this worker yet; the launcher goes on trying."""
 
-    worker_id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlaced:
+class WorkerPlaced(WorkerEvent):
     """The worker's process has been started."""
 
-    worker_id: int
     host: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """The worker's process is gone for good; with code 0 it ended by itself, whatever it was that made it.
+class WorkerExited(WorkerEvent):
+    """The worker's process is gone. With code 0 it ended by itself, even if it was told to.
 
     ``output`` is the end of what it printed.
     """
 
-    worker_id: int
     cause: ExitCause
     code: int
     detail: str = ""
@@ -193,7 +191,7 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
-class LauncherFailed:
+class LauncherFailed(Event):
     """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
 
     reason: str
@@ -203,14 +201,14 @@ class LauncherFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSaveStalled:
+class StateSaveStalled(Event):
     """The state could not be saved yet; what follows it waits, and it is tried again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StateSaved:
+class StateSaved(Event):
     """It is saved after all."""
 
 
@@ -218,41 +216,17 @@ class StateSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleRequested:
+class ScaleRequested(Event):
     workers: WorkerRange
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Event):
     reason: str
     checkpoint: bool = True
     now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time has passed."""
-
-
-Event = (
-    WorkerConnected
-    | WorkerDisconnected
-    | HeartbeatReceived
-    | JoinRequested
-    | WorkerDraining
-    | WorkerFinished
-    | WorkerFailed
-    | ProgressReported
-    | PauseReported
-    | NoticeReported
-    | WorkersFound
-    | WorkerPending
-    | WorkerPlaced
-    | WorkerExited
-    | LauncherFailed
-    | ScaleRequested
-    | StopRequested
-    | StateSaveStalled
-    | StateSaved
-    | Tick
-)

@@ -58,7 +58,7 @@ def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
         return ExitCause.DRAINED, record.reason
     if event.cause is not ExitCause.CLEAN:
         return event.cause, told
-    if record.unheard:  # one that had finished would have waited to say so
+    if record.unheard:  # one that had finished waits until a master has heard it
         return ExitCause.DRAINED, "left while there was no master"
     return ExitCause.CRASHED, "ended with exit code 0 before its training was complete"
 

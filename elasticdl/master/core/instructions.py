@@ -16,11 +16,17 @@ from elasticdl.master.core.values import Outcome as Outcome
 from elasticdl.master.core.values import Phase as Phase
 from elasticdl.master.core.values import World as World
 
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Something to be done."""
+
+
 # ---- to workers, over their sessions; lost if a worker has none ----
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceChange:
+class AnnounceChange(Instruction):
     """Finish your step, leave together, ask for the next world."""
 
     worker_ids: tuple[int, ...]
@@ -29,7 +35,7 @@ class AnnounceChange:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakWorld:
+class BreakWorld(Instruction):
     """A member is gone: leave at once."""
 
     worker_ids: tuple[int, ...]
@@ -38,7 +44,7 @@ class BreakWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishWorld:
+class PublishWorld(Instruction):
     """Tell the world to ``worker_ids``: its members, or one of them again after it reconnected."""
 
     world: World
@@ -46,20 +52,20 @@ class PublishWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWorker:
+class DrainWorker(Instruction):
     worker_id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopWorkers:
+class StopWorkers(Instruction):
     worker_ids: tuple[int, ...]
     reason: str
     checkpoint: bool
 
 
 @dataclass(frozen=True, slots=True)
-class DumpStacks:
+class DumpStacks(Instruction):
     worker_id: int
 
 
@@ -67,7 +73,7 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveState:
+class SaveState(Instruction):
     """What a successor must know has changed: save `Job.snapshot` before anything else is done."""
 
 
@@ -75,7 +81,7 @@ class SaveState:
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptWorld:
+class AdoptWorld(Instruction):
     """This world goes on under a new master; its members know it."""
 
     world: World
@@ -85,13 +91,13 @@ class AdoptWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchWorker:
+class LaunchWorker(Instruction):
     worker_id: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TerminateWorker:
+class TerminateWorker(Instruction):
     """Ask the process to end (SIGTERM); for workers that have no session to be told over."""
 
     worker_id: int
@@ -99,7 +105,7 @@ class TerminateWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(Instruction):
     """End the process and its children now; a worker without a place is taken off the list."""
 
     worker_id: int
@@ -110,14 +116,14 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class NewSteps:
+class NewSteps(Instruction):
     """A report with only those steps that were not reported before."""
 
     report: ProgressReported
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Instruction):
     """An entry for the journal; `elasticdl.common.journal.EVENTS` names them."""
 
     event: str
@@ -125,7 +131,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(Instruction):
     """All workers are gone and nothing more will happen."""
 
     phase: Phase
@@ -133,21 +139,5 @@ class EndJob:
     traceback: str = ""
 
 
-Instruction = (
-    AnnounceChange
-    | BreakWorld
-    | PublishWorld
-    | AdoptWorld
-    | DrainWorker
-    | StopWorkers
-    | DumpStacks
-    | LaunchWorker
-    | TerminateWorker
-    | KillWorker
-    | Record
-    | NewSteps
-    | SaveState
-    | EndJob
-)
 # These come before `SaveState`: no successor must know of them, and workers wait for some.
 UNSAVED = (AnnounceChange, BreakWorld, DumpStacks, Record, NewSteps)

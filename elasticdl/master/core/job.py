@@ -119,14 +119,14 @@ class Job:
         if recovery is None or recovery.begun:
             return []
         self._workers.listening = True
-        findings = take_up(self._past, event.workers, self._settings, now)
-        self._workers.records.update(findings.records)
-        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in findings.records)])
+        records, missing = take_up(self._past, event.workers, self._settings, now)
+        self._workers.records.update(records)
+        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in records)])
         recovery.begin(event.workers, frozenset(worker.worker_id for worker in self._past.workers), now)
-        for worker_id in findings.missing:
+        for worker_id in missing:
             reason = "it was not there when the master started again"
             recovery.hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
-        condemned = [r for r in self._workers.rendezvous.of(_S.KILLING) if r.worker_id not in findings.missing]
+        condemned = [r for r in self._workers.rendezvous.of(_S.KILLING) if r.worker_id not in missing]
         out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
         return [*out, *self._recover(recovery, now)] if self._workers.ending.outcome or recovery.over(now) else out
 

@@ -12,7 +12,6 @@ broken or hangs. Then those missing have as long as any worker that is cut off.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.lifecycle import LIVE, STARTING, WorkerState
@@ -31,16 +30,10 @@ _OF_A_SESSION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What an earlier master has left: all its workers, and which of them are gone."""
-
-    records: Mapping[int, WorkerRecord]
-    missing: tuple[int, ...]
-
-
-def take_up(past: JobSnapshot, found: Sequence[e.FoundWorker], settings: Settings, now: float) -> Findings:
-    """Make records of the workers that are remembered, and of those that are there."""
+def take_up(
+    past: JobSnapshot, found: Sequence[e.FoundWorker], settings: Settings, now: float
+) -> tuple[dict[int, WorkerRecord], list[int]]:
+    """Records of the workers that are remembered and of those that are there; and which of the former are gone."""
     remembered = {worker.worker_id: worker for worker in past.workers}
     # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
     there = {w.worker_id: w for w in found if not w.over or w.worker_id in remembered or w.worker_id >= past.next_id}
@@ -51,7 +44,7 @@ def take_up(past: JobSnapshot, found: Sequence[e.FoundWorker], settings: Setting
         if worker_id in past.finished:
             record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
             record.together, record.deadline = past.together, None
-    return Findings(records, tuple(sorted(remembered.keys() - there.keys())))
+    return records, sorted(remembered.keys() - there.keys())
 
 
 def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:

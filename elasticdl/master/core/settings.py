@@ -17,9 +17,9 @@ class Settings:
     heartbeat_timeout: float = 10.0
     progress_timeout: float = 300.0
     stop_grace: float = 30.0
-    # For workers to come back to a master that was started again; an address may take as long to be known everywhere.
+    # For workers to come back to a master that was started again: its address may take long to be known everywhere.
     recovery_timeout: float = 60.0
-    # The user's own program may do without the library: then exit code 0 is all it says when it has finished.
+    # The workers run the user's own program, which may never connect.
     own_program: bool = False
 
     @classmethod

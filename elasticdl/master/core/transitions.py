@@ -42,7 +42,26 @@ class Transitions:
         self._ending = ending
         self._settings = settings
         self._actions: Mapping[Action, Callable[[WorkerRecord, Happening], Instruction | None]] = {
-            action: getattr(self, f"_{action.name.lower()}") for action in Action
+            Action.NOTE_PENDING: lambda r, h: _note("worker_pending", r, reason=h.reason),
+            Action.NOTE_STARTED: lambda r, h: _note("worker_started", r, host=r.host, pid=r.pid),
+            Action.NOTE_READY: lambda r, h: _note("worker_ready", r),
+            Action.NOTE_DRAINING: lambda r, h: _note("worker_draining", r, reason=h.reason),
+            Action.TAKE_POSITION: self._take_position,
+            Action.QUEUE: lambda r, h: setattr(r, "queued_at", h.now),
+            Action.CHANGE_WORLD: self._change_world,
+            Action.STAY: self._stay,
+            Action.LEAVE_WORLD: self._leave_world,
+            Action.BREAK_WORLD: self._break_world,
+            Action.TEAR_WORLD: self._tear_world,
+            Action.EXPLAIN: self._explain,
+            Action.REPEAT_WORLD: self._repeat_world,
+            Action.REPEAT_ORDER: self._repeat_order,
+            Action.BREAK_ITS_WORLD: self._break_its_world,
+            Action.SEND_DRAIN: lambda r, h: i.DrainWorker(r.worker_id, h.reason),
+            Action.STOP_WORK: self._repeat_order,
+            Action.END_PROCESS: self._end_process,
+            Action.KILL: lambda r, h: i.KillWorker(r.worker_id, h.reason),
+            Action.BLAME: self._blame,
         }
 
     def fire(self, record: WorkerRecord, trigger: Trigger, happening: Happening) -> list[Instruction]:
@@ -52,6 +71,8 @@ class Transitions:
         if row is None:
             return []
         record.state, actions = row
+        if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
+            record.reason = happening.reason
         lingers, record.lingers = record.lingers, record.lingers and record.state in _IN_WORLD
         if record.state is not before:
             self._enter(record, happening, overstays=lingers)
@@ -60,7 +81,7 @@ class Transitions:
 
     def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
-        record.reason, record.kill_at = happening.reason, None
+        record.kill_at = None
         if record.state in _LEAVING and not overstays:
             record.deadline = happening.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:
@@ -70,36 +91,18 @@ class Transitions:
         if record.state in (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.KILLING):
             record.pulse = None
 
-    # ---- the journal ----
-
-    def _note_pending(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        record.reason = happening.reason
-        return i.Record("worker_pending", {"worker": record.worker_id, "reason": happening.reason})
-
-    def _note_started(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        return i.Record("worker_started", {"worker": record.worker_id, "host": record.host, "pid": record.pid})
-
-    def _note_ready(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        return i.Record("worker_ready", {"worker": record.worker_id})
-
-    def _note_draining(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        return i.Record("worker_draining", {"worker": record.worker_id, "reason": happening.reason})
-
     # ---- worlds ----
 
     def _take_position(self, record: WorkerRecord, happening: Happening) -> None:
         if isinstance(asked := happening.event, e.JoinRequested):
             record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
 
-    def _queue(self, record: WorkerRecord, happening: Happening) -> None:
-        record.queued_at = happening.now
-
     def _change_world(self, record: WorkerRecord, happening: Happening) -> None:
         self._rendezvous.begin(happening.now).causes[record.worker_id] = happening.cause
 
     def _stay(self, record: WorkerRecord, happening: Happening) -> None:
         if not record.lingers:
-            record.lingers, record.reason = True, happening.reason
+            record.lingers = True
             record.deadline = happening.now + self._settings.stop_grace
 
     def _leave_world(self, record: WorkerRecord, happening: Happening) -> None:
@@ -134,31 +137,23 @@ class Transitions:
         reason = "the others went on while it was cut off"
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
-    # ---- orders ----
-
-    def _repeat_order(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        if self._ending.outcome:
-            return self._stop_work(record, happening)
+    def _repeat_order(self, record: WorkerRecord, happening: Happening) -> Instruction:
+        if outcome := self._ending.outcome:
+            return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
         return i.DrainWorker(record.worker_id, record.reason)
 
-    def _send_drain(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        return i.DrainWorker(record.worker_id, happening.reason)
-
-    def _stop_work(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        outcome = self._ending.outcome
-        return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint) if outcome else None
-
-    def _end_process(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
+    def _end_process(self, record: WorkerRecord, happening: Happening) -> Instruction:
         kind = i.TerminateWorker if self._settings.own_program else i.KillWorker
         return kind(record.worker_id, happening.reason)
-
-    def _kill(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        return i.KillWorker(record.worker_id, happening.reason)
 
     def _blame(self, record: WorkerRecord, happening: Happening) -> None:
         failed = happening.event
         if isinstance(failed, e.WorkerFailed) and failed.cause is e.FailureCause.USER:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
+
+
+def _note(event: str, record: WorkerRecord, **fields: object) -> Instruction:
+    return i.Record(event, {"worker": record.worker_id, **fields})
 
 
 _NOTED = Action.NOTE_DRAINING  # once: when a worker begins to linger, not when it then leaves

@@ -1,4 +1,4 @@
-"""Who may call what. The one place that decides it: `ALLOWED`, applied to every call by `Guard`.
+"""Who may call what: `ALLOWED` says it, and `Guard` applies it to every call.
 
 Identity is per role. On a cluster it is what the caller's certificate says, on this machine whoever holds the user's token
 is everybody. All workers of a job share one certificate, so a worker may say Hello with the id of another: workers
@@ -77,7 +77,7 @@ class TokenAccess:
 
 @dataclass(frozen=True, slots=True)
 class TlsAccess:
-    """A job on a cluster: mutual TLS. Whom this job's authority does not vouch for gets no connection at all.
+    """A job on a cluster: mutual TLS. A caller without a certificate of this job gets no connection at all.
 
     gRPC speaks TLS 1.2 and newer only.
     """

@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class RelievedError(Exception):
-    """This master is not the job's any more, or will soon not be; the job goes on."""
+    """Another master has the job, or will soon have it; the job goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(pod: Pod, folder: Path, scratch: Path) -> int:
-    """Returns the exit code. Whose master this is its certificate says, also if the specification can't be read.
+    """Returns the exit code. The job's name is taken from the certificate, so it is known if the specification is damaged.
 
     Raises:
         UserError: the job has failed for it.
@@ -222,7 +222,7 @@ class Master:
         return server
 
     def _metrics(self, status: Callable[[], pb.JobStatus]) -> list[Observer]:
-        """A job that nobody can collect metrics of goes on without."""
+        """If the port is taken, the job goes on without metrics."""
         loop, journal = asyncio.get_running_loop(), self.job_dir.journal
 
         async def answer() -> pb.JobStatus:
@@ -260,7 +260,7 @@ def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
 
 
 def _unless_over(status: pb.JobStatus) -> str:
-    """What is to be known of a job while it has no master; how it has ended is not told before the last is done."""
+    """The status that is seen between two masters. The end of a job is shown only after everything else is done."""
     return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
 
 

@@ -33,7 +33,7 @@ LauncherFactory = Callable[[MasterAddress, Report], Launcher]
 
 
 async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) -> EndJob:
-    """Run the job to its end on this machine: nothing of it remains but its files.
+    """Run the job to its end on this machine. Only its files remain.
 
     Raises:
         UserError: the port is taken, before anything was started.
@@ -75,7 +75,7 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
 
 @asynccontextmanager
 async def stopped_by_signals(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-    """The first SIGTERM or SIGINT stops the job with a checkpoint, the second at once; the parent's death the former."""
+    """The first SIGTERM or SIGINT, or the parent's death, stops the job with a checkpoint; a second signal stops it at once."""
     loop = asyncio.get_running_loop()
     signals, seen = (signal.SIGTERM, signal.SIGINT), 0
 

@@ -1,4 +1,4 @@
-"""A master at work: everything around the core put together, from the first event to the last entry of the books."""
+"""Puts a master together around its core, and runs a job from its first event to its summary."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Where a master runs: what differs between this machine and a cluster.
+    """What differs between a master on this machine and one on a cluster.
 
     ``lifespan`` is entered while the job runs and the master can be called; through what it is given it may post events.
     """
@@ -55,14 +55,14 @@ class Platform:
 
 
 async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
-    """Run the job to its end, or on to it where an earlier master died: nothing of it remains but its files.
+    """Run the job to its end. If an earlier master has died, go on where it was. Only files of the job remain.
 
     Raises:
         UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
         UnreachableError: the store does not take the first snapshot.
     """
     past = await platform.store.load()
-    if past is None:  # in a pod they are others than where the job was submitted
+    if past is None:  # a pod may see other folders than the machine on which the job was submitted
         require_writable_folders(spec)
     started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
     began = time.monotonic() - (time.time() - started)
@@ -104,7 +104,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
 
 
 async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
-    """From now on this is the job's newest master, and its number is no later one's.
+    """From now on no other master will have this one's number.
 
     Raises:
         UnreachableError: it can't be saved.

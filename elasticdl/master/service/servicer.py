@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class StatusFeed:
-    """The job's status, now and as it changes."""
+    """The job's status, and its changes."""
 
     def __init__(self, build: Callable[[], pb.JobStatus]) -> None:
         self._build = build
@@ -155,7 +155,7 @@ class Server:
         return bound
 
     def bind_also(self, host: str, port: int) -> bool:
-        """Listen at one more address as well; whether it was to be had."""
+        """Listen at one more address; returns whether it was free."""
         try:
             return self._access.add_port(self._server, f"{host}:{port}") != 0
         except RuntimeError:
@@ -170,7 +170,7 @@ class Server:
 
 
 def _without_clock(status: pb.JobStatus) -> pb.JobStatus:
-    """What counts as a change: not that time has passed."""
+    """The status without the numbers that change as time passes."""
     copy = pb.JobStatus()
     copy.CopyFrom(status)
     for name in ("elapsed", "time_left", "samples_per_second"):

@@ -41,21 +41,21 @@ class Sessions:
         return outbox
 
     def close(self, worker_id: int, outbox: Outbox) -> bool:
-        """Whether this was the worker's present session."""
+        """End this session; returns whether it was the worker's present one."""
         present = self._outboxes.get(worker_id) is outbox
         if present:
             del self._outboxes[worker_id]
         return present
 
     def send(self, worker_ids: Iterable[int], message: pb.MasterMessage) -> None:
-        """A worker without a session misses it; the core tells it anew when it reconnects."""
+        """A worker without a session misses it; the core sends it again when the worker reconnects."""
         for worker_id in worker_ids:
             if outbox := self._outboxes.get(worker_id):
                 outbox.put(message)
 
 
 class KeyValueRelay:
-    """Passes what members put into the key-value store of their world on to the other members.
+    """Passes on to the other members what one of them puts into the key-value store of their world.
 
     Entries belong to one world and are never seen by a later one.
     """
@@ -65,7 +65,9 @@ class KeyValueRelay:
         self._version = 0
         self._members: tuple[int, ...] = ()
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
-        self._early: list[tuple[int, pb.KvPut]] = []  # before a world was known, which a new master learns from workers
+        self._early: list[
+            tuple[int, pb.KvPut]
+        ] = []  # put before a world was known; a new master learns the world from its workers
 
     def begin_world(self, version: int, members: tuple[int, ...]) -> None:
         if version != self._version:
@@ -75,7 +77,7 @@ class KeyValueRelay:
                 self.put(worker_id, put)
 
     def put(self, worker_id: int, put: pb.KvPut) -> None:
-        """Members put again, in a new session, what they put before: what is known is not passed on twice."""
+        """In a new session members put everything again; what is known is not passed on twice."""
         if self._version == 0:
             self._early.append((worker_id, put))
         if put.world_version != self._version or worker_id not in self._members:
@@ -87,7 +89,7 @@ class KeyValueRelay:
             self._sessions.send((other for other in self._members if other != worker_id), message)
 
     def replay(self, worker_id: int) -> None:
-        """Everything again, for a member that has reconnected and may have missed some."""
+        """Send everything again to a member that has reconnected and may have missed some."""
         if worker_id in self._members:
             for message in self._entries.values():
                 self._sessions.send((worker_id,), message)
