@@ -23,9 +23,6 @@ class Place:
     context: str = ""
     file: str = ""  # instead of $KUBECONFIG; for programs
 
-    def __bool__(self) -> bool:
-        return bool(self.namespace or self.context)
-
     @property
     def flags(self) -> str:
         """To be added to a command so that it finds the same place."""

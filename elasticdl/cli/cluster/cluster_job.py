@@ -23,9 +23,10 @@ from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes import kubeconfig
 from elasticdl.kubernetes.client import Client, Object, connect
 from elasticdl.kubernetes.job_pods import find_master, find_pods, is_running
-from elasticdl.kubernetes.kubeconfig import Place, is_configured
+from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.names import (
     APPLICATION,
     APPLICATION_LABEL,
@@ -207,17 +208,14 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
     raise UserError(f"no job is running in namespace {client.namespace}; name one to look at an old one")
 
 
-def find_if_configured(name: str) -> ClusterJob | None:
-    """The job of the kubeconfig's current context, if there are both."""
-    if not is_configured(Place()):
-        return None
+def is_configured() -> bool:
+    return kubeconfig.is_configured(Place())
+
+
+def find_current(name: str) -> ClusterJob | None:
+    """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(Place())
     return ClusterJob(client, name) if client.find("Job", master_name(name)) else None
-
-
-def list_if_configured() -> list[ClusterJob]:
-    """Those of the kubeconfig's current context; none without a kubeconfig."""
-    return list_jobs("", "") if is_configured(Place()) else []
 
 
 def list_jobs(namespace: str, context: str) -> list[ClusterJob]:

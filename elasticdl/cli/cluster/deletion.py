@@ -22,7 +22,7 @@ def delete(name: str, namespace: str, context: str) -> str:
     """Returns when all is gone.
 
     Raises:
-        UserError: there is no such job, or the client does not let it be deleted.
+        UserError: there is no such job, or the cluster does not let it be deleted.
         UnreachableError: pods are still there after a long time.
     """
     client = connect(Place(namespace, context))

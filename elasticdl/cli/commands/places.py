@@ -68,27 +68,26 @@ def list_on_cluster(given: Given) -> Sequence[JobHandle]:
     return jobs
 
 
-def list_if_configured() -> Sequence[JobHandle]:
+def list_current() -> Sequence[JobHandle]:
     """The jobs of the kubeconfig's current context; none without the package, or without a kubeconfig.
 
     Raises:
         UserError: it can't be used.
         UnreachableError: the cluster does not answer.
     """
-    module = _if_installed()
-    return module.list_if_configured() if module else []
+    return cluster_module("cluster_job").list_jobs("", "") if _is_configured() else []
 
 
 def _find_elsewhere(name: str, not_here: str) -> JobHandle | None:
-    module = _if_installed()
     try:
-        return module.find_if_configured(name) if module else None
+        return cluster_module("cluster_job").find_current(name) if _is_configured() else None
     except ElasticDLError as error:
         raise UserError(f"{not_here}; {error}") from None
 
 
-def _if_installed() -> Any:
+def _is_configured() -> bool:
+    """Whether there is a cluster to be asked, and the package to ask it."""
     try:
-        return cluster_module("cluster_job")
+        return bool(cluster_module("cluster_job").is_configured())
     except UserError:
-        return None
+        return False

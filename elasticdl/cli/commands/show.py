@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.commands.places import Given, find, job_argument, list_if_configured, list_on_cluster, place_options
+from elasticdl.cli.commands.places import Given, find, job_argument, list_current, list_on_cluster, place_options
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.line_streams import followed
 from elasticdl.cli.local.local_jobs import LocalJob
@@ -47,7 +47,7 @@ def _all_jobs(given: Given) -> Sequence[JobHandle]:
         return list_on_cluster(given)
     here = [LocalJob(job) for job in list_jobs()]
     try:
-        return [*here, *list_if_configured()]
+        return [*here, *list_current()]
     except ElasticDLError as error:
         print(f"warning: the cluster's jobs are missing: {error}", file=sys.stderr, flush=True)
         return here

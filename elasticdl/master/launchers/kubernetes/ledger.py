@@ -90,9 +90,6 @@ class Ledger:
             entry.told = True
         return entry is not None
 
-    def is_told(self, worker_id: int) -> bool:
-        return worker_id in self._entries and self._entries[worker_id].told
-
     # ---- what was seen ----
 
     def refused(self, worker_id: int, reason: str) -> Reports:
