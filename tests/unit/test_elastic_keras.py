@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads, Trainee, make_model, plain_losses, run_all, train_together
-from session_kit import lose_world
+from session_kit import enter, lose_world
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -140,7 +140,7 @@ def test_subclassed_model_without_training_argument():
 
 def test_each_function_is_traced_once_whatever_the_worlds_and_micro_batches():
     boards = [Board(1), Board(2), Board(3), Board(1)]
-    members = [Trainee(rank, boards[0], BatchPolicy(16, None, 4)) for rank in range(3)]
+    members = [Trainee(0, boards[0], BatchPolicy(16, None, 4), joins=False) for _ in range(3)]
     for member in members:
         member.train_step.warm_up(*map(tf.constant, (Samples().inputs[:2], Samples().labels[:2])))
     for board in boards:
@@ -295,8 +295,9 @@ def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
 
 
 def test_values_of_the_user_travel_with_the_state():
-    member = alone()
+    member = alone(joins=False)
     state = member.context.state(member.train_step, member.loader, {"best": 0.5})
+    enter(member.context, member.context.world)
     state.best = 0.7
     state.commit()
     state.best = 0.9

@@ -60,7 +60,10 @@ def one_thread():
 class Training:
     """One worker whose world breaks once, in the first collective after it has come to a point."""
 
-    def __init__(self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, **options):
+    def __init__(
+        self, make_scheduler, *, each_step, point=None, occurrence=0, ends_epochs=False, commits="bottom", **options
+    ):
+        """``commits``: at the "top" or the "bottom" of the loop, or at the bottom of each "second" step only."""
         self.board = Board(1)
         self.context = ElasticContext(alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
         self.model = make_model()
@@ -69,7 +72,7 @@ class Training:
         self.scheduler = make_scheduler(self.optimizer)
         values = {"scheduler": self.scheduler, "seen": 0}
         self.state = self.context.state(self.model, self.optimizer, self.loader, values, **options)
-        self.each_step, self.ends_epochs = each_step, ends_epochs
+        self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
         self.point, self.occurrence = point, occurrence
         self.settings = {}  # by step: with what it was made
         self.broke = False
@@ -92,6 +95,8 @@ class Training:
         self.reach("after scheduler")
 
     def make_step(self, batch):
+        if self.commits == "top":
+            self.state.commit()
         for inputs, labels in batch:
             batch.backward(cross_entropy(self.model(inputs), labels))
         self.reach("before step")
@@ -102,7 +107,8 @@ class Training:
         self.state.seen += batch.plan.batch
         if self.each_step:
             self.schedule()
-        self.state.commit()
+        if self.commits == "bottom" or (self.commits == "second" and batch.plan.step % 2 == 0):
+            self.state.commit()
         self.reach("after commit")
 
     def train(self):
@@ -139,6 +145,54 @@ def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name
         disturbed = Training(SCHEDULERS[name], point=point, occurrence=occurrence, **options).run()
         if disturbed.broke:
             assert disturbed.result == expected, (point, occurrence)
+
+
+@pytest.mark.parametrize("commits", ["top", "second"])
+@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
+def test_so_it_is_with_commits_elsewhere_or_not_after_each_step(each_step, commits):
+    expected = Training(SCHEDULERS["StepLR"], each_step=each_step).run().result
+    for point, occurrence in [(None, 0), *POINTS]:
+        disturbed = Training(
+            SCHEDULERS["StepLR"], each_step=each_step, point=point, occurrence=occurrence, commits=commits
+        ).run()
+        assert disturbed.result == expected, (point, occurrence)
+
+
+def test_a_commit_before_the_step_leaves_the_batch_to_the_next_world():
+    expected = Training(SCHEDULERS["StepLR"], each_step=False).run().result
+    training = Training(SCHEDULERS["StepLR"], each_step=False, commits="top")
+    worlds, real_train = [], training.train
+
+    def train():
+        worlds.append(training.state.step)
+        real_train()
+
+    def reach(point):
+        if point == "before step" and training.state.step == 1 and len(worlds) == 1:
+            change_at_next_vote(training)
+
+    training.reach = reach
+    training.context.run(train, training.state)
+    assert worlds == [0, 2]
+    assert training.result == expected
+
+
+def change_at_next_vote(training):
+    reducer = training.state._reducer
+    real_reduce = reducer.reduce
+
+    def reduce(**given):
+        reducer.reduce = real_reduce
+        return replace(real_reduce(**given), leaving=True)
+
+    reducer.reduce = reduce
+
+
+def test_rank_0_can_ask_for_the_end_of_training():
+    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    training.state.stopping = True
+    training.make_step(next(iter(training.loader)))
+    assert training.state.vote.stopping
 
 
 def test_a_snapshot_goes_back_as_a_whole():
