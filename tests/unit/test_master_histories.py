@@ -16,6 +16,10 @@ from elasticdl.master.core.settings import Settings
 
 FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
+# Once the last step is known: workers are told to leave after it, and masters die.
+LATE = st.lists(
+    st.tuples(st.sampled_from([*FATES, "finish", "finish", "die", "rise"]), st.integers(0, 12)), max_size=25
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -34,8 +38,8 @@ def test_the_world_forms_again_after_any_history(history):
     assert members == {w.worker_id for w in cluster.workers.values() if w.world == cluster.version and not w.asked}
 
 
-@settings(max_examples=80, deadline=None)
-@given(HISTORIES, st.integers(0, 12), HISTORIES, st.booleans())
+@settings(max_examples=100, deadline=None)
+@given(HISTORIES, st.integers(0, 12), LATE, st.booleans())
 def test_a_job_whose_training_is_complete_ends_whatever_befalls_its_workers_then(before, last, after, own_program):
     cluster = Cluster(minimum=1, maximum=3, own_program=own_program)
     cluster.live(2)
@@ -44,6 +48,9 @@ def test_a_job_whose_training_is_complete_ends_whatever_befalls_its_workers_then
         cluster.post(e.Tick())
         if cluster.end:
             break
+    cluster.fuse = None
+    if cluster.job is None:
+        cluster.rise()
     cluster.live(100)
     assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
 
