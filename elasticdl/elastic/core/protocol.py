@@ -14,18 +14,31 @@ from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
+
+class Event:
+    """Something has happened."""
+
+    __slots__ = ()
+
+
+class Instruction:
+    """Something is to be done."""
+
+    __slots__ = ()
+
+
 # ---- events: the session ----
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOpened:
+class SessionOpened(Event):
     """A stream to a master is open. ``unsent``: what an earlier stream did not come to send."""
 
     unsent: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Welcomed:
+class Welcomed(Event):
     """The master's first word. ``generation`` grows with each start of a master of the job; 0 if it has none."""
 
     heartbeat_interval: float
@@ -33,19 +46,19 @@ class Welcomed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldPublished:
+class WorldPublished(Event):
     world: World
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAnnounced:
+class ChangeAnnounced(Event):
     """This world is to be left after a step."""
 
     world_version: int
 
 
 @dataclass(frozen=True, slots=True)
-class BreakAnnounced:
+class BreakAnnounced(Event):
     """A member of this world is gone."""
 
     world_version: int
@@ -53,30 +66,30 @@ class BreakAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainOrdered:
+class DrainOrdered(Event):
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopOrdered:
+class StopOrdered(Event):
     reason: str
     checkpoint: bool
 
 
 @dataclass(frozen=True, slots=True)
-class StacksAsked:
+class StacksAsked(Event):
     """The master wants to see where this worker is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
-class MasterLost:
+class MasterLost(Event):
     """There is no master to be had, and the session has given up."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EntryPut:
+class EntryPut(Event):
     """The collective's library has put an entry into this worker's store."""
 
     entry: StoreEntry
@@ -86,14 +99,14 @@ class EntryPut:
 
 
 @dataclass(frozen=True, slots=True)
-class Terminated:
+class Terminated(Event):
     """Somebody else than the master told the process to leave (SIGTERM)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time has passed."""
 
 
@@ -101,7 +114,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class StateMade:
+class StateMade(Event):
     """There is a training state. ``order``: of its samples, None if the script has a loader of its own.
 
     ``copies_parameters``: each commit copies them, so that a torn step goes back to the commit.
@@ -114,31 +127,31 @@ class StateMade:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Event):
     """The training state was loaded from a file."""
 
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Event):
     """This worker is warm, and asks for its first world, or for the next after a training that is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Event):
     """The collective of the present world is connected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(Event):
     """This member stands where rank 0 stands."""
 
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class BatchGiven:
+class BatchGiven(Event):
     """A step begins. ``settings_changed``: what the optimizer is told differs from what was saved."""
 
     plan: StepPlan
@@ -146,17 +159,17 @@ class BatchGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchesOver:
+class BatchesOver(Event):
     """The loader has no further batch in this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochEnded(Event):
     """The training function goes on to the next epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Voted:
+class Voted(Event):
     """The gradients of all members have arrived, and with them their votes.
 
     ``remedy``: what a script should do that has made its step on too few samples.
@@ -167,63 +180,63 @@ class Voted:
 
 
 @dataclass(frozen=True, slots=True)
-class StepMade:
+class StepMade(Event):
     """The parameters have changed."""
 
     learning_rate: float
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCalled:
+class CommitCalled(Event):
     """The script declares everything up to here safe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Event):
     """A script of Horovod's has come to a point between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepCounted:
+class StepCounted(Event):
     """A script of Horovod's has committed. Nothing is known of its samples and epochs: a commit counts as a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveFailed:
+class CollectiveFailed(Event):
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class WorldLeft:
+class WorldLeft(Event):
     """All members leave the present world together, though no step has voted for it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(Event):
     """The training function has returned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Event):
     """The collective of the world that was left is closed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
+class Advanced(Event):
     """Something was done. ``waiting``: a collective was begun, which may last as long as another member takes."""
 
     waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ClockResumed:
+class ClockResumed(Event):
     """Training goes on after what is neither a step nor a pause, such as an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Event):
     """How much there is to do in all, as far as is known; for the time left."""
 
     steps: int
@@ -231,68 +244,31 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Said(Event):
     """The script, or a shell, has something for the master. `Finished` and `Failed` are last words."""
 
     message: Notice | Finished | Failed
-
-
-Event = (
-    SessionOpened
-    | Welcomed
-    | WorldPublished
-    | ChangeAnnounced
-    | BreakAnnounced
-    | DrainOrdered
-    | StopOrdered
-    | StacksAsked
-    | MasterLost
-    | EntryPut
-    | Terminated
-    | Tick
-    | StateMade
-    | Loaded
-    | Ready
-    | Connected
-    | Synced
-    | BatchGiven
-    | BatchesOver
-    | EpochEnded
-    | Voted
-    | StepMade
-    | CommitCalled
-    | Passed
-    | StepCounted
-    | CollectiveFailed
-    | WorldLeft
-    | Returned
-    | Disconnected
-    | Advanced
-    | ClockResumed
-    | Totals
-    | Said
-)
 
 
 # ---- instructions: to the session ----
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Instruction):
     """Over the stream, if there is one. `Notice` and `Pause` are kept for the next if this one breaks."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseMaster:
+class RefuseMaster(Instruction):
     """End this stream and look for the master again: a later one of the same job was heard already."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class DumpStacks:
+class DumpStacks(Instruction):
     """Print the stacks of all threads."""
 
 
@@ -300,7 +276,7 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakCollective:
+class BreakCollective(Instruction):
     """Make whoever waits in this world fail at once, here and on the other members."""
 
     world_version: int
@@ -312,21 +288,21 @@ class BreakCollective:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Instruction):
     """Enter this world; answered by `Connected` or `CollectiveFailed`."""
 
     world: World
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronize:
+class Synchronize(Instruction):
     """Bring all members to rank 0's state; answered by `Synced` or `CollectiveFailed`."""
 
     world: World
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class Train(Instruction):
     """Call the training function."""
 
     world: World
@@ -340,19 +316,19 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(Instruction):
     part: Part
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Instruction):
     """Go back to what was saved; ``progress`` is where it stands."""
 
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveWorld:
+class LeaveWorld(Instruction):
     """Close the collective; answered by `Disconnected`."""
 
     reason: str
@@ -360,17 +336,17 @@ class LeaveWorld:
 
 
 @dataclass(frozen=True, slots=True)
-class CastEndVote:
+class CastEndVote(Instruction):
     """Take part in a step with nothing to add; answered by `Voted` or `CollectiveFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Instruction):
     """All members' training functions have returned."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveJob:
+class LeaveJob(Instruction):
     """This worker is to leave for good. ``drained``: training goes on without it."""
 
     reason: str
@@ -385,30 +361,11 @@ class Blame(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Instruction):
     blame: Blame
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class Warn(Instruction):
     message: str
-
-
-Instruction = (
-    Send
-    | RefuseMaster
-    | DumpStacks
-    | BreakCollective
-    | Connect
-    | Synchronize
-    | Train
-    | Save
-    | Restore
-    | LeaveWorld
-    | CastEndVote
-    | Complete
-    | LeaveJob
-    | Fail
-    | Warn
-)

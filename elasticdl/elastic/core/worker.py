@@ -81,7 +81,7 @@ class WorkerCore:
 
     def step(self, event: p.Event, now: float) -> list[p.Instruction]:
         """``now`` in seconds of a clock that only goes forward."""
-        out = self._note(event, now)
+        out = self._note(event, now) if type(event) not in _STEPS else []
         trigger = self._trigger(event)
         if trigger is None and self.state is S.WAITING and (self.stopping or self.lost):
             trigger = On.TOLD
@@ -207,8 +207,8 @@ class WorkerCore:
         return out
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
-        alone_with_state = self.world.size == 1 and self.position.has_state and self.under_master
-        if not (alone_with_state and self.linger_seconds > 0):
+        holds_alone = self.world.size == 1 and self.position.has_state and self.under_master
+        if not (holds_alone and self.linger_seconds > 0) or self.state in (S.PREPARING, S.COMPLETE, S.GONE):
             return self._drain(reason)
         if self.stopping is None and self._draining is None:
             self._draining = m.Draining(reason, lingers=True)
@@ -255,7 +255,7 @@ class WorkerCore:
         """The world broke before this worker had entered it."""
         assert isinstance(event, p.WorldPublished)
         self.left_version = event.world.version
-        return self._send_request(self.left_version, "broken before it was entered", broken=True)
+        return self._send_request(event.world.version, "broken before it was entered", broken=True)
 
     def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
         progress = self.position.progress
@@ -323,8 +323,7 @@ class WorkerCore:
         return self.position.commit(self.world.size, step_was_reduced=before is S.REDUCED)
 
     def _commit_and_leave(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        reason = "the members voted to leave this world"
-        return [*self._commit(event, before, now), *self._leave(reason, now)]
+        return [*self._commit(event, before, now), *self._leave("the members voted to leave this world", now)]
 
     def _leave_together(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event, p.WorldLeft)
@@ -385,6 +384,8 @@ class WorkerCore:
 
 
 _UNKNOWN = Vote(leaving=False, samples=0, loss=0.0)
+
+_STEPS = (p.BatchGiven, p.StepMade, p.CommitCalled)  # which tell no more than what they trigger
 
 _TRIGGERS: Mapping[type[p.Event], On] = {
     p.Ready: On.READY,

@@ -82,7 +82,8 @@ class Session:
         if self._stream is None:
             return
         self._closing.set()
-        self._beat.join(timeout=CLOSE_SECONDS)
+        if self._beat.ident is not None:
+            self._beat.join(timeout=CLOSE_SECONDS)
         self.post(p.Tick())
         self._stream.close()
 
