@@ -177,24 +177,31 @@ class Coordinator:
         for record in self.fleet.overstaying(now):
             out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
         stuck, late = self._find_stuck(now), self.fleet.start_timed_out(now)
+        suspects = {record.worker_id for record in (*stuck, *late)}
         for record in self.records.values():
-            if record.kill_at is not None and record not in stuck and record not in late:
+            if record.worker_id not in suspects:
                 record.kill_at = None
-        out += self._press(stuck, f"no progress for {self.settings.progress_timeout:g} s", now)
-        out += self._press(late, f"not ready {self.settings.start_timeout:g} s after its start", now, crashed=True)
+        limit = f"no progress for {self.settings.progress_timeout:g} s"
+        if self._hangs(now):
+            self.rendezvous.break_up(f"{limit}, all members wait for one another", now)
+        out += self._warn_or_give_up(stuck, limit, now)
+        late_reason = f"not ready {self.settings.start_timeout:g} s after its start"
+        out += self._warn_or_give_up(late, late_reason, now, crashed=True)
         return [*out, *self.reconcile(now)]
 
     def _find_stuck(self, now: float) -> list[WorkerRecord]:
-        """In a broken world waiting is no excuse: it must be left. So must a world that went on without the worker."""
-        members = self.rendezvous.active_members()
-        still = self.liveness.still(members, now)
-        stuck = [r for r in still if self.rendezvous.broken or not (r.pulse and r.pulse.waiting)]
-        if still and not stuck and len(still) == len(members):
-            limit = f"{self.settings.progress_timeout:g} s"
-            self.rendezvous.break_up(f"no progress for {limit}, all members wait for one another", now)
-        return [*stuck, *self.liveness.still(self.rendezvous.of(_S.EXCLUDED), now)]
+        """Who makes no progress and has no excuse. A broken world must be left, so there waiting for others is none."""
+        members = self.liveness.still(self.rendezvous.active_members(), now)
+        blamed = [r for r in members if self.rendezvous.broken or not (r.pulse and r.pulse.waiting)]
+        return [*blamed, *self.liveness.still(self.rendezvous.of(_S.EXCLUDED), now)]
 
-    def _press(
+    def _hangs(self, now: float) -> bool:
+        """All members wait for one another."""
+        members = self.rendezvous.active_members()
+        waiting = [r for r in self.liveness.still(members, now) if r.pulse and r.pulse.waiting]
+        return bool(members) and len(waiting) == len(members) and not self.rendezvous.broken
+
+    def _warn_or_give_up(
         self, records: Sequence[WorkerRecord], reason: str, now: float, *, crashed: bool = False
     ) -> list[Instruction]:
         """Have them show where they are stuck, and give them up a moment later."""

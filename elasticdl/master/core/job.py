@@ -31,6 +31,7 @@ class Job:
         self._past = self._saved = past = snapshot or JobSnapshot(settings.workers)
         self._settings = settings
         self._workers = Coordinator(settings, past)
+        self._workers.listening = snapshot is not None
         self._recovery = Recovery(self._workers.records, settings, past.world) if snapshot else None
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
         self._save_problem = ""
