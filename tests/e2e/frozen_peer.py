@@ -48,7 +48,7 @@ def is_open(client: socket.socket, peer: socket.socket) -> bool:
 
 
 def main(rank: int, store_port: int, victim: int) -> None:
-    collective = TorchCollective(hvd, Endpoint(store_port, 0, "lo"), reduce_on_gpu=False)
+    collective = TorchCollective(hvd, Endpoint(store_port, "lo"), reduce_on_gpu=False)
     connected, opened = threading.Event(), []
     others = threading.Thread(target=open_connections, args=(connected, opened))
     others.start()

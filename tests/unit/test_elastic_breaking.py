@@ -108,7 +108,7 @@ def test_what_a_thread_of_the_user_opens_while_a_world_connects_outlives_the_bre
             thread.join(10)
 
     hvd = Horovod()
-    world = HorovodWorld(hvd, Endpoint(server.port, 1, "lo"))
+    world = HorovodWorld(hvd, Endpoint(server.port, "lo"))
     environment = dict(os.environ)
     try:
         world.start(ALONE)

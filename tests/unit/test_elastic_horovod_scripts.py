@@ -132,7 +132,7 @@ class Master(FakeMaster):
 
 
 class FakeLink:
-    endpoint = SimpleNamespace(store_port=1, master_port=2, interface="lo")
+    endpoint = SimpleNamespace(store_port=1, interface="lo")
 
     def __init__(self, session):
         self.session = session

@@ -16,10 +16,9 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """By which interface this worker talks to the others, and the local ports of store and master."""
+    """By which interface this worker talks to the others, and the local port of its store."""
 
     store_port: int
-    master_port: int
     interface: str
 
 

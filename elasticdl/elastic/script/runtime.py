@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
@@ -196,4 +196,5 @@ class ScriptRuntime(Generic[ContextT]):
 
     def _tell_failure(self, error: Exception) -> None:
         self._failed = True
-        self.context().fail(reason(error), "".join(traceback.format_exception(error)))
+        users = not isinstance(error, ShortOfMemoryError)
+        self.context().fail(reason(error), "".join(traceback.format_exception(error)), users=users)

@@ -41,8 +41,7 @@ class MasterConnection:
 
     @property
     def endpoint(self) -> Endpoint:
-        master_port = int(self._environment.master.rpartition(":")[2])
-        return Endpoint(self._server.port, master_port, self._environment.interface)
+        return Endpoint(self._server.port, self._environment.interface)
 
     @property
     def spec(self) -> JobSpec:

@@ -158,9 +158,9 @@ class JobContext(Generic[CollectiveT]):
             epochs = 0
         self.session.say(m.Finished(step, epochs, metrics, together=True))
 
-    def fail(self, message: str, traceback: str) -> None:
-        """Tell the master that the user's code has raised."""
-        self.session.say(m.failed(message, traceback, users=True))
+    def fail(self, message: str, traceback: str, *, users: bool = True) -> None:
+        """Tell the master that this worker can't go on. ``users``: the user's code has raised."""
+        self.session.say(m.failed(message, traceback, users=users))
 
     def on_close(self, close: Callable[[], Any]) -> None:
         self._closers.callback(close)

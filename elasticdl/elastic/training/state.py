@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
+from elasticdl.elastic.collectives.memory import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
@@ -182,7 +183,8 @@ class TrainingState(ABC):
         if world.needs_sync and world.size > 1:
             received = self._broadcast()
             if not world.stands_with_root(world.rank):
-                self.load_state_dict(received)
+                with memory_of_the_worker("the training state"):
+                    self.load_state_dict(received)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything; the content of a checkpoint."""
