@@ -70,7 +70,8 @@ class Checks:
 
     def published(self, master: Master, world: i.World) -> None:
         known = self._worlds.get(world.version)
-        if known and known.members != world.members and any(not each.doomed for each in known.processes if each.alive):
+        alive = [process for process in known.processes if process.alive and not process.doomed] if known else []
+        if known and known.members != world.members and alive and not self.saves_lost:
             ids = [[member.worker_id for member in members] for members in (known.members, world.members)]
             raise Violation(ONE_WORLD, f"world {world.version} is {ids[0]} and {ids[1]}")
         if known is None or known.members != world.members:
@@ -94,6 +95,7 @@ class Checks:
             and process.core.position.has_state
             and process.session.stream is not None
             and process.session.stream.master is master
+            and not process.session.stream.broken
             and not (process.doomed or process.frozen or process.session.closing)
         }
         members = [process for process in processes if process.worker_id in ids]
