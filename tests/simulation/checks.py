@@ -1,0 +1,219 @@
+"""What has to hold at each moment of a history; each promise is a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.world import World
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.crashes import CRASHES_AT_START
+from elasticdl.master.core.instructions import Phase
+from tests.simulation.lineage import Model, Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.masters import Master
+    from tests.simulation.process import Process
+    from tests.simulation.site import Site
+
+ONCE = "every sample is trained on once in each epoch"
+NEXT_STEP = "no step is applied twice or left out"
+ONE_LINEAGE = "never do two worlds train at once"
+ONE_WORLD = "no version of the world is published twice with different members"
+NEWEST_FIRST = "rank 0 holds the newest state of a world's members"
+KEPT = "the state is lost only with the last worker that holds it"
+COMPLETE = "a job succeeds only with a model that all epochs have made"
+ONE_RESULT = "workers of a world that finish hold one model"
+NOTHING_LEFT = "when a job has ended, nothing of it runs"
+LEAVES = "who is told to leave does so after a step"
+DONE_ONCE = "a training that is complete is not done again"
+SPARED = "no worker is killed that nothing has befallen"
+LET_IN = "a worker that is ready is let in when there is room"
+JUSTIFIED = "a job ends as it was told to, or fails for a reason"
+
+
+# More than the linger time and three steps with one worker.
+SECONDS_TO_LEAVE = 2.6
+STEPS_TO_LEAVE = 8
+# For what a fault has left to be mended, and for a worker to be let in then.
+RECOVERY_SECONDS = 5.0
+WAITING_SECONDS = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    number: int  # in the order of publication
+    members: tuple[i.Member, ...]
+    processes: list[Process]  # of the members
+    head: Model  # the newest that all members of a world had held
+    holders: set[Process]  # of that model; the master could hear them
+
+
+class Checks:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._worlds: dict[int, _Published] = {}  # the latest of each version
+        self._publications = 0
+        self._applied: dict[int, dict[Model, set[int]]] = {}  # by world and model: members that hold it
+        self._head = site.origin  # the newest that all members of a world have held
+        self._trained = 0  # number of the latest published world that has made a step
+        self._results: dict[int, Model] = {}  # of those who have finished, by world
+        self._accepted: set[Phase] = {Phase.SUCCEEDED}
+        self._crashes = 0
+        self._acknowledged: Process | None = None  # has finished, and the master has taken it
+        self.master_disturbed = self.saves_lost = False
+
+    # ---- worlds ----
+
+    def published(self, master: Master, world: i.World) -> None:
+        known = self._worlds.get(world.version)
+        alive = [process for process in known.processes if process.alive and not process.doomed] if known else []
+        if known and known.members != world.members and alive and not self.saves_lost:
+            ids = [[member.worker_id for member in members] for members in (known.members, world.members)]
+            raise Violation(ONE_WORLD, f"world {world.version} is {ids[0]} and {ids[1]}")
+        if known is None or known.members != world.members:
+            self._note_world(master, world)
+        holding = [member.step for member in world.members if member.has_state]
+        root = world.members[0]
+        if holding and not (root.has_state and root.step == max(holding)):
+            raise Violation(NEWEST_FIRST, f"world {world.version}: {world.members}")
+
+    def _note_world(self, master: Master, world: i.World) -> None:
+        if self._acknowledged and not self.saves_lost and not any(member.has_state for member in world.members):
+            text = f"worker {self._acknowledged.worker_id} had finished, and world {world.version} begins anew"
+            raise Violation(DONE_ONCE, text)
+        self._publications += 1
+        processes = self._site.cluster.processes
+        ids = set(world.worker_ids)
+        holders = {
+            process
+            for process in processes
+            if process.state.weights.comes_from(self._head)
+            and process.core.position.has_state
+            and process.session.stream is not None
+            and process.session.stream.master is master
+            and not process.session.stream.broken
+            and not (process.doomed or process.frozen or process.session.closing)
+        }
+        members = [process for process in processes if process.worker_id in ids]
+        self._worlds[world.version] = _Published(self._publications, world.members, members, self._head, holders)
+
+    def world_starts(self, process: Process, world: World) -> None:
+        """Rank 0 knows with what state."""
+        if world.rank or self._site.plan.copies_parameters:
+            return
+        published, model = self._worlds[world.version], process.state.weights
+        if model.comes_from(published.head):
+            return
+        holders = sorted(each.worker_id for each in published.holders if each.alive and not each.doomed)
+        if holders:
+            text = f"world {world.version} begins after {model}, and workers {holders} held {published.head}"
+            raise Violation(KEPT, text)
+
+    # ---- steps ----
+
+    def reduced(self, process: Process, world: World, model: Model, plan: StepPlan, batch: int) -> None:
+        """All gradients of a step on these samples have come together."""
+        site = self._site
+        if plan.step != model.step + 1:
+            raise Violation(NEXT_STEP, f"step {plan.step} follows {model}")
+        if plan.epoch == model.epoch:
+            if model.seen & batch:
+                raise Violation(
+                    ONCE, f"step {plan.step} has {(model.seen & batch).bit_count()} samples again, after {model}"
+                )
+        elif plan.epoch != model.epoch + 1 or site.missing(model):
+            raise Violation(
+                ONCE, f"step {plan.step} of epoch {plan.epoch} follows {model}: {site.missing(model)} are missing"
+            )
+        self._refuse_older(world)
+
+    def _refuse_older(self, world: World) -> None:
+        """A world may train on after a later one has begun only while those in it are being ended."""
+        published = self._worlds[world.version]
+        if published.number < self._trained:
+            alive = [each.worker_id for each in published.processes if each.alive and not each.doomed]
+            if alive:
+                raise Violation(ONE_LINEAGE, f"world {world.version} with {alive} trains on beside a later one")
+        self._trained = max(self._trained, published.number)
+
+    def applied(self, process: Process, world: World, model: Model) -> None:
+        holders = self._applied.setdefault(world.version, {}).setdefault(model, set())
+        holders.add(process.worker_id)
+        if len(holders) == world.size:
+            del self._applied[world.version][model]
+            if self._worlds[world.version].number >= self._trained:
+                self._head = model
+
+        self._refuse_to_stay(process)
+        if process.worker_id == world.members[0].worker_id and world.size < self._site.limits.maximum:
+            self._refuse_to_keep_out(world)
+
+    def _refuse_to_keep_out(self, world: World) -> None:
+        now = self._site.clock.now
+        if now < self._site.quiet_from + RECOVERY_SECONDS:
+            return
+        for each in self._site.cluster.processes:
+            if (
+                each.core.state is WorkerState.WAITING
+                and each.told_at is None
+                and now - each.asked_at > WAITING_SECONDS
+            ):
+                text = f"worker {each.worker_id} waits since {each.asked_at:.1f} s, world {world.version} trains on"
+                raise Violation(LET_IN, text)
+
+    def _refuse_to_stay(self, process: Process) -> None:
+        if process.told_at is None:
+            return
+        process.steps_since_told += 1
+        seconds = self._site.clock.now - process.told_at
+        if process.steps_since_told > STEPS_TO_LEAVE and seconds > SECONDS_TO_LEAVE:
+            raise Violation(LEAVES, f"worker {process.worker_id} was told {seconds:.1f} s ago, and trains on")
+
+    def killed(self, process: Process) -> None:
+        """A master has given it up."""
+        if Phase.STOPPED in self._accepted:
+            return
+        if not (process.disturbed or self.master_disturbed or process.told_at is not None or self._slow(process)):
+            raise Violation(SPARED, f"worker {process.worker_id}, {process.core.state}")
+
+    def _slow(self, process: Process) -> bool:
+        return process.core.state is WorkerState.PREPARING
+
+    # ---- the end ----
+
+    def acknowledged(self, process: Process) -> None:
+        """The master has taken its last word."""
+        if isinstance(process.last_word, m.Finished):
+            self._acknowledged = process
+
+    def accept(self, phase: Phase) -> None:
+        """The job may end so."""
+        self._accepted.add(phase)
+
+    def crashed(self) -> None:
+        """A worker did, and is to blame."""
+        self._crashes += 1
+        if self._crashes >= CRASHES_AT_START:
+            self._accepted.add(Phase.FAILED)
+
+    def finished(self, process: Process) -> None:
+        model, site = process.state.weights, self._site
+        if model.epoch != site.plan.epochs - 1 or site.missing(model):
+            text = f"worker {process.worker_id} has finished with {model}: {site.missing(model)} samples are missing"
+            raise Violation(COMPLETE, text)
+        result = self._results.setdefault(process.core.world.version, model)
+        if model is not result:
+            raise Violation(ONE_RESULT, f"worker {process.worker_id} has {model}, another {result}")
+
+    def ended(self, phase: Phase, reason: str) -> None:
+        if phase not in self._accepted:
+            raise Violation(JUSTIFIED, f"the job has {phase}: {reason}")
+        if phase is Phase.SUCCEEDED and not self._results:
+            raise Violation(COMPLETE, "nobody has finished")
+        running = [process.worker_id for process in self._site.cluster.processes if not process.doomed]
+        if running:
+            raise Violation(NOTHING_LEFT, f"the job has {phase}, and workers {running} run")

@@ -1,0 +1,237 @@
+"""Faults planted in the cores, from outside: a simulator that can't find them is of no use.
+
+Each stands between a core and its events or instructions, or replaces one method of a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.lifecycle import On
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.core.world import World
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.snapshot import JobSnapshot
+from tests.simulation.adapter import MasterCore, publishing_unsaved
+from tests.simulation.run import Failure, run_seed
+
+Planting = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedFault:
+    name: str
+    plant: Planting
+    seeds: int  # within so many it must be found
+
+
+def find(fault: PlantedFault, first: int, most: int) -> tuple[int, Failure] | None:
+    """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
+    for number in range(most):
+        with fault.plant():
+            failure = run_seed(first + number)
+        if failure and run_seed(first + number) is None:
+            return number + 1, failure
+    return None
+
+
+# ---- ways to plant ----
+
+
+def _worker_step(change: Callable[[WorkerCore, p.Event, list[p.Instruction]], list[p.Instruction]]) -> Planting:
+    """Other instructions than those that the worker's core gives."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        real = WorkerCore.step
+
+        def step(core: WorkerCore, event: p.Event, now: float) -> list[p.Instruction]:
+            return change(core, event, real(core, event, now))
+
+        with patch.object(WorkerCore, "step", step):
+            yield
+
+    return plant
+
+
+def _deaf_worker(*ignored: type) -> Planting:
+    """These events do not reach the worker's core."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        real = WorkerCore.step
+
+        def step(core: WorkerCore, event: p.Event, now: float) -> list[p.Instruction]:
+            return [] if isinstance(event, ignored) else real(core, event, now)
+
+        with patch.object(WorkerCore, "step", step):
+            yield
+
+    return plant
+
+
+def _mute_worker(ignored: Callable[[m.Message, p.Event], bool]) -> Planting:
+    """These messages are not sent."""
+
+    def change(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
+        return [each for each in out if not (isinstance(each, p.Send) and ignored(each.message, event))]
+
+    return _worker_step(change)
+
+
+def _master_step(change: Callable[[e.Event, list[i.Instruction]], list[i.Instruction]]) -> Planting:
+    """Other instructions than those that the master's core gives."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        real = MasterCore.step
+
+        def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
+            return change(event, real(core, event, now))
+
+        with patch.object(MasterCore, "step", step):
+            yield
+
+    return plant
+
+
+def _method(owner: Any, name: str, new: Any) -> Planting:
+    @contextmanager
+    def plant() -> Iterator[None]:
+        with patch.object(owner, name, new):
+            yield
+
+    return plant
+
+
+def _without(*kinds: type) -> Planting:
+    """The master's core never wants this."""
+    return _master_step(lambda event, out: [each for each in out if not isinstance(each, kinds)])
+
+
+# ---- the faults ----
+
+
+def _keep_batch_unsaved(position: Position, workers: int, *, step_was_reduced: bool) -> list[p.Instruction]:
+    if position.batch is not None:
+        position.progress = position.batch.after
+    return _REAL_COMMIT(position, workers, step_was_reduced=step_was_reduced)
+
+
+def _restore_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
+    return [each for each in out if not isinstance(each, p.Restore)]
+
+
+def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
+    """What no commit has saved is lost with a torn step."""
+    if isinstance(event, p.CommitCalled):
+        return out
+    return [each for each in out if each != p.Save(p.Part.ALL)]
+
+
+def _synced_at_zero(position: Position, progress: Progress) -> list[p.Instruction]:
+    return _REAL_SYNCED(position, progress if position.has_state else Progress())
+
+
+def _claims_no_state(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
+    return [
+        p.Send(replace(each.message, has_state=False))
+        if isinstance(each, p.Send) and isinstance(each.message, m.JoinRequest)
+        else each
+        for each in out
+    ]
+
+
+def _last_first(event: e.Event, out: list[i.Instruction]) -> list[i.Instruction]:
+    return [
+        replace(each, world=replace(each.world, members=each.world.members[::-1]))
+        if isinstance(each, i.PublishWorld)
+        else each
+        for each in out
+    ]
+
+
+def _forgets_world(core: MasterCore) -> JobSnapshot:
+    return replace(_REAL_SNAPSHOT(core), world=None)
+
+
+def _any_world(core: WorkerCore, world: World) -> On:
+    return On.WORLD
+
+
+@contextmanager
+def _finds_nobody() -> Iterator[None]:
+    real = MasterCore.step
+
+    def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
+        return real(core, e.WorkersFound(()) if isinstance(event, e.WorkersFound) else event, now)
+
+    with patch.object(MasterCore, "step", step):
+        yield
+
+
+@contextmanager
+def _drains_are_not_heard() -> Iterator[None]:
+    """A draining worker's finish is ignored."""
+    real = MasterCore.step
+    draining: set[tuple[int, int]] = set()
+
+    def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
+        if isinstance(event, e.WorkerDraining):
+            draining.add((id(core), event.worker_id))
+        if isinstance(event, e.WorkerFinished) and (id(core), event.worker_id) in draining:
+            return []
+        return real(core, event, now)
+
+    with patch.object(MasterCore, "step", step):
+        yield
+
+
+_REAL_COMMIT, _REAL_SYNCED, _REAL_SNAPSHOT = Position.commit, Position.synced, MasterCore.snapshot
+
+PLANTED = (
+    # The worker's core.
+    PlantedFault("a vote to leave is ignored", _deaf_worker(p.ChangeAnnounced, p.DrainOrdered), 50),
+    PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), 300),
+    PlantedFault("a broken world is not left", _deaf_worker(p.BreakAnnounced), 300),
+    PlantedFault("a torn step is not undone", _worker_step(_restore_less), 100),
+    PlantedFault("a torn step takes the user's values along", _worker_step(_save_less), 300),
+    PlantedFault(
+        "a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved), 100
+    ),
+    PlantedFault(
+        "a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero), 50
+    ),
+    PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False), 100),
+    PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 50),
+    PlantedFault(
+        "a request to join is not said again to another master",
+        _mute_worker(lambda message, event: isinstance(message, m.JoinRequest) and isinstance(event, p.SessionOpened)),
+        100,
+    ),
+    PlantedFault(
+        "a last word is not said again to another master",
+        _mute_worker(lambda message, event: isinstance(message, m.Finished) and isinstance(event, p.SessionOpened)),
+        1000,
+    ),
+    PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world), 500),
+    # The master's.
+    PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, 500),
+    PlantedFault("a world is published before it is saved", publishing_unsaved, 1000),
+    PlantedFault("the last in a world is first", _master_step(_last_first), 50),
+    PlantedFault("members are not told that their world is broken", _without(i.BreakWorld), 300),
+    PlantedFault("members are not told of a change", _without(i.AnnounceChange), 50),
+    PlantedFault("who is given up is not killed", _without(i.KillWorker), 500),
+    PlantedFault("workers are not told that the job ends", _without(i.StopWorkers), 500),
+    PlantedFault("the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), 1000),
+    PlantedFault("workers are not looked for after a restart", _finds_nobody, 200),
+)

@@ -1,0 +1,260 @@
+"""One worker's process: its core, what carries out the core's instructions, and what may befall it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.common.credentials import Token
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.master.core.events import ExitCause
+from tests.simulation.adapter import validate_worker
+from tests.simulation.collectives import CONNECT_TIMEOUT
+from tests.simulation.lineage import Model, State, Violation
+from tests.simulation.network import Session
+
+if TYPE_CHECKING:
+    from tests.simulation.site import Site
+
+Steps = Generator[None, Any, None]
+LINGER_SECONDS = 1.5
+_ORDERS_TO_LEAVE = (p.DrainOrdered, p.StopOrdered, p.Terminated)
+ONE_MOMENT = "weights, buffers and the user's values are of one moment"
+
+
+class DiedError(Exception):
+    """The process is gone in the midst of something."""
+
+
+class Process:
+    """Everything that happens to it comes through `call`, which a frozen process answers later and a dead one never."""
+
+    def __init__(self, site: Site, worker_id: int, host: str, life: Callable[[Process], Steps]) -> None:
+        self.site = site
+        self.worker_id = worker_id
+        self.host = host
+        self.draw = random.Random(site.plan.seed * 1000 + worker_id)
+        self.environment = WorkerEnvironment("master:1", Token(""), worker_id, "", host)
+        self.core = WorkerCore(worker_id, linger_seconds=LINGER_SECONDS)
+        self.session = Session(self)
+        self.state = State(site.origin, site.origin, site.origin)
+        self.saved = self.state.copy()
+        self.orders: deque[p.Instruction] = deque()
+        self.alive = True
+        self.frozen = False
+        self.doomed = False  # the launcher was told to end it
+        self.last_word: m.Message | None = None
+        self.asked_at = 0.0  # for a world
+        self.told_at: float | None = None  # to leave
+        self.steps_since_told = 0
+        self.disturbed = False  # by a fault
+        self.to_raise = ""  # what the user's code does next: raise, crash or exit
+        self.fuse: int | None = None  # instructions to its death
+        self.left_broken = False
+        self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._entries: dict[int, set[str]] = {}
+        self._ticket = 0
+        self._running = self._awaits_order = self._awaits_close = False
+        self._closed = False
+        self._broken = 0  # the newest world whose entries are not waited for
+        self._awaits_entries = -1  # the ticket
+        self._life = life(self)
+
+    # ---- what happens to it ----
+
+    def start(self) -> None:
+        self.session.open()
+        self._tick()
+        self._run(None)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        if self.frozen:
+            self._held.append((function, arguments))
+        elif self.alive:
+            with contextlib.suppress(DiedError):
+                function(*arguments)
+
+    def resume(self, ticket: int, value: Any) -> None:
+        self.call(self._resume, ticket, value)
+
+    def freeze(self, seconds: float) -> None:
+        if self.alive and not self.frozen:
+            self.frozen = self.disturbed = True
+            self.site.clock.after(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        self.frozen = False
+        held, self._held = self._held, []
+        for function, arguments in held:
+            self.call(function, *arguments)
+
+    def terminated(self) -> None:
+        """SIGTERM; a process that has no handler yet dies of it."""
+        if self.core.state is WorkerState.PREPARING and self.draw.random() < 0.5:
+            self.end(ExitCause.KILLED, -15)
+        else:
+            self.tell(p.Terminated("told to leave (SIGTERM)"))
+
+    def end(self, cause: ExitCause, code: int) -> None:
+        """The process is gone, whatever the reason."""
+        if not self.alive:
+            return
+        self.alive, self.frozen = False, False
+        if self.session.stream is not None:
+            self.session.stream.close()
+        self.site.collectives.lose(self.worker_id)
+        self.site.cluster.process_ended(self, cause, code)
+
+    # ---- the core ----
+
+    def tell(self, event: p.Event) -> None:
+        """Let the core know, and do what it wants."""
+        site = self.site
+        if site.trace is not None:
+            site.trace.event(self, event)
+        if isinstance(event, p.Ready | p.Disconnected):
+            self.asked_at = site.clock.now
+        elif isinstance(event, p.Said):
+            self.last_word = event.message
+        elif self.told_at is None and isinstance(event, _ORDERS_TO_LEAVE):
+            self.told_at = site.clock.now
+        instructions = self.core.step(event, site.clock.now)
+        validate_worker(self.core)
+        for instruction in instructions:
+            if self.fuse is not None:
+                self._burn()
+            self._carry_out(instruction)
+        if self.orders and self._awaits_order and not self._running:
+            self._run(None)
+
+    def _burn(self) -> None:
+        assert self.fuse is not None
+        self.fuse -= 1
+        if self.fuse < 0:
+            self.end(ExitCause.KILLED, -9)
+            raise DiedError
+
+    def _carry_out(self, instruction: p.Instruction) -> None:
+        match instruction:
+            case p.Send(message):
+                self.session.send(message)
+            case p.Save(part):
+                self._save(part)
+            case p.Restore(progress):
+                self._restore(progress.step)
+            case p.BreakCollective(version, _, entered):
+                self._broken = max(self._broken, version)
+                if entered:
+                    self.site.collectives.break_world(version)
+                if not self._running:
+                    self._resume(self._awaits_entries, None)
+            case p.RefuseMaster():
+                self.session.end_stream()
+            case p.DumpStacks() | p.Warn():
+                pass
+            case _:
+                if self.site.trace is not None:
+                    self.site.trace.order(self, instruction)
+                self.orders.append(instruction)
+
+    def _save(self, part: p.Part) -> None:
+        if part is p.Part.PLACE:
+            self.saved.buffers = self.state.buffers
+        elif self.site.plan.copies_parameters:
+            self.saved = self.state.copy()
+        else:
+            self.saved.values = self.state.values
+
+    def _restore(self, step: int) -> None:
+        self.state.buffers, self.state.values = self.saved.buffers, self.saved.values
+        if self.site.plan.copies_parameters:
+            self.state.weights = self.saved.weights
+        self.require_one_moment(step, "after a torn step")
+
+    def require_one_moment(self, step: int, when: str) -> None:
+        state = self.state
+        if not (state.weights is state.buffers is state.values) or state.weights.step != step:
+            text = (
+                f"worker {self.worker_id} {when}: weights of {_of(state.weights)}, buffers of {_of(state.buffers)}, "
+                f"values of {_of(state.values)}, progress says step {step}"
+            )
+            raise Violation(ONE_MOMENT, text)
+
+    def _tick(self) -> None:
+        self.tell(p.Tick())
+        if self.alive:
+            self.site.clock.after(0.2, self.call, self._tick)
+
+    # ---- its main thread ----
+
+    def sleep(self, seconds: float) -> Steps:
+        self.site.clock.after(seconds, self.resume, self.new_ticket(), None)
+        yield
+
+    def next_order(self) -> Generator[None, Any, p.Instruction]:
+        while not self.orders:
+            self.new_ticket()
+            self._awaits_order = True
+            yield
+            self._awaits_order = False
+        return self.orders.popleft()
+
+    def entries(self, version: int, count: int) -> Generator[None, Any, bool]:
+        """Wait for so many entries of other members; False if they don't come."""
+        late = self.site.clock.now + CONNECT_TIMEOUT
+        while len(self._entries.setdefault(version, set())) < count:
+            if version <= self._broken or self.site.clock.now >= late:
+                return False
+            self._awaits_entries = self.new_ticket()
+            self.site.clock.after(CONNECT_TIMEOUT, self.resume, self._awaits_entries, None)
+            yield
+        return version > self._broken
+
+    def entry_came(self, version: int, key: str) -> None:
+        self._entries.setdefault(version, set()).add(key)
+        self._resume(self._awaits_entries, None)
+
+    def close(self, code: int) -> Steps:
+        """The last thing it does."""
+        self.new_ticket()
+        self.session.close()
+        if not self._closed:
+            self._awaits_close = True
+            yield
+        self.end(ExitCause.CLEAN if code == 0 else ExitCause.CRASHED, code)
+        raise DiedError
+
+    def session_over(self) -> None:
+        self._closed = True
+        if self._awaits_close:
+            self._awaits_close = False
+            self._run(None)
+
+    def new_ticket(self) -> int:
+        """For what the main thread waits for next; what an earlier ticket stands for comes too late."""
+        self._ticket += 1
+        return self._ticket
+
+    def _resume(self, ticket: int, value: Any) -> None:
+        if ticket == self._ticket and not self._awaits_order:
+            self._run(value)
+
+    def _run(self, value: Any) -> None:
+        self._running = True
+        try:
+            self._life.send(value)
+        except StopIteration:
+            pass
+        finally:
+            self._running = False
+
+
+def _of(model: Model) -> str:
+    return f"step {model.step}"

@@ -1,0 +1,55 @@
+"""Run histories by their seeds, and make those that fail short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tests.simulation.faults import plan_faults
+from tests.simulation.lineage import Violation
+from tests.simulation.plan import Plan, make_plan
+from tests.simulation.site import Site
+from tests.simulation.trace import Trace
+
+RAISED = "neither core raises, and their invariants hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    plan: Plan
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.plan}\n  broken: {self.rule}\n  {self.what}"
+
+
+def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
+    """None if all promises hold."""
+    site = Site(plan, trace)
+    plan_faults(site)
+    try:
+        site.run()
+    except Violation as violation:
+        return Failure(plan, violation.rule, violation.what)
+    except Exception as error:  # noqa: BLE001  a core may raise anything
+        return Failure(plan, RAISED, f"{type(error).__name__}: {error}")
+    return None
+
+
+def run_seed(seed: int) -> Failure | None:
+    return run(make_plan(seed))
+
+
+def shrink(failure: Failure, rerun: Callable[[Plan], Failure | None] = run) -> Failure:
+    """The same broken promise with as few faults as will do."""
+    changed = True
+    while changed:
+        changed = False
+        for number in range(len(failure.plan.faults)):
+            faults = failure.plan.faults[:number] + failure.plan.faults[number + 1 :]
+            shorter = rerun(replace(failure.plan, faults=faults))
+            if shorter is not None and shorter.rule == failure.rule:
+                failure, changed = shorter, True
+                break
+    return failure

@@ -1,0 +1,266 @@
+"""What a worker's main thread does: the user's script, the elastic loop around it, and the end of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import World
+from elasticdl.master.core.events import ExitCause
+from tests.simulation.collectives import FAILED
+from tests.simulation.lineage import Model, State, Violation
+from tests.simulation.plan import Commits
+from tests.simulation.process import DiedError, Process, Steps
+
+WARM_UP = 0.3
+MICRO_BATCH_SECONDS = 0.02
+CLOSE_SECONDS = 0.01
+BROKEN = "the collective failed"
+TORN = Model()  # stands for buffers that a forward pass has changed
+SOME_STEPS = 3
+
+ONE_MODEL = "the members of a world hold one model"
+ONE_STEP = "the members of a world make one step"
+EACH_SAMPLE = "each sample of a batch goes to one member"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a member brings to the reduction of a step."""
+
+    weights: Model
+    plan: StepPlan | None  # none: its training function has returned
+    samples: int  # a bit each
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Rank 0's state."""
+
+    state: State
+    progress: Progress
+
+
+def life(process: Process) -> Steps:
+    """From its start to its end."""
+    site, tell = process.site, process.tell
+    yield from process.sleep(site.startup(process.worker_id))
+    if process.to_raise == "exit":
+        yield from _exit_early(process)
+    tell(p.StateMade(Progress(), order=site.order, copies_parameters=site.plan.copies_parameters))
+    yield from process.sleep(WARM_UP)
+    tell(p.Ready())
+    while True:
+        match (yield from process.next_order()):
+            case p.Connect(world):
+                yield from _connect(process, world)
+            case p.Synchronize(world):
+                yield from _synchronize(process, world)
+            case p.Train(world):
+                yield from _Training(process, world).run()
+            case p.LeaveWorld(_, broken):
+                process.left_broken = broken
+                site.collectives.break_world(process.core.world.version)
+                yield from process.sleep(CLOSE_SECONDS)
+                tell(p.Disconnected())
+            case p.CastEndVote():
+                yield from _cast_end_vote(process)
+            case p.Complete():
+                yield from _finish(process)
+            case p.LeaveJob(_, _, drained):
+                if drained:
+                    _hand_over(process)
+                yield from process.close(0)
+            case p.Fail(blame, message):
+                tell(p.Said(m.Failed(blame is p.Blame.USER, message, "")))
+                yield from process.close(1)
+
+
+def _connect(process: Process, world: World) -> Steps:
+    process.tell(p.Advanced(waiting=True))
+    process.tell(p.EntryPut(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
+    found = yield from process.entries(world.version, world.size - 1)
+    connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
+    process.tell(p.Connected() if connected else p.CollectiveFailed(BROKEN))
+
+
+def _synchronize(process: Process, world: World) -> Steps:
+    site, core = process.site, process.core
+    if (
+        world.is_first
+        and world.rank == 0
+        and site.handover
+        and site.handover.progress.step > core.position.progress.step
+    ):
+        process.state = site.handover.state.copy()
+        process.tell(p.Loaded(site.handover.progress))
+    if world.needs_sync and world.size > 1:
+        root = world.members[0].worker_id
+        given = Broadcast(process.state.copy(), core.position.progress)
+        received = yield from _collective(process, world, "broadcast", given, lambda inputs: inputs[root])
+        if received is FAILED:
+            process.tell(p.CollectiveFailed(BROKEN))
+            return
+        if not world.stands_with_root(world.rank):
+            process.state = received.state.copy()
+        progress = received.progress
+    else:
+        progress = core.position.progress
+    process.require_one_moment(progress.step, f"at the start of world {world.version}")
+    site.checks.world_starts(process, world)
+    process.tell(p.Synced(progress))
+
+
+def _cast_end_vote(process: Process) -> Steps:
+    world = process.core.world
+    vote = yield from _reduce(process, world, Given(process.state.weights, None, 0, process.core.leaving))
+    process.tell(p.CollectiveFailed(BROKEN) if vote is None else p.Voted(vote[0]))
+
+
+def _finish(process: Process) -> Steps:
+    """The training is complete: export the model, say so, and end."""
+    site = process.site
+    site.after_last_step(process)
+    rank, step = process.core.world.rank, process.core.position.progress.step
+    yield from process.sleep(site.plan.export if rank == 0 else site.plan.export / 2)
+    site.checks.finished(process)
+    process.tell(p.Said(m.Finished(step, site.plan.epochs if rank == 0 else 0, {}, together=True)))
+    yield from process.close(0)
+
+
+def _hand_over(process: Process) -> None:
+    """Leave the state for those who come, unless it is certain that others hold it."""
+    core, site = process.core, process.site
+    alone = core.world.size == 1 or process.left_broken
+    if site.plan.handover and core.position.has_state and (alone or core.world.rank == 0):
+        site.hand_over(Broadcast(process.state.copy(), core.position.progress))
+
+
+class _Training:
+    """The user's training function in one world."""
+
+    def __init__(self, process: Process, world: World) -> None:
+        self._process = process
+        self._world = world
+        self._commits = process.site.plan.commits
+
+    def run(self) -> Steps:
+        """Until it returns, or the core has the main thread do something else."""
+        process, core, site = self._process, self._process.core, self._process.site
+        while core.position.progress.epoch < site.plan.epochs:
+            epoch = core.position.progress.epoch
+            for plan in site.order.steps(core.position.progress, self._world.rank, self._world.size):
+                yield from self._step(plan)
+                if process.orders:
+                    return
+            process.tell(p.BatchesOver())
+            if self._commits is Commits.EACH_STEP_AND_EPOCH and self._commit():
+                return
+            if core.position.progress.epoch == epoch:  # no commit has ended it
+                process.tell(p.EpochEnded())
+        process.tell(p.Returned())
+
+    def _step(self, plan: StepPlan) -> Steps:
+        process, state = self._process, self._process.state
+        process.tell(p.BatchGiven(plan))
+        process.require_one_moment(plan.step - 1, "when it is given a batch")
+        if self._commits is Commits.FIRST and self._commit():
+            return
+        samples = 0
+        for indices in plan.micro_batches:
+            process.tell(p.Advanced(waiting=False))
+            yield from process.sleep(MICRO_BATCH_SECONDS)
+            samples |= sum(1 << number for number in indices.tolist())
+        state.buffers = TORN
+        if process.to_raise:
+            yield from _raise(process)
+            return
+        process.tell(p.Advanced(waiting=True))
+        given = Given(state.weights, plan, samples, process.core.leaving)
+        reduced = yield from _reduce(process, self._world, given)
+        if reduced is None:
+            process.tell(p.CollectiveFailed(BROKEN))
+            return
+        vote, model = reduced
+        process.tell(p.Voted(vote))
+        if process.orders:
+            return
+        state.weights = state.buffers = model
+        process.site.checks.applied(process, self._world, model)
+        process.tell(p.StepMade(0.1))
+        state.values = model
+        if self._commits_after(model.step):
+            self._commit()
+
+    def _commits_after(self, step: int) -> bool:
+        if self._commits is Commits.SOME_STEPS:
+            return step % SOME_STEPS == 0
+        return self._commits is not Commits.FIRST
+
+    def _commit(self) -> bool:
+        """Whether the world is to be left."""
+        self._process.tell(p.CommitCalled())
+        return bool(self._process.orders)
+
+
+def _exit_early(process: Process) -> Steps:
+    """As with sys.exit(0) in the user's code."""
+    process.site.checks.crashed()
+    yield from process.close(0)
+
+
+def _raise(process: Process) -> Steps:
+    if process.to_raise == "exit":
+        yield from _exit_early(process)
+    if process.to_raise == "raise":
+        process.tell(p.Said(m.Failed(True, "the user's code raised", "traceback")))
+        yield from process.close(1)
+    process.end(ExitCause.CRASHED, 1)
+    raise DiedError
+
+
+def _collective(process: Process, world: World, kind: str, given: Any, combine: Any) -> Generator[None, Any, Any]:
+    process.site.collectives.take_part(process, process.new_ticket(), world, kind, given, combine)
+    result = yield
+    return result
+
+
+def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any, tuple[Vote, Model] | None]:
+    def combine(inputs: dict[int, Given]) -> tuple[Vote, Model]:
+        return combine_step(process, world, inputs)
+
+    result = yield from _collective(process, world, "step", given, combine)
+    return None if result is FAILED else result
+
+
+def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> tuple[Vote, Model]:
+    """All members' gradients have arrived: what they add up to is what the model becomes."""
+    members = list(inputs.values())
+    first = members[0]
+    if any(each.weights is not first.weights for each in members):
+        models = ", ".join(f"worker {worker_id}: {each.weights}" for worker_id, each in inputs.items())
+        raise Violation(ONE_MODEL, f"world {world.version}: {models}")
+    leaving = any(each.leaving for each in members)
+    samples = sum(each.samples.bit_count() for each in members)
+    ended = sum(each.plan is None for each in members)
+    vote = Vote(leaving, samples, 1.0, ended=ended)
+    if ended or first.plan is None:
+        return vote, first.weights
+    steps = {(each.plan.epoch, each.plan.step) for each in members if each.plan}
+    if len(steps) > 1:
+        raise Violation(ONE_STEP, f"world {world.version}: {sorted(steps)}")
+    batch = 0
+    for each in members:
+        batch |= each.samples
+    if batch.bit_count() != samples:
+        raise Violation(
+            EACH_SAMPLE, f"world {world.version}, step {first.plan.step}: {samples} are {batch.bit_count()}"
+        )
+    process.site.checks.reduced(process, world, first.weights, first.plan, batch)
+    return vote, first.weights.after(first.plan.epoch, batch)

@@ -1,0 +1,136 @@
+"""One history: everything that takes part in it, and its course from the first master to the end of the job."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from elasticdl.common.spec import WorkerRange
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.progress import SampleOrder
+from elasticdl.master.core import events as e
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.core.snapshot import JobSnapshot
+from tests.simulation.checks import Checks
+from tests.simulation.clock import Clock
+from tests.simulation.cluster import Cluster
+from tests.simulation.collectives import Collectives
+from tests.simulation.lineage import Model, Violation
+from tests.simulation.masters import Master, Store
+from tests.simulation.plan import Kind, Plan
+from tests.simulation.process import Process
+from tests.simulation.script import Broadcast
+
+if TYPE_CHECKING:
+    from tests.simulation.trace import Trace
+
+STARTUP_SECONDS = 0.5
+RESTART_SECONDS = 0.3
+# Of simulated time, from the last fault to the end of the job: all timeouts one after another, and the training itself.
+LIVENESS_SECONDS = 120.0
+ENDS = "once the faults stop, the job ends"
+
+
+class Site:
+    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+        self.plan = plan
+        self.trace = trace
+        self.clock = Clock()
+        self.draw_network, self.draw_cluster, self.draw_master = (
+            random.Random(plan.seed * 1000 + number) for number in (997, 998, 999)
+        )
+        policy = BatchPolicy(plan.global_batch, plan.worker_batch, plan.micro_batch)
+        self.order = SampleOrder(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
+        self.origin = Model()
+        self.handover: Broadcast | None = None
+        self.store = Store()
+        self.collectives = Collectives(self.clock, self.draw_network)
+        self.cluster = Cluster(self, plan.workers)
+        self.checks = Checks(self)
+        self.masters: list[Master] = []
+        self.limits = WorkerRange(minimum=plan.minimum, maximum=plan.workers)
+        self.slow_starts = 0  # of the next workers
+        self.at_end: list[Kind] = []  # faults that wait for a worker after its last step
+        self.ended: Phase | None = None
+        self.quiet_from = -100.0  # when the last fault so far is over
+        self._stops: list[e.Event] = []  # commands that no master has taken
+
+    def run(self) -> Phase:
+        """How the job has ended.
+
+        Raises:
+            Violation: a promise was broken.
+        """
+        if self.trace is not None:
+            self.trace.clock = self.clock
+        self.start_master(None)
+        latest = self.plan.calm + LIVENESS_SECONDS
+        while self.ended is None and self.clock.now < latest and self.clock.advance():
+            pass
+        if self.ended is None:
+            raise Violation(ENDS, self._describe())
+        return self.ended
+
+    # ---- what its parts ask of it ----
+
+    def startup(self, worker_id: int) -> float:
+        """Seconds from the start of a process to its model."""
+        if self.slow_starts and self.clock.now < self.plan.calm:
+            self.slow_starts -= 1
+            return 100.0
+        return STARTUP_SECONDS * (0.5 + self.draw_cluster.random())
+
+    def missing(self, model: Model) -> int:
+        """Samples of the model's epoch that it should have been trained on, and was not."""
+        left = self.plan.samples - model.seen.bit_count()
+        largest = self.order.policy.batch_size(self.plan.workers + 2)
+        return 0 if self.plan.drop_last and left < largest else left
+
+    def hand_over(self, given: Broadcast) -> None:
+        if self.handover is None or self.handover.progress.step <= given.progress.step:
+            self.handover = given
+
+    def master_for(self, process: Process) -> Master | None:
+        """Whom the master's address leads to: a new master's may take a while to be known everywhere."""
+        running = [master for master in self.masters if master.alive]
+        if len(running) > 1 and self.draw_network.random() < 0.5:
+            return running[0]
+        return running[-1] if running else None
+
+    def after_last_step(self, process: Process) -> None:
+        from tests.simulation.faults import strike_at_end
+
+        if self.at_end and self.clock.now < self.plan.calm + LIVENESS_SECONDS / 2:
+            strike_at_end(self, process, self.at_end.pop(0))
+
+    # ---- masters ----
+
+    def start_master(self, snapshot: JobSnapshot | None) -> None:
+        if self.ended is None:
+            self.masters.append(Master(self, self.limits, snapshot))
+            if self.trace is not None:
+                self.trace.note(f"master {self.masters[-1].generation} starts")
+            for command in self._stops:
+                self.masters[-1].post(command)
+
+    def master_ended(self) -> None:
+        """Unless there is another already, one is started."""
+        self.clock.after(RESTART_SECONDS * (0.5 + self.draw_master.random()), self._restart)
+
+    def _restart(self) -> None:
+        if not any(master.alive for master in self.masters):
+            self.start_master(self.store.saved[-1] if self.store.saved else None)
+
+    def command(self, event: e.Event) -> None:
+        """Somebody calls the master."""
+        running = [master for master in self.masters if master.alive]
+        if running:
+            running[-1].post(event)
+
+    def end(self, phase: Phase, reason: str) -> None:
+        self.checks.ended(phase, reason)
+        self.ended = phase
+
+    def _describe(self) -> str:
+        workers = ", ".join(f"worker {each.worker_id} {each.core.state}" for each in self.cluster.processes)
+        return f"{LIVENESS_SECONDS:.0f} s after the last one it has not; {workers or 'no worker runs'}"

@@ -1,0 +1,51 @@
+"""The course of a history in lines for people: without heartbeats and steps, unless they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from tests.simulation.adapter import QUIET_INSTRUCTIONS
+from tests.simulation.clock import Clock
+
+if TYPE_CHECKING:
+    from tests.simulation.masters import Master
+    from tests.simulation.process import Process
+
+_QUIET_EVENTS = (p.Tick, p.Advanced, p.BatchGiven, p.CommitCalled, p.EntryPut, p.StateMade, p.Welcomed)
+_STEPS = (p.Voted, p.StepMade)
+_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported, e.PauseReported)
+_LONGEST = 150
+
+
+class Trace:
+    def __init__(self, *, steps: bool = False) -> None:
+        self.lines: list[str] = []
+        self.clock = Clock()
+        self._quiet = _QUIET_EVENTS if steps else _QUIET_EVENTS + _STEPS
+
+    def note(self, text: str) -> None:
+        self._add("", text)
+
+    def event(self, process: Process, event: p.Event) -> None:
+        if not isinstance(event, self._quiet):
+            step = process.core.position.progress.step
+            self._add(f"worker {process.worker_id}", f"{process.core.state}, step {step}: {event}")
+
+    def order(self, process: Process, instruction: p.Instruction) -> None:
+        self._add(f"worker {process.worker_id}", f"  -> {instruction}")
+
+    def decision(self, master: Master, event: e.Event, instructions: Sequence[i.Instruction]) -> None:
+        if not isinstance(event, _QUIET_MASTER):
+            self._add(f"master {master.generation}", str(event))
+        for instruction in instructions:
+            if not isinstance(instruction, QUIET_INSTRUCTIONS):
+                self._add(f"master {master.generation}", f"  -> {instruction}")
+
+    def _add(self, actor: str, text: str) -> None:
+        text = text.replace("'", "").replace("world_version=", "world=")
+        cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+        self.lines.append(f"{self.clock.now:8.3f}  {actor:9} {cut}")
