@@ -125,7 +125,9 @@ def test_what_is_done_with_a_command(document):
 def test_python_blocks_and_their_files(document):
     found = document("`a/b.py`:\n\n```python\nx = 1\n```\n\nThen:\n\n```python\ny = 2\n```\n\n```\nwhat?\n```\n")
     assert found.python == [PythonBlock("a.md", 3, "x = 1\n", "a/b.py"), PythonBlock("a.md", 9, "y = 2\n", "")]
-    assert found.complaints == ["a.md:13: a fenced block says one of mermaid, python, text, yaml; commands are indented"]
+    assert found.complaints == [
+        "a.md:13: a fenced block says one of mermaid, python, text, yaml; commands are indented"
+    ]
 
 
 def test_code_in_tables_is_found(document):

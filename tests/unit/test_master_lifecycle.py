@@ -6,13 +6,13 @@ import pytest
 
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.lifecycle import JOB, LIVE, ROWS, WORKERS, Condition, Trigger, WorkerState
-from scripts.draw_states import draw_job, draw_workers
+from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 GONE = (WorkerState.COMPLETED, WorkerState.GONE)
 
 
-@pytest.mark.parametrize("picture", [draw_workers(), draw_job()])
+@pytest.mark.parametrize("picture", [draw_workers(), draw_job(), draw_worker_core()])
 def test_the_documents_show_the_tables(picture):
     assert f"```mermaid\n{picture}\n```" in DOCS.read_text(), "run scripts/draw_states.py, and put it there"
 

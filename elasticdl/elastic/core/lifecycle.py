@@ -26,7 +26,8 @@ class WorkerState(StrEnum):
 
 
 S = WorkerState
-TRAINING = (S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED, S.ENDING)
+STEPS = (S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED)
+TRAINING = (*STEPS, S.ENDING)
 IN_WORLD = (S.CONNECTING, S.SYNCING, *TRAINING, S.COMPLETE)
 
 
@@ -89,8 +90,8 @@ TABLE = _table(
         (S.PREPARING, On.STEP, S.PREPARING, "step_made"),
         (S.PREPARING, On.COMMIT, S.PREPARING, "commit"),
         # A step.
-        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.BATCH, S.STEPPING, "begin_step"),
-        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.VOTE, S.REDUCED, "nothing"),
+        (STEPS, On.BATCH, S.STEPPING, "begin_step"),
+        (STEPS, On.VOTE, S.REDUCED, "nothing"),
         (S.REDUCED, On.STEP, S.APPLIED, "step_made"),
         (S.BETWEEN, On.PASSED, S.BETWEEN, "pass_by"),
         (S.BETWEEN, On.COUNTED, S.BETWEEN, "count_step"),
@@ -98,13 +99,13 @@ TABLE = _table(
         (S.STEPPING, On.COMMIT, S.STEPPING, "commit"),
         ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
         # The world is left: together after a vote, or at once because it broke.
-        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
+        (STEPS, On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
         (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
         (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
         # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
         ((S.PREPARING, *TRAINING), On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
-        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED, S.ENDING, "cast_end_vote"),
-        ((S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED), On.RETURNED_ALONE, S.COMPLETE, "complete"),
+        (STEPS, On.RETURNED, S.ENDING, "cast_end_vote"),
+        (STEPS, On.RETURNED_ALONE, S.COMPLETE, "complete"),
         (S.ENDING, On.ALL_RETURNED, S.COMPLETE, "complete"),
         (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
         (S.GONE, On.READY, S.GONE, "leave_job"),
