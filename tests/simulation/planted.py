@@ -212,7 +212,7 @@ PLANTED = (
         "a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero), 50
     ),
     PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False), 100),
-    PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 50),
+    PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 500),
     PlantedFault(
         "a request to join is not said again to another master",
         _mute_worker(lambda message, event: isinstance(message, m.JoinRequest) and isinstance(event, p.SessionOpened)),
