@@ -120,7 +120,7 @@ class Cluster:
             self._site.trace.note(
                 f"the process of worker {pod.worker_id} has ended: {exited.cause}, code {exited.code}"
             )
-        self._report(exited)
+        self._report(pod, exited)
 
     def _place_pending(self) -> None:
         taken = len(self.processes)
@@ -131,11 +131,11 @@ class Cluster:
                 taken += 1
                 pod.process = Process(self._site, pod.worker_id, f"h{pod.worker_id}", life)
                 pod.process.call(pod.process.start)
-                self._report(e.WorkerPlaced(pod.worker_id, pod.process.host, 1))
+                self._report(pod, e.WorkerPlaced(pod.worker_id, pod.process.host, 1))
             else:
-                self._report(e.WorkerPending(pod.worker_id, "no place"))
+                self._report(pod, e.WorkerPending(pod.worker_id, "no place"))
 
-    def _report(self, report: Report) -> None:
+    def _report(self, pod: _Pod, report: Report) -> None:
         """To whoever is master when it arrives; one that is lost comes with the next full list."""
         site = self._site
         noise, draw = site.plan.noise, site.draw_cluster
@@ -143,11 +143,12 @@ class Cluster:
         if noise and draw.random() < noise:
             delay = draw.choice((RESYNC_SECONDS, 0.2)) * draw.random()
         if noise and draw.random() < noise:
-            site.clock.after(delay + draw.random(), self._deliver, report)
-        site.clock.after(delay, self._deliver, report)
+            site.clock.after(delay + draw.random(), self._deliver, pod, report)
+        site.clock.after(delay, self._deliver, pod, report)
 
-    def _deliver(self, report: Report) -> None:
-        pod = self._pods[report.worker_id]
+    def _deliver(self, pod: _Pod, report: Report) -> None:
+        if self._pods[pod.worker_id] is not pod:
+            return  # a master that has lost all knowledge has used the id again
         for master in self._site.masters:
             if master.hears_launcher:
                 master.post(report)
