@@ -143,13 +143,12 @@ class Cluster:
         if noise and draw.random() < noise:
             delay = draw.choice((RESYNC_SECONDS, 0.2)) * draw.random()
         if noise and draw.random() < noise:
-            site.clock.after(delay + draw.random(), self._deliver, pod, report)
-        site.clock.after(delay, self._deliver, pod, report)
+            site.clock.after(delay + draw.random(), self._deliver, pod, report, site.store.starts)
+        site.clock.after(delay, self._deliver, pod, report, site.store.starts)
 
-    def _deliver(self, pod: _Pod, report: Report) -> None:
-        if self._pods[pod.worker_id] is not pod:
-            return  # a master that has lost all knowledge has used the id again
+    def _deliver(self, pod: _Pod, report: Report, generation: int) -> None:
+        """A master that has started since finds what there is."""
         for master in self._site.masters:
-            if master.hears_launcher:
+            if master.hears_launcher and master.generation <= generation:
                 master.post(report)
                 pod.forgotten = pod.forgotten or isinstance(report, e.WorkerExited)
