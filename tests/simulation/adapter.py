@@ -29,6 +29,7 @@ from elasticdl.master.service.saver import StateSaver
 from elasticdl.master.service.sessions import KeyValueRelay, Sessions
 
 HEARTBEAT_SECONDS = 0.4
+HEARTBEAT_TIMEOUT = 2.0
 
 
 def make_settings(workers: WorkerRange) -> Settings:
@@ -37,7 +38,7 @@ def make_settings(workers: WorkerRange) -> Settings:
         workers,
         join_window=0.1,
         start_timeout=6.0,
-        heartbeat_timeout=2.0,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
         progress_timeout=4.0,
         stop_grace=3.0,
         recovery_timeout=4.0,
@@ -131,10 +132,10 @@ class LoopDriver:
         journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
         ports = Ports(launcher, sessions, self.relay, journal, saver, Observer(), clock, wrap)
         self._loop = Loop(cast(Job, core), ports, Mailbox())
-        self._acts = cast("asyncio.Queue[Act]", self._loop._acts)
+        self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
 
     def decide(self, event: e.Event) -> None:
-        self._loop._decide(event)
+        self._loop.decide(event)
 
     def put(self, mark: Callable[[], None]) -> None:
         """To be called when all that was decided before is done."""
@@ -144,7 +145,7 @@ class LoopDriver:
         return None if self._acts.empty() else self._acts.get_nowait()
 
     def act(self, instruction: i.Instruction) -> None:
-        coroutine = self._loop._act(instruction)
+        coroutine = self._loop.act(instruction)
         try:
             coroutine.send(None)
         except StopIteration:

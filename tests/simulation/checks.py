@@ -12,6 +12,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.crashes import CRASHES_AT_START
 from elasticdl.master.core.instructions import Phase
+from tests.simulation.adapter import HEARTBEAT_TIMEOUT
 from tests.simulation.lineage import Model, Violation
 
 if TYPE_CHECKING:
@@ -43,13 +44,18 @@ RECOVERY_SECONDS = 5.0
 WAITING_SECONDS = 1.5
 
 
+def _hears(process: Process, master: Master) -> bool:
+    stream = process.session.stream
+    return stream is not None and stream.master is master and not stream.broken
+
+
 @dataclass(frozen=True, slots=True)
 class _Published:
     number: int  # in the order of publication
     members: tuple[i.Member, ...]
     processes: list[Process]  # of the members
     head: Model  # the newest that all members of a world had held
-    holders: set[Process]  # of that model; the master could hear them
+    holders: set[Process]  # of that model; the master could hear them, or should have waited for them
 
 
 class Checks:
@@ -88,18 +94,24 @@ class Checks:
         self._publications += 1
         processes = self._site.cluster.processes
         ids = set(world.worker_ids)
+        begins_anew = not any(member.has_state for member in world.members)
         holders = {
             process
             for process in processes
             if process.state.weights.comes_from(self._head)
             and process.core.position.has_state
-            and process.session.stream is not None
-            and process.session.stream.master is master
-            and not process.session.stream.broken
+            and (_hears(process, master) or (begins_anew and self._may_be_back(process, master)))
             and not (process.doomed or process.frozen or process.session.closing)
         }
         members = [process for process in processes if process.worker_id in ids]
         self._worlds[world.version] = _Published(self._publications, world.members, members, self._head, holders)
+
+    def _may_be_back(self, process: Process, master: Master) -> bool:
+        """It is cut off from the master, and has not been for so long that it would be given up."""
+        session = process.session
+        cut = session.cut_from.get(master.generation)
+        lost = session.stream is None or session.stream.broken
+        return process.alive and lost and cut is not None and self._site.clock.now - cut < HEARTBEAT_TIMEOUT
 
     def world_starts(self, process: Process, world: World) -> None:
         """Rank 0 knows with what state."""

@@ -50,6 +50,7 @@ class Stream:
         if self.broken:
             return
         self.broken = True
+        self.process.session.cut_from[self.master.generation] = self._site.clock.now
         draw, clock = self._site.draw_network, self._site.clock
         clock.after(draw.uniform(0, noticed), self.process.call, self.process.session.lose, self)
         clock.after(draw.uniform(0, noticed), self.master.lose, self)
@@ -74,6 +75,7 @@ class Session:
         self.blocked_until = 0.0
         self.closing = False
         self.stream: Stream | None = None
+        self.cut_from: dict[int, float] = {}  # by generation of the master: when the last stream to it broke
         self._process = process
         self._site = process.site
         self._unsent: list[m.Message] = []

@@ -202,7 +202,6 @@ PLANTED = (
     # The worker's core.
     PlantedFault("a vote to leave is ignored", _deaf_worker(p.ChangeAnnounced, p.DrainOrdered), 50),
     PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), 300),
-    PlantedFault("a broken world is not left", _deaf_worker(p.BreakAnnounced), 300),
     PlantedFault("a torn step is not undone", _worker_step(_restore_less), 100),
     PlantedFault("a torn step takes the user's values along", _worker_step(_save_less), 300),
     PlantedFault(
@@ -228,7 +227,6 @@ PLANTED = (
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, 500),
     PlantedFault("a world is published before it is saved", publishing_unsaved, 1000),
     PlantedFault("the last in a world is first", _master_step(_last_first), 50),
-    PlantedFault("members are not told that their world is broken", _without(i.BreakWorld), 300),
     PlantedFault("members are not told of a change", _without(i.AnnounceChange), 50),
     PlantedFault("who is given up is not killed", _without(i.KillWorker), 500),
     PlantedFault("workers are not told that the job ends", _without(i.StopWorkers), 500),

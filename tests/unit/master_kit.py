@@ -141,7 +141,9 @@ class Cluster:
             worker.orders.clear()
 
     def is_intact(self, version):
-        """Every member of this world is alive and in it."""
+        """Every member of this world is alive and in it. One that was only remembered may never have been published."""
+        if version not in self.worlds:
+            return False
         members = [self.workers.get(worker_id) for worker_id in self.worlds[version].worker_ids]
         return all(
             w

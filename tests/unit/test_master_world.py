@@ -5,6 +5,7 @@ from master_kit import step
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import Settings
@@ -15,10 +16,11 @@ ABOUT_WORLDS = (AnnounceChange, BreakWorld, PublishWorld)
 
 
 class Meeting:
-    """A job whose workers are never silent, late or stuck, with a clock that the test moves."""
+    """A job whose workers are never silent, late or stuck unless ``times`` say when, with a clock that the test moves."""
 
-    def __init__(self, minimum=2, maximum=4):
-        times = dict.fromkeys(("start_timeout", "heartbeat_timeout", "progress_timeout", "stop_grace"), LONG)
+    def __init__(self, minimum=2, maximum=4, **times):
+        unlimited = dict.fromkeys(("start_timeout", "heartbeat_timeout", "progress_timeout", "stop_grace"), LONG)
+        times = {**unlimited, **times}
         self.job = Job(Settings(WorkerRange(minimum=minimum, maximum=maximum), join_window=WINDOW, **times))
         self.now = 0.0
         self.advance()
@@ -47,8 +49,8 @@ class Meeting:
     def drain(self, worker_id, lingers=False):
         return self.post(e.WorkerDraining(worker_id, "told to", lingers))
 
-    def finish(self, worker_id):
-        return self.post(e.WorkerFinished(worker_id, 9, 1, {}))
+    def finish(self, worker_id, together=False):
+        return self.post(e.WorkerFinished(worker_id, 9, 1, {}, together))
 
     def world_of(self, *ids):
         """Form the first world, of these."""
@@ -62,6 +64,9 @@ class Meeting:
         """By rank."""
         workers = [worker for worker in self.job.view().workers if worker.rank >= 0]
         return [worker.worker_id for worker in sorted(workers, key=lambda worker: worker.rank)]
+
+    def state(self, worker_id):
+        return next(worker.state for worker in self.job.snapshot().workers if worker.worker_id == worker_id)
 
     @property
     def reason(self):
@@ -245,6 +250,56 @@ def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writi
     assert published(m.remove(0, clean=True)) == [[1]]
 
 
+def test_one_that_leaves_and_is_ahead_of_all_who_are_ready_may_have_finished_and_is_waited_for():
+    m = Meeting(minimum=1, maximum=2)
+    version = m.world_of(0, 1)
+    m.post(e.WorkerDisconnected(1))
+    m.ask(0, step=5, left=version, broken=True)
+    assert m.members == [0]
+    m.drain(0)
+    m.connect(1)
+    assert published(m.ask(1, step=5, left=version, broken=True)) == []  # 0 may have made a step since
+    assert m.reason == "waits for a worker that leaves: it may have finished"
+    m.finish(0)
+    assert m.reason == "training is complete"
+
+
+@pytest.mark.parametrize(("known", "awaited"), [(5, False), (6, True)])
+def test_how_far_one_is_that_leaves_is_known_from_its_heartbeats(known, awaited):
+    m = Meeting(minimum=1)
+    version = m.world_of(0, 1)
+    m.post(e.HeartbeatReceived(0, version, known, 1, False))
+    m.drain(0)
+    assert published(m.ask(1, step=5, left=version, broken=True)) == ([] if awaited else [[1]])
+    assert published(m.remove(0, clean=True)) == ([[1]] if awaited else [])
+
+
+def test_no_world_without_state_is_formed_before_one_that_was_cut_off_with_it_is_given_up():
+    m = Meeting(minimum=1, heartbeat_timeout=2.0)
+    version = m.world_of(0, 1)
+    m.newcomers(2)
+    m.post(e.WorkerDisconnected(0))
+    assert published(m.remove(1)) == []
+    assert m.reason == "waits for a worker that was cut off: it may have the state"
+    m.post(e.HeartbeatReceived(2, 0, 0, 0, False))
+    assert published(m.advance(0.9)) == []
+    m.connect(0, version=version)
+    assert published(m.ask(0, step=5, left=version, broken=True)) == [[0, 2]]
+
+
+def test_one_that_was_cut_off_with_the_state_is_not_waited_for_without_end():
+    m = Meeting(minimum=1, heartbeat_timeout=2.0)
+    m.world_of(0, 1)
+    m.newcomers(2)
+    m.post(e.WorkerDisconnected(0))
+    formed = m.remove(1)
+    for _ in range(3):
+        m.post(e.HeartbeatReceived(2, 0, 0, 0, False))
+        formed += m.advance(0.9)
+    assert published(formed) == [[2]]
+    assert m.state(0) == "killing"
+
+
 def test_the_only_member_may_say_that_it_stays_between_two_worlds():
     m = Meeting(minimum=2, maximum=2)
     version = m.world_of(0, 1)
@@ -275,6 +330,38 @@ def test_the_job_is_not_complete_if_rank_0_was_lost_before_it_finished():
     assert published(m.advance(WINDOW)) == [[2, 3]]
 
 
+def test_one_that_is_being_killed_may_still_say_that_all_have_finished():
+    m = Meeting(minimum=1, maximum=1, heartbeat_timeout=2.0)
+    m.world_of(0)
+    m.post(e.WorkerDisconnected(0))
+    for _ in range(3):
+        m.advance(0.9)
+    assert m.state(0) == "killing"
+    m.connect(0)
+    m.finish(0, together=True)
+    assert m.reason == "training is complete"
+    m.newcomers(1)
+    assert m.advance(100) == []
+
+
+def test_a_training_that_all_have_finished_is_complete_though_nobody_knows_their_world():
+    m = Meeting(minimum=2, maximum=2)
+    m.connect(0)
+    m.finish(0, together=True)
+    assert m.reason == "training is complete"
+
+
+def test_once_all_have_finished_the_loss_of_those_who_missed_it_begins_nothing_anew():
+    m = Meeting(minimum=1, maximum=3)
+    version = m.world_of(0, 1, 2)
+    m.remove(2)
+    m.ask(1, step=9, left=version, broken=True)
+    assert published(m.finish(0, together=True)) == [[1]]
+    m.newcomers(3)
+    m.remove(1)
+    assert m.reason == "training is complete"
+
+
 def test_versions_continue_after_those_that_workers_know():
     m = Meeting()
     m.connect(0, version=41)
@@ -282,3 +369,29 @@ def test_versions_continue_after_those_that_workers_know():
     m.newcomers(1)
     m.advance(WINDOW)
     assert m.job.view().world_version == 42
+
+
+def test_no_deadline_runs_while_the_state_can_not_be_saved():
+    m = Meeting(minimum=1, stop_grace=3.0, progress_timeout=4.0)
+    m.world_of(0, 1)
+    m.drain(1)
+    m.post(e.StateSaveStalled("the store is down"))
+    for _ in range(20):
+        m.advance(1.0)
+    m.post(e.StateSaved())
+    m.advance(1.0)
+    assert (m.state(0), m.state(1)) == ("member", "draining")
+    m.advance(3.0)
+    assert m.state(1) == "killing"
+
+
+def test_the_end_of_a_job_has_its_grace_once_the_state_is_saved():
+    m = Meeting(minimum=1, stop_grace=3.0)
+    m.world_of(0)
+    m.post(e.StopRequested("enough"))
+    m.post(e.StateSaveStalled("the store is down"))
+    for _ in range(20):
+        m.advance(1.0)
+    m.post(e.StateSaved())
+    assert i.KillWorker(0, "had not left 3 s after it was to") not in step(m.job, e.Tick(), m.now + 2.0)
+    assert i.KillWorker(0, "had not left 3 s after it was to") in step(m.job, e.Tick(), m.now + 4.0)

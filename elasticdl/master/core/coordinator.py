@@ -33,7 +33,7 @@ class Coordinator:
         self.settings = settings
         self.limits = past.limits
         self.records: dict[int, WorkerRecord] = {}
-        self.rendezvous = Rendezvous(self.records, settings.join_window, past.world.version if past.world else 0)
+        self.rendezvous = Rendezvous(self.records, settings.join_window, past)
         self.ending = Ending(settings.stop_grace, past.outcome)
         self.transitions = Transitions(self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
@@ -54,6 +54,8 @@ class Coordinator:
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
                 return self._stop_requested(event, now)
+            case e.WorkerFinished():
+                return self.finished(event, now)
             case e.WorkerEvent():
                 record = self.records.get(event.worker_id)
                 if record and record.state not in (_S.KILLING, _S.COMPLETED):
@@ -89,8 +91,6 @@ class Coordinator:
                 return self._asked(event, record, now)
             case e.WorkerDraining():
                 return self._draining(event, record, now)
-            case e.WorkerFinished():
-                return self.finished(event, record, now)
             case e.WorkerFailed(worker_id, _, message):
                 if record.state is not _S.FINISHED:
                     record.failure = record.failure or message
@@ -133,9 +133,11 @@ class Coordinator:
             out.append(i.DrainWorker(record.worker_id, event.reason))  # others hold the state: it need not wait
         return [*out, *self.reconcile(now)]
 
-    def finished(self, event: e.WorkerFinished, record: WorkerRecord, now: float) -> list[Instruction]:
-        record.together = record.together or event.together
-        return self._fire(record, Trigger.FINISH, Happening(now))
+    def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
+        """That all have finished is so whoever says it."""
+        self.rendezvous.together = self.rendezvous.together or event.together
+        record = self.records.get(event.worker_id)
+        return self._fire(record, Trigger.FINISH, Happening(now)) if record else []
 
     def _exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
         record = self.records.get(event.worker_id)
@@ -168,7 +170,7 @@ class Coordinator:
     # ---- time ----
 
     def _tick(self, now: float) -> list[Instruction]:
-        self.liveness.forgive_own_absence(now)
+        self.forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
         out: list[Instruction] = []
@@ -188,6 +190,12 @@ class Coordinator:
         late_reason = f"not ready {self.settings.start_timeout:g} s after its start"
         out += self._warn_or_give_up(late, late_reason, now, crashed=True)
         return [*out, *self.reconcile(now)]
+
+    def forgive_own_absence(self, now: float) -> float:
+        """Move every deadline by the time in which the master could not hear or act; returns it."""
+        absence = self.liveness.forgive_own_absence(now)
+        self.ending.postpone(absence)
+        return absence
 
     def _find_stuck(self, now: float) -> list[WorkerRecord]:
         """Who makes no progress and has no excuse. A broken world must be left, so there waiting for others is none."""

@@ -35,6 +35,10 @@ class Ending:
     def kill(self, now: float) -> None:
         self.killed, self._deadline = True, now + self._grace
 
+    def postpone(self, seconds: float) -> None:
+        """The master could not hear or act for so long."""
+        self._deadline += seconds
+
     def overdue(self, now: float) -> Overdue:
         if not self.dismissed or now < self._deadline:
             return Overdue.NOTHING

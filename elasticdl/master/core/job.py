@@ -60,11 +60,11 @@ class Job:
                 self._workers.training.notice(event)
                 return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])
             case e.StateSaveStalled(reason):
-                self._save_problem = reason
+                self._save_problem, self._workers.liveness.saving_stalled = reason, True
                 message = f"what was decided waits until the job's state is saved: {reason}"
                 return [Record("warning", {"message": message})]
             case e.StateSaved():
-                self._save_problem = ""
+                self._save_problem, self._workers.liveness.saving_stalled = "", False
                 return []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
         out += self._handle(event, now)
@@ -138,11 +138,9 @@ class Job:
             case e.ScaleRequested():
                 return self._workers.act(event, now)
             case e.Tick():
-                recovery.forgive(self._workers.liveness.forgive_own_absence(now))
-            case e.WorkerFinished(worker_id) if (
-                worker_id in self._workers.records
-            ):  # must be saved as soon as it is taken
-                self._workers.finished(event, self._workers.records[worker_id], now)
+                recovery.forgive(self._workers.forgive_own_absence(now))
+            case e.WorkerFinished(worker_id) if worker_id in self._workers.records:  # saved as soon as it is taken
+                self._workers.finished(event, now)
             case _:
                 recovery.hold(event, now)
         return self._recover(recovery, now) if recovery.over(now) else []
@@ -204,7 +202,7 @@ class Job:
             self._workers.limits,
             self._workers.fleet.next_id,
             tuple(record.worker_id for record in finished),
-            any(record.together for record in finished),
+            rendezvous.together,
             recovery.world if recovery else rendezvous.world,
             self._phase,
             self._workers.ending.outcome,

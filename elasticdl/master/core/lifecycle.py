@@ -31,7 +31,7 @@ class WorkerState(StrEnum):
     FINISHED = "finished"  # its training is complete; its process still runs
     COMPLETED = "completed"  # has finished, and its process is gone
     FAILED = "failed"  # said that it can't go on; its process should end
-    KILLING = "killing"  # given up; its process is being killed, and what it says means nothing
+    KILLING = "killing"  # given up; its process is being killed; of what it says only that it has finished counts
     GONE = "gone"  # its process is gone, and with it the record
 
 
@@ -125,7 +125,7 @@ ROWS: tuple[Row, ...] = (
     ((_S.STARTING,), _T.DISMISS, _S.DRAINING, (_A.END_PROCESS,)),
     ((*ABSENT, _S.MEMBER, _S.DRAINING), _T.DISMISS, _S.DRAINING, (_A.STOP_WORK,)),
     # Its training is complete, whatever it was told meanwhile.
-    ((*LIVE, _S.DRAINING), _T.FINISH, _S.FINISHED, ()),
+    ((*LIVE, _S.DRAINING, _S.KILLING), _T.FINISH, _S.FINISHED, ()),
     ((_S.FINISHED,), _T.EXIT, _S.COMPLETED, ()),
     # Rank 0 was lost before it finished, or others go on: its place is given to another.
     ((_S.FINISHED,), _T.REOPEN, _S.DRAINING, ()),

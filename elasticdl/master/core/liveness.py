@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elasticdl.master.core.events import HeartbeatReceived
+from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.record import Pulse, WorkerRecord
 
 
@@ -20,11 +21,14 @@ class Liveness:
         self._heartbeat_timeout = heartbeat_timeout
         self._progress_timeout = progress_timeout
         self._looked: float | None = None
+        self.saving_stalled = False  # what was decided is not carried out
 
     def heard(self, event: HeartbeatReceived, now: float) -> None:
         record = self._records.get(event.worker_id)
         if record is None or record.pulse is None or not record.connected:
             return
+        if record.state in (WorkerState.MEMBER, WorkerState.DRAINING):
+            record.step = event.step
         moved = record.pulse.moved if event.progress == record.pulse.progress else now
         record.pulse = Pulse(now, moved, event.progress, event.waiting)
 
@@ -35,15 +39,22 @@ class Liveness:
                 record.pulse.moved, record.pulse.waiting = now, False
 
     def forgive_own_absence(self, now: float) -> float:
-        """To be called regularly. A master that was held up must not take its own silence for the workers'; for how long."""
+        """To be called regularly. Time in which the master could not hear or act counts against no worker; how much.
+
+        It could not hear while it was held up itself, and can't act while its state can't be saved.
+        """
         absence = now - self._looked if self._looked is not None else 0.0
         self._looked = now
-        if absence <= self._heartbeat_timeout / 2:
+        if absence <= self._heartbeat_timeout / 2 and not self.saving_stalled:
             return 0.0
         for record in self._records.values():
             if record.pulse:
-                record.pulse.heard += absence
-                record.pulse.moved += absence
+                record.pulse.heard = min(now, record.pulse.heard + absence)
+                record.pulse.moved = min(now, record.pulse.moved + absence)
+            if record.deadline is not None:
+                record.deadline += absence
+            if record.kill_at is not None:
+                record.kill_at += absence
         return absence
 
     def silent(self, now: float) -> list[tuple[WorkerRecord, str]]:

@@ -37,12 +37,11 @@ class WorkerRecord:
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
     lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
-    together: bool = False  # FINISHED: as have all members of its world
     failure: str = ""  # why it has crashed, whatever its exit code says
     deadline: float | None = None  # until it has to be ready, or gone
     kill_at: float | None = None  # it was asked for its stacks
     pulse: Pulse | None = None  # None if silence means nothing
-    # of its last JoinRequested
+    # of its last JoinRequested; the step also of its heartbeats while it is in a world or leaves
     step: int = 0
     epoch: int = 0
     has_state: bool = False
@@ -61,6 +60,11 @@ class WorkerRecord:
     def holds_place(self) -> bool:
         """Whether it is to be replaced only when it has ended."""
         return self.live or self.state is WorkerState.FAILED
+
+    @property
+    def advance(self) -> tuple[int, int]:
+        """How far its state is: of two at the same step, the one of the later world may be ahead."""
+        return self.step, self.world_version
 
     def rank_order(self) -> tuple[bool, int, int, bool, int, int]:
         """Sorts into the ranks of a new world (rule 5 of the rendezvous)."""

@@ -43,7 +43,7 @@ def take_up(
         record = records[worker_id] = _restore(seen or e.FoundWorker(worker_id), known, settings, now)
         if worker_id in past.finished:
             record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
-            record.together, record.deadline = past.together, None
+            record.deadline = None
     return records, sorted(remembered.keys() - there.keys())
 
 

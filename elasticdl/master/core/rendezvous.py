@@ -7,7 +7,9 @@ Rules
    makes it a broken one.
 3. When no member is left that has not asked, the next world is made of all who have asked and have a session. We wait for
    named workers, never for a number of them, so a death can't block it.
-4. With fewer than the minimum nothing is published; those who asked keep their state and wait.
+4. With fewer than the minimum nothing is published; those who asked keep their state and wait. Nor is anything
+   published while one that leaves is ahead of all who have asked, since it may be about to say that it has finished; nor
+   without the state while one that was cut off, and is not yet given up, may have it.
 5. Those who hold state come first, the most advanced leading, then by old rank, then by id.
 6. Once a member has finished, newcomers are no longer let in; survivors of a late loss still are, however few.
 
@@ -16,12 +18,13 @@ Who is dead or stuck is judged elsewhere. This module reads the records and neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.record import NotificationLevel, WorkerRecord
+from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.values import Member, World
 
 REASONS_SHOWN = 3
@@ -61,10 +64,11 @@ class Notice:
 
 
 class Rendezvous:
-    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float, version: int) -> None:
+    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float, past: JobSnapshot) -> None:
         self._records = records
         self._join_window = join_window
-        self.version = version  # of the newest world that anybody has heard of
+        self.version = past.world.version if past.world else 0  # of the newest world that anybody has heard of
+        self.together = past.together  # one said that all members of its world have finished
         self.world: World | None = None
         self.change: Change | None = None  # none is under way
         self.shortage = ""  # why no world can be formed, if so
@@ -97,16 +101,15 @@ class Rendezvous:
     @property
     def ending(self) -> bool:
         """A member has finished: no more newcomers."""
-        return self.world is not None and bool(self.finished())
+        return self.together or (self.world is not None and bool(self.finished()))
 
     @property
     def complete(self) -> bool:
-        """Everybody who is left has finished; rank 0 among them, unless one of them said that all have."""
-        if self.world is None or self.of(_S.MEMBER, _S.REJOINING):
+        """Everybody who is left has finished; rank 0 among them, unless one said that all have, in whichever world."""
+        if self.of(_S.MEMBER, _S.REJOINING):
             return False
-        finished = self.finished()
-        leader = self.world.members[0].worker_id
-        return any(record.worker_id == leader or record.together for record in finished)
+        leader = self.world.members[0].worker_id if self.world else None
+        return self.together or any(record.worker_id == leader for record in self.finished())
 
     @property
     def reopened(self) -> bool:
@@ -136,6 +139,22 @@ class Rendezvous:
         """Those to keep first when there are too many: by rank, then the standbys by age."""
         inside = sorted(self.of(_S.MEMBER, _S.REJOINING), key=lambda r: r.rank)
         return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
+
+    def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
+        """Why a world of these would go on from less than there is, and whom to wait for."""
+        newest = max((record.advance for record in ready if record.has_state), default=None)
+        leaving = [record for record in self.of(_S.DRAINING) if record.world_version]
+        if newest is None and leaving:
+            return "waits for a worker that leaves: it may be writing the state"
+        if newest is None and (self.of(_S.EXCLUDED) or self._holders_cut_off()):
+            return "waits for a worker that was cut off: it may have the state"
+        if newest and any(record.connected and record.advance > newest for record in leaving):
+            return "waits for a worker that leaves: it may have finished"
+        return ""
+
+    def _holders_cut_off(self) -> list[WorkerRecord]:
+        """Those who have asked, and whose session is lost; if they do not come back they are given up."""
+        return [record for record in self.of(_S.STANDBY, _S.REJOINING) if record.has_state and not record.connected]
 
     # ---- what follows ----
 
@@ -187,8 +206,8 @@ class Rendezvous:
             change.had_too_few = True
             self.shortage = _too_few(len(ready), limits)
             return None
-        if not any(record.has_state for record in ready) and any(r.world_version for r in self.of(_S.DRAINING)):
-            self.shortage = "waits for a worker that leaves: it may be writing the state"
+        if awaited := self._awaited_state(ready):
+            self.shortage = awaited
             return None
         maximum = limits.maximum + len(self.lingering())
         if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):

@@ -74,7 +74,8 @@ class Ports:
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
 
 
-_Act = i.Instruction | asyncio.Future[None] | asyncio.Event
+# What is to be carried out, waited for until it is saved, or set since all before it is done.
+Pending = i.Instruction | asyncio.Future[None] | asyncio.Event
 
 
 class Loop:
@@ -82,13 +83,13 @@ class Loop:
         self._job = job
         self._ports = ports
         self._mailbox = mailbox
-        self._acts: asyncio.Queue[_Act] = asyncio.Queue()
+        self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
         self._saved_at = ports.clock()
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
-        self._decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
+        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
         deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
             await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,8 +101,8 @@ class Loop:
                 task.cancel()
             await asyncio.wait({deciding, acting})
             self._mailbox.close()
-            while not self._acts.empty():
-                if isinstance(mark := self._acts.get_nowait(), asyncio.Event):
+            while not self.pending.empty():
+                if isinstance(mark := self.pending.get_nowait(), asyncio.Event):
                     mark.set()
             await self._ports.saver.close()
 
@@ -114,28 +115,29 @@ class Loop:
             while True:
                 event = await self._mailbox.take()
                 if isinstance(event, asyncio.Event):
-                    self._acts.put_nowait(event)
+                    self.pending.put_nowait(event)
                     continue
                 if isinstance(event, e.Tick):
                     timer = running.call_later(TICK_SECONDS, self._mailbox.post, e.Tick())
-                self._decide(event)
+                self.decide(event)
         finally:
             timer.cancel()
 
-    def _decide(self, event: e.Event) -> None:
+    def decide(self, event: e.Event) -> None:
+        """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
         now = self._ports.clock()
         _log.debug("%s", event)
         if not isinstance(event, e.ProgressReported):  # of which only what is new is told
             self._ports.observer.observe(event)
         for instruction in self._job.step(event, now):
             if isinstance(instruction, i.SaveState):
-                self._acts.put_nowait(self._save(now))
+                self.pending.put_nowait(self._save(now))
             elif isinstance(instruction, i.UNSAVED) and not self._precedes_its_world(instruction):
                 self._tell(instruction)
             else:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
-                self._acts.put_nowait(instruction)
+                self.pending.put_nowait(instruction)
         if now - self._saved_at >= SAVE_SECONDS:
             self._save(now).add_done_callback(_drop)
 
@@ -152,13 +154,13 @@ class Loop:
     # ---- to act ----
 
     async def _act_all(self) -> i.EndJob:
-        while not isinstance(act := await self._acts.get(), i.EndJob):
+        while not isinstance(act := await self.pending.get(), i.EndJob):
             if isinstance(act, asyncio.Event):
                 act.set()
             elif isinstance(act, asyncio.Future):
                 await self._until_saved(act)
             else:
-                await self._act(act)
+                await self.act(act)
         return act
 
     async def _until_saved(self, saved: asyncio.Future[None]) -> None:
@@ -169,7 +171,8 @@ class Loop:
             self._mailbox.post(e.StateSaved())
         saved.result()
 
-    async def _act(self, instruction: i.Instruction) -> None:
+    async def act(self, instruction: i.Instruction) -> None:
+        """Carry one out; what precedes it in `pending` has to be done."""
         ports = self._ports
         match instruction:
             case i.LaunchWorker(worker_id):
