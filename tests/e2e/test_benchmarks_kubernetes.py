@@ -55,7 +55,9 @@ def test_kubernetes_scale(own_cluster, tmp_path):
     assert requests["start"]["create pods"] == 10
     assert requests["grow"]["create pods"] == requests["one_end"]["create pods"] == 1
     assert requests["deletion"]["create pods"] == 1
-    assert requests["start"]["list pods"] == 2  # its own and those of its predecessors; workers are watched from then on
+    assert (
+        requests["start"]["list pods"] == 2
+    )  # its own and those of its predecessors; workers are watched from then on
     assert not any("list pods" in counts for reaction, counts in requests.items() if reaction != "start")
     for reaction in ("start", "grow", "one_end", "deletion"):
         assert 0 < sample[reaction]["first"] <= sample[reaction]["last"] <= sample[reaction]["world"]
