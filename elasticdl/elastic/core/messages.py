@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.common.shared_values import StepReport as StepReport
 from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.world import Member
 
@@ -59,21 +60,6 @@ class StoreEntry:
     scope: str
     key: str
     value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step on one global batch, as every member has seen it; ``loss`` is the mean over the global batch."""
-
-    step: int
-    epoch: int
-    loss: float
-    samples: int
-    learning_rate: float
-    seconds: float
-    world_version: int
-    total_samples: int
-    ends_epoch: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker of a world; its place in the list is its rank."""
-
-    worker_id: int
-    host: str
-    step: int
-    has_state: bool
-    epoch: int = 0
+from elasticdl.common.shared_values import Member as Member
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticdl.common.shared_values import Member as Member
+from elasticdl.common.shared_values import StepReport as StepReport
+
 
 class Phase(StrEnum):
     """Where the job stands; `elasticdl.master.core.lifecycle.JOB` says what follows what."""
@@ -33,15 +36,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    worker_id: int
-    host: str
-    step: int
-    has_state: bool
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class World:
     """An ordered list of workers; a member's place is its rank. Versions only grow."""
 
@@ -52,18 +46,3 @@ class World:
     @property
     def worker_ids(self) -> tuple[int, ...]:
         return tuple(member.worker_id for member in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One optimizer step, as rank 0 saw it."""
-
-    step: int
-    epoch: int
-    loss: float
-    samples: int
-    learning_rate: float
-    seconds: float
-    world_version: int
-    total_samples: int  # since the first step of the model
-    ends_epoch: bool
