@@ -77,6 +77,10 @@ def _kill(site: Site, process: Process, fault: Fault) -> None:
         process.end(ExitCause.KILLED, -9)
 
 
+def _lose_node(site: Site, process: Process, fault: Fault) -> None:
+    process.vanish(fault.seconds)
+
+
 def _freeze(site: Site, process: Process, fault: Fault) -> None:
     process.freeze(fault.seconds)
 
@@ -171,6 +175,7 @@ def _store_down(site: Site, fault: Fault) -> None:
 
 _ON_WORKERS: dict[Kind, Callable[[Site, Process, Fault], None]] = {
     Kind.KILL: _kill,
+    Kind.LOSE_NODE: _lose_node,
     Kind.FREEZE: _freeze,
     Kind.TERMINATE: _terminate,
     Kind.RAISE: _raise,

@@ -11,6 +11,7 @@ class Kind(StrEnum):
     """``who`` picks among those there are; ``after`` is a number of instructions between the moment and the fault."""
 
     KILL = "a worker is killed"
+    LOSE_NODE = "a worker's node is lost: connections to it stay silent, and its end is reported late"
     FREEZE = "a worker freezes for a while"
     TERMINATE = "a worker gets SIGTERM, and is killed if it stays"
     TERMINATE_AT_END = "a worker gets SIGTERM after its last step"
@@ -84,6 +85,7 @@ class Plan:
 # How often each befalls a job; those that end it are rare.
 _WEIGHTS: dict[Kind, float] = {
     Kind.KILL: 5,
+    Kind.LOSE_NODE: 2,
     Kind.FREEZE: 2,
     Kind.TERMINATE: 4,
     Kind.TERMINATE_AT_END: 2,

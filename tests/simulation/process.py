@@ -112,6 +112,14 @@ class Process:
         self.site.collectives.lose(self.worker_id)
         self.site.cluster.process_ended(self, cause, code)
 
+    def vanish(self, seconds: float) -> None:
+        """The process is gone, and no connection to it closes. The launcher learns of its end so many seconds later."""
+        if self.alive:
+            self.alive, self.frozen = False, False
+            if self.session.stream is not None:
+                self.session.stream.broken = True
+            self.site.clock.after(seconds, self.site.cluster.process_ended, self, ExitCause.KILLED, -9)
+
     # ---- the core ----
 
     def tell(self, event: p.Event) -> None:
