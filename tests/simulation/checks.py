@@ -66,7 +66,7 @@ class Checks:
         self._applied: dict[int, dict[Model, set[int]]] = {}  # by world and model: members that hold it
         self._head = site.origin  # the newest that all members of a world have held
         self._trained = 0  # number of the latest published world that has made a step
-        self._results: dict[int, Model] = {}  # of those who have finished, by world
+        self._results: dict[int, Model] = {}  # of those who have finished, by publication of their world
         self._accepted: set[Phase] = {Phase.SUCCEEDED}
         self._crashes = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
@@ -217,7 +217,8 @@ class Checks:
         if model.epoch != site.plan.epochs - 1 or site.missing(model):
             text = f"worker {process.worker_id} has finished with {model}: {site.missing(model)} samples are missing"
             raise Violation(COMPLETE, text)
-        result = self._results.setdefault(process.core.world.version, model)
+        published = self._worlds[process.core.world.version]  # if saves are lost, a version may be used again
+        result = self._results.setdefault(published.number, model) if process in published.processes else model
         if model is not result:
             raise Violation(ONE_RESULT, f"worker {process.worker_id} has {model}, another {result}")
 
