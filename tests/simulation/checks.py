@@ -80,7 +80,7 @@ class Checks:
         if known and known.members != world.members and alive and not self.saves_lost:
             ids = [[member.worker_id for member in members] for members in (known.members, world.members)]
             raise Violation(ONE_WORLD, f"world {world.version} is {ids[0]} and {ids[1]}")
-        if known is None or known.members != world.members or not alive:
+        if known is None or known.members != world.members or (self.saves_lost and not alive):
             self._note_world(master, world)
         holding = [member.step for member in world.members if member.has_state]
         root = world.members[0]
