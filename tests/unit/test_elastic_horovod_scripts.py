@@ -121,7 +121,7 @@ class Master(FakeMaster):
     @property
     def advanced(self):
         self.session.post(p.Welcomed(0.0))
-        self.session.post(p.Tick())
+        self.session.post(p.On.TICK)
         beat = self.of(m.Heartbeat)[-1]
         assert beat.waiting or not beat.progress, "who stands still may be waiting for the others"
         return beat.progress
@@ -507,12 +507,12 @@ class TestTraining:
 class TestPauses:
     def core(self):
         core = WorkerCore(3)
-        core.step(p.Ready(), 0.0)
+        core.step(p.On.READY, 0.0)
         return core
 
     def enter(self, core, now, version, size=2, connecting=0, syncing=0):
         core.step(p.WorldPublished(make_world(version, size=size)), now)
-        core.step(p.Connected(), now + connecting)
+        core.step(p.On.CONNECTED, now + connecting)
         core.step(p.Synced(Progress()), now + connecting + syncing)
 
     def pauses(self, out):
@@ -522,12 +522,12 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            assert self.pauses(core.step(p.Passed(), now)) == []
+            assert self.pauses(core.step(p.On.PASSED, now)) == []
         core.step(p.WorldLeft("committed"), 31)
-        core.step(p.Disconnected(), 33)
+        core.step(p.On.CLOSED, 33)
         self.enter(core, 36, 2, size=3, connecting=4, syncing=5)
-        (pause,) = self.pauses(core.step(p.Passed(), 61))
-        assert self.pauses(core.step(p.Passed(), 71)) == []
+        (pause,) = self.pauses(core.step(p.On.PASSED, 61))
+        assert self.pauses(core.step(p.On.PASSED, 71)) == []
         parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
         assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
 
@@ -535,11 +535,11 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            core.step(p.Passed(), now)
+            core.step(p.On.PASSED, now)
         core.step(p.WorldLeft("committed"), 30)
-        core.step(p.Disconnected(), 30)
+        core.step(p.On.CLOSED, 30)
         self.enter(core, 30, 2)
-        (pause,) = self.pauses(core.step(p.Passed(), 31))
+        (pause,) = self.pauses(core.step(p.On.PASSED, 31))
         assert pause.total == 0
 
 

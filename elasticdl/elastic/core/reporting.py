@@ -6,7 +6,7 @@ from collections import deque
 from itertools import takewhile
 
 from elasticdl.elastic.core.messages import Heartbeat, Message, StepReport, StepReports
-from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core.pause import Pause, PauseClock
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
@@ -54,13 +54,6 @@ class Reporting:
         self.clock.resume(now)
         self._last_step_at = now
 
-    def step_made(
-        self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool
-    ) -> list[Message]:
-        """Returns the pause that this step has ended, if it has."""
-        self.count(progress, vote, learning_rate, now, ends_epoch=ends_epoch)
-        return self.pause_ended(now)
-
     def count(self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool) -> None:
         assert self._world is not None, "steps are made in a world"
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
@@ -79,10 +72,10 @@ class Reporting:
             )
         )
 
-    def pause_ended(self, now: float) -> list[Message]:
+    def pause_ended(self, now: float) -> Pause | None:
+        """The pause that is over with the step just made, if there was one."""
         assert self._world is not None, "steps are made in a world"
-        pause = self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
-        return [] if pause is None else [pause]
+        return self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
 
     def flush(self) -> list[Message]:
         """The steps that were not sent."""

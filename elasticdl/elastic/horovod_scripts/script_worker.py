@@ -130,7 +130,7 @@ class ScriptWorker:
                 self.failed(failure)
                 self.shutdown()
             else:
-                self._session.turn(p.Connected())  # the script brings all to one state by itself
+                self._session.turn(p.On.CONNECTED)  # the script brings all to one state by itself
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return
 
@@ -167,15 +167,15 @@ class ScriptWorker:
     def synced(self) -> None:
         """The state is now that of rank 0."""
         self._session.turn(p.Synced(Progress(step=self.world.members[0].step)))
-        self._session.turn(p.ClockResumed())
+        self._session.turn(p.On.CLOCK_RESUMED)
 
     def passed(self) -> None:
         """The script has come to a point between two steps, of which some are commits."""
-        self._session.post(p.Passed())
+        self._session.post(p.On.PASSED)
 
     def committed(self) -> None:
         """A pause has ended before: see `passed`."""
-        self._session.post(p.StepCounted())
+        self._session.post(p.On.COUNTED)
 
     def left(self) -> None:
         """All members have agreed to leave the present world."""
@@ -247,7 +247,7 @@ class ScriptWorker:
 
     def _join(self) -> World:
         left = self._session.core.state is WorkerState.LEAVING
-        todo = self._session.turn(p.Disconnected() if left else p.Ready()) or self._session.wait()
+        todo = self._session.turn(p.On.CLOSED if left else p.On.READY) or self._session.wait()
         match todo:
             case [p.Connect(world)]:
                 return world

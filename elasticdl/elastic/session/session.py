@@ -84,7 +84,7 @@ class Session:
         self._closing.set()
         if self._beat.ident is not None:
             self._beat.join(timeout=CLOSE_SECONDS)
-        self.post(p.Tick())
+        self.post(p.On.TICK)
         self._stream.close()
 
     # -- from any thread --
@@ -175,7 +175,7 @@ class Session:
                     self._stream.send(message)
                 if isinstance(message, m.Finished | m.Failed):
                     errands.append(instruction)
-            case p.RefuseMaster() | p.DumpStacks() | p.BreakCollective():
+            case p.RefuseMaster() | p.Do.DUMP_STACKS | p.BreakCollective():
                 errands.append(instruction)
             case _:
                 if isinstance(instruction, p.Connect):
@@ -189,7 +189,7 @@ class Session:
                 self._stream.wait_until_sent()
             case p.RefuseMaster(reason) if self._stream is not None:
                 self._stream.refuse(reason)
-            case p.DumpStacks():
+            case p.Do.DUMP_STACKS:
                 print("elasticdl: the master asks for the stacks of all threads", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback()
             case p.BreakCollective(version, reason, entered):
@@ -199,12 +199,12 @@ class Session:
                     self.break_collective()
 
     def _put(self, world: int, key: Key, value: bytes) -> None:
-        self.post(p.EntryPut(m.StoreEntry(world, *key, value)))
+        self.post(p.Said(m.StoreEntry(world, *key, value)))
 
     def _tick(self) -> None:
         try:
             while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
-                self.post(p.Tick())
+                self.post(p.On.TICK)
         except Exception as error:
             log.exception("the heartbeat has failed")
             self.lost(f"this worker's heartbeat has failed: {one_line(error)}")

@@ -66,7 +66,7 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
         case "stop_work":
             return p.StopOrdered(message.stop_work.reason, message.stop_work.checkpoint)
         case "dump_stacks":
-            return p.StacksAsked()
+            return p.On.STACKS_ASKED
     return None
 
 

@@ -151,7 +151,7 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._engine.post(p.CommitCalled())
+        self._engine.post(p.On.COMMIT)
 
     def save(self, part: p.Part) -> None:
         if part is p.Part.ALL:
