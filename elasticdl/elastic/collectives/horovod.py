@@ -20,9 +20,9 @@ import numpy as np
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.breaking import shut_published
 from elasticdl.elastic.collectives.memory import memory_of_the_worker
 from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.elastic.collectives.sockets import shut_published
 from elasticdl.elastic.collectives.store import LOOPBACK, published_values
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World, horovod_host

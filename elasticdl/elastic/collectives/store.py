@@ -19,7 +19,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from elasticdl.elastic.collectives.own_sockets import tcp_sockets
+from elasticdl.elastic.collectives.sockets import tcp_sockets
 
 Key = tuple[str, str]  # scope, key
 

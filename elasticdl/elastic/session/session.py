@@ -42,7 +42,7 @@ class Stream(Protocol):
         """Queue it."""
 
     def wait_until_sent(self) -> None:
-        """Returns, after a while in any case, when a last word is on its way."""
+        """Returns, after a while in any case, when a last word is on its way: this process may end itself without another."""
 
     def refuse(self, reason: str) -> None:
         """End the present connection, and look for the master again; called from the stream's own thread."""
@@ -125,13 +125,10 @@ class Session:
     # -- the stream's thread --
 
     def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
-        """A stream is open; returns its first messages."""
-        greeting: list[m.Message] = []
+        """A stream is open; returns its first messages: Hello, what is still true, and ``unsent``, before any last word."""
         with self._changed:
-            for instruction in self.core.step(p.SessionOpened(tuple(unsent)), self._clock()):
-                assert isinstance(instruction, p.Send)
-                greeting.append(instruction.message)
-        return greeting
+            greeting = self.core.step(p.SessionOpened(tuple(unsent)), self._clock())
+        return [instruction.message for instruction in greeting if isinstance(instruction, p.Send)]
 
     def receive(self, message: pb.MasterMessage) -> None:
         event = to_event(message, self.core.worker_id)
@@ -142,10 +139,12 @@ class Session:
             self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)
 
     def lost(self, reason: str) -> None:
+        """There is no master to be had; the stream has given up."""
         self.post(p.MasterLost(reason))
 
     @property
     def has_last_word(self) -> bool:
+        """Whether the greeting brings something that the master must hear before this worker ends."""
         return self.core.last_word is not None
 
     # -- details --
