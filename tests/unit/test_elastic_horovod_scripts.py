@@ -23,7 +23,6 @@ from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
@@ -32,9 +31,8 @@ from elasticdl.elastic.horovod_scripts.mends import (
     restore_lr,
 )
 from elasticdl.elastic.horovod_scripts.patches import Patches
-from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective, warm_up
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
-from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
@@ -497,7 +495,7 @@ class TestTraining:
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))
-        monkeypatch.setattr(job.worker, "_part", None)
+        monkeypatch.setattr(job.worker, "_pid", 0)
         monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
         state = job.State(batch=0)
         assert job.run(lambda state: state.commit() or "done")(state) == "done"
@@ -668,11 +666,11 @@ def test_the_first_optimizer_of_pytorch_is_made_before_others_wait_for_it(import
     assert len(optimizers) == made
 
 
-class OpError(Exception):
+class UnknownError(Exception):
     """As TensorFlow's."""
 
 
-OpError.__module__ = "tensorflow.python.framework.errors_impl"
+UnknownError.__module__ = "tensorflow.python.framework.errors_impl"
 
 
 def chained():
@@ -686,9 +684,9 @@ def chained():
     [
         (type("HorovodInternalError", (RuntimeError,), {"__module__": "horovod.common.exceptions"})("x"), True),
         (ValueError("Horovod has not been initialized; use hvd.init()."), True),
-        (OpError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
+        (UnknownError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
         (chained(), True),
-        (OpError("out of memory"), False),
+        (UnknownError("out of memory"), False),
         (ValueError("shapes don't match"), False),
         (RuntimeError("Horovod"), False),
     ],

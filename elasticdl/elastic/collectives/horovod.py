@@ -57,7 +57,7 @@ def is_failure(error: BaseException) -> bool:
     text = str(error)
     if "Horovod has not been initialized" in text:
         return bool(names) or isinstance(error, ValueError)
-    in_tensorflow = "Horovod" in text and bool(names & TENSORFLOW_ERRORS)
+    in_tensorflow = "horovod" in text.lower() and bool(names & TENSORFLOW_ERRORS)
     return ("HorovodInternalError" in names or in_tensorflow) and "Mismatched" not in text
 
 

@@ -21,8 +21,7 @@ from elasticdl.elastic.horovod_scripts.mends import (
     refuse_optimizer,
     restore_lr,
 )
-from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
-from elasticdl.elastic.horovod_scripts.training import train_through_worlds
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +158,38 @@ class Patches:
             return wrapper
 
         module.run = run
+
+
+def train_through_worlds(
+    worker: ScriptWorker,
+    train: Callable[[], Any],
+    state: Any,
+    reset: Callable[[], None],
+    hosts_updated: type[Exception],
+) -> Any:
+    """Horovod's `run_fn`, with the ways out of it closed that lose a job: call ``train`` in each world until it returns.
+
+    ``state``: a ``horovod.common.elastic.State``. ``reset`` leaves a world and enters the next. In Horovod's own, a failure
+    while the last one is being mended (in ``reset`` or a reset callback) ends the worker; a newcomer that is synchronised
+    and has not committed goes back to its initial weights; a change that is noticed between two commits pairs live weights
+    with committed counters. In TensorFlow only an ``UnknownError`` that names one of three operations counts as a failure,
+    errors of other classes end the worker, and any other ``UnknownError`` is swallowed: training seems to have finished.
+    """
+    in_new_world = False
+    while True:
+        try:
+            if in_new_world:
+                reset()
+                state.on_reset()
+            in_new_world = True
+            state.sync()
+            state.save()  # what was received is from now on what `restore` goes back to
+            worker.synced()
+            return train()
+        except hosts_updated:
+            worker.left()  # the state was saved where this was raised
+        except Exception as error:
+            if not is_failed_collective(error):
+                raise
+            worker.failed(error)
+            state.restore()

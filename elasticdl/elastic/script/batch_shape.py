@@ -37,23 +37,17 @@ class BatchShape:
         return cls(len(largest), largest[0], batch, gpus, rank == 0)
 
 
-def check_gpus(gpus: Any) -> None:
-    """Raises:
-    ArgumentError: it is neither None nor a number of GPUs.
-    """
-    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
-        raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
-
-
-def checked_seed(seed: Any) -> int:
-    """``seed`` if random generators can start from it.
+def whole_number(name: str, value: Any, least: int = 1, below: int | None = None) -> int:
+    """An argument of `init`.
 
     Raises:
-        ArgumentError: they can't.
+        ArgumentError: it is no whole number, or out of these bounds.
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
-        raise ArgumentError(f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
-    return int(seed)
+    is_one = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_one or int(value) < least or (below is not None and int(value) >= below):
+        bound = "" if below is None else f" and below 2**{below.bit_length() - 1}"
+        raise ArgumentError(f"elastic.init: {name} must be a whole number of at least {least}{bound}, not {value!r}")
+    return int(value)
 
 
 def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
@@ -67,12 +61,10 @@ def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batc
         "batch_size_per_worker": batch_size_per_worker,
         "max_gpu_batch_size": max_gpu_batch_size,
     }
-    for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-            raise ArgumentError(f"elastic.init: {name} must be a whole number of at least 1, not {value!r}")
+    numbers = [None if value is None else whole_number(name, value) for name, value in given.items()]
     if (global_batch_size is None) == (batch_size_per_worker is None):
         raise ArgumentError("elastic.init: give either global_batch_size or batch_size_per_worker")
-    return BatchPolicy(*(None if value is None else int(value) for value in given.values()))
+    return BatchPolicy(*numbers)
 
 
 class CurrentJob:

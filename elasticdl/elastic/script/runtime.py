@@ -19,7 +19,7 @@ from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
-from elasticdl.elastic.script.batch_shape import check_gpus, checked_seed, job, make_policy
+from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
 from elasticdl.elastic.training.context import ContextT
 from elasticdl.elastic.training.loop import Hooks
@@ -78,8 +78,8 @@ class ScriptRuntime(Generic[ContextT]):
             UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
         """
         job.require_none()
-        check_gpus(gpus)
-        seed = checked_seed(seed)
+        gpus = None if gpus is None else whole_number("gpus", gpus)
+        seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
