@@ -8,16 +8,17 @@ to heed the range; a reader that can't read from the middle can't be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
-from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records
+from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records, by_column
 
 Reader = Any
 EXPECTED = "expected __len__ and __getitem__(index), or create_shards() and read_records(task)"
@@ -81,10 +82,11 @@ class _ShardReader:
         return self.shard.end - self.shard.start
 
     def read(self, rows: Sequence[int]) -> Batch:
-        wanted = sorted(set(rows))
+        wanted = np.unique(rows)
         found: dict[int, Any] = {}
-        for first, last in _runs(wanted):
-            found.update(zip(range(first, last + 1), self._range(first, last + 1), strict=True))
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+            start, end = int(run[0]), int(run[-1]) + 1
+            found.update(zip(range(start, end), self._range(start, end), strict=True))
         return stack([found[row] for row in rows], self.name)
 
     def _range(self, start: int, end: int) -> list[Any]:
@@ -133,28 +135,17 @@ def stack(records: list[Any], where: str) -> Batch:
         UserError: they differ in shape or structure.
     """
     try:
-        match records[0]:
-            case dict() as first:
-                return {key: stack([record[key] for record in records], where) for key in first}
-            case tuple():
-                return tuple(stack(list(column), where) for column in zip(*records, strict=True))
-            case bytes() | str():
-                texts = np.empty(len(records), object)
-                texts[:] = records
-                return texts
-            case [bytes() | str(), *_]:
-                return np.stack([np.array(record, object) for record in records])
-        return np.stack([np.asarray(record) for record in records])
+        return by_column(_column, records)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: records differ in shape or structure ({error}); expected equal ones") from error
 
 
-def _runs(sorted_rows: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of neighbours."""
-    first = last = sorted_rows[0]
-    for row in sorted_rows[1:]:
-        if row != last + 1:
-            yield first, last
-            first = row
-        last = row
-    yield first, last
+def _column(values: list[Any]) -> NDArray[Any]:
+    match values[0]:
+        case bytes() | str():
+            texts = np.empty(len(values), object)
+            texts[:] = values
+            return texts
+        case [bytes() | str(), *_]:
+            return np.stack([np.array(value, object) for value in values])
+    return np.stack([np.asarray(value) for value in values])
