@@ -38,11 +38,7 @@ class RecordFile(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, rows: Sequence[int]) -> Batch:
-        """The records of these numbers, in this order.
-
-        Raises:
-            UserError: one can't be read.
-        """
+        """The records of these numbers, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,6 @@ class Records:
 
         Raises:
             IndexError: an index is not below the number of records.
-            UserError: a record can't be read.
         """
         asked = np.asarray(indices, np.int64)
         if not len(asked) or asked.min() < 0 or asked.max() >= len(self):

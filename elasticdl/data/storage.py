@@ -89,9 +89,6 @@ class Storage:
         return Storage, ()
 
     def size(self, file: str) -> int:
-        """Raises:
-        UserError: it can't be read.
-        """
         with _reading(file):
             if "://" not in file:
                 return os.stat(file).st_size
@@ -99,22 +96,14 @@ class Storage:
             return int(fs.size(path))
 
     def version(self, file: str) -> str:
-        """A text that changes when a remote file does; empty where its store does not tell.
-
-        Raises:
-            UserError: it can't be read.
-        """
+        """A text that changes when a remote file does; empty where its store does not tell."""
         with _reading(file):
             fs, path = self._located(file)
             told = {name: value for name, value in fs.info(path).items() if name.lower() in VERSION_FIELDS}
         return f"{file} {sorted(map(str, told.items()))}" if len(told) > 1 else ""
 
     def read(self, file: str, pieces: Sequence[Sequence[int]]) -> list[bytes]:
-        """The pieces of one file, each from an offset to an end.
-
-        Raises:
-            UserError: it can't be read, or is shorter than that.
-        """
+        """The pieces of one file, each from an offset to an end."""
         with _reading(file):
             if "://" not in file:
                 descriptor = self._opened(file)
@@ -130,11 +119,7 @@ class Storage:
         return parts
 
     def chunks(self, file: str, size: int = 1 << 24) -> Iterator[bytes]:
-        """The whole content from the beginning, piece by piece.
-
-        Raises:
-            UserError: it can't be read.
-        """
+        """The whole content from the beginning, piece by piece."""
         with _reading(file), self.open(file) as content:
             while chunk := content.read(size):
                 yield chunk

@@ -55,7 +55,7 @@ class CsvFile:
 
 
 def open_text(name: str, storage: Storage, *, quotes: bool = False) -> PieceFile:
-    """Find all lines; with ``quotes`` a line end within them is none. Raises: UserError: it can't be read."""
+    """Find all lines; with ``quotes`` a line end within them is none."""
     return PieceFile(name, storage, _lines(name, storage, quotes), stripped=b"\r\n")
 
 
@@ -63,9 +63,6 @@ def open_csv(name: str, storage: Storage, sep: str, columns: list[str] | None, *
     """Find all records and read the header.
 
     ``columns``: those to keep, in this order, or the names of all if there is no header; None: all there are.
-
-    Raises:
-        UserError: it can't be read, lacks a column, or ends within a quoted field or a record.
     """
     text = open_text(name, storage, quotes=True)
     if not len(text):

@@ -32,11 +32,7 @@ _CHECKSUM = struct.Struct("<I")
 
 
 def open_tfrecord(name: str, storage: Storage) -> PieceFile:
-    """Find all records of a file that is not empty.
-
-    Raises:
-        UserError: it is no TFRecord file, or was cut short.
-    """
+    """Find all records of a file that is not empty."""
     size = storage.size(name)
 
     def window_at(start: int) -> bytes:
@@ -92,8 +88,7 @@ def _masked_crc32c(data: bytes) -> int:
 def _kept(version: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
     """What ``make`` returns, or what it returned before for this version of a file; not kept if the version is empty.
 
-    Raises:
-        Exception: whatever ``make`` raises.
+    It is on this machine, so that a worker that starts later need not read the file for it again.
     """
     if not version:
         return make()

@@ -77,8 +77,8 @@ def life(process: Process) -> Steps:
                 if drained:
                     _hand_over(process)
                 yield from process.close(0)
-            case p.Fail(blame, message):
-                tell(p.Said(m.Failed(blame is p.Blame.USER, message, "")))
+            case p.Fail(error, message):
+                tell(p.Said(m.Failed(error is RuntimeError, message, "")))
                 yield from process.close(1)
 
 

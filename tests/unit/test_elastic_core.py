@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
@@ -142,7 +143,7 @@ def test_worlds_that_break_without_a_step_have_an_end():
     for version in range(1, MAX_FRUITLESS_WORLDS):
         worker.do(p.WorldPublished(world(version)), p.CollectiveFailed("no peer"), p.On.CLOSED)
     *_, failed = worker.do(p.WorldPublished(world(MAX_FRUITLESS_WORLDS)), p.CollectiveFailed("no peer"))
-    assert failed == p.Fail(p.Blame.JOB, "20 worlds in a row broke before a step; the last: no peer")
+    assert failed == p.Fail(JobFailedError, "20 worlds in a row broke before a step; the last: no peer")
     assert worker.core.state is S.GONE
 
 
@@ -192,7 +193,7 @@ def test_a_setting_changed_after_the_commit_is_saved_with_a_warning_once():
 def test_a_step_on_too_few_samples_is_the_scripts_fault():
     worker = training(p.BatchGiven(plan(1)))
     (failed,) = worker.do(p.Voted(vote(8), remedy="call backward"))
-    assert failed == p.Fail(p.Blame.USER, "step 1 was made on 8 samples instead of 20: call backward")
+    assert failed == p.Fail(RuntimeError, "step 1 was made on 8 samples instead of 20: call backward")
 
 
 # -- the end --
@@ -243,7 +244,7 @@ def test_a_last_word_is_told_again_to_each_master():
 def test_one_that_waits_leaves_at_once(event):
     worker = Worker(MADE, p.On.READY)
     (told,) = worker.do(event)
-    lost = p.Fail(p.Blame.MASTER, "no master")
+    lost = p.Fail(UnreachableError, "no master")
     assert told == (lost if isinstance(event, p.MasterLost) else p.LeaveJob("enough", True, drained=False))
     assert worker.core.state is S.GONE
 

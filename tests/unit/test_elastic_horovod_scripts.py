@@ -235,7 +235,7 @@ class TestScriptWorker:
         worker.claim()
         worker.init(hvd)
         worker.synced()
-        worker.committed()
+        worker.post(p.On.COUNTED)
         assert master.steps == [8]
         worker.shutdown()
         worker.init(hvd)

@@ -314,15 +314,11 @@ class LeaveJob(Instruction):
     drained: bool
 
 
-class Blame(Enum):
-    USER = "the script does what can't be made right"
-    JOB = "the job can't go on"
-    MASTER = "there is no master"
-
-
 @dataclass(frozen=True, slots=True)
 class Fail(Instruction):
-    blame: Blame
+    """Raise this error; a RuntimeError where the script does what can't be made right."""
+
+    error: type[Exception]
     message: str
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
@@ -349,7 +350,7 @@ class WorkerCore:
         if self._fruitless >= MAX_FRUITLESS_WORLDS:
             self.state = S.GONE
             text = f"{self._fruitless} worlds in a row broke before a step; the last: {event.reason}"
-            return [*out, p.Fail(p.Blame.JOB, text)]
+            return [*out, p.Fail(JobFailedError, text)]
         self._left_because, self.left_broken = event.reason, True
         return [*out, p.LeaveWorld(event.reason, broken=True)]
 
@@ -364,7 +365,7 @@ class WorkerCore:
             text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}"
             text += f": {event.remedy}" if event.remedy else ""
         self.position.batch = None
-        return [p.Fail(p.Blame.USER, text)]
+        return [p.Fail(RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [Do.CAST_END_VOTE]
@@ -375,7 +376,7 @@ class WorkerCore:
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
-        return [self.stopping or p.Fail(p.Blame.MASTER, self.lost or "this worker has left its job")]
+        return [self.stopping or p.Fail(UnreachableError, self.lost or "this worker has left its job")]
 
     def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event.message, m.Finished | m.Failed)

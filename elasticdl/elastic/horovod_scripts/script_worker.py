@@ -175,17 +175,9 @@ class ScriptWorker:
         self._session.turn(p.Synced(Progress(step=self.world.members[0].step)))
         self._session.turn(p.On.CLOCK_RESUMED)
 
-    def passed(self) -> None:
-        """The script has come to a point between two steps, of which some are commits."""
-        self._session.post(p.On.PASSED)
-
-    def committed(self) -> None:
-        """A pause has ended before: see `passed`."""
-        self._session.post(p.On.COUNTED)
-
-    def left(self) -> None:
-        """All members have agreed to leave the present world."""
-        self._session.turn(p.WorldLeft("committed"))
+    def post(self, event: p.Event) -> None:
+        """Something has happened in the script."""
+        self._session.turn(event)
 
     # -- the end --
 

@@ -12,12 +12,11 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
@@ -29,23 +28,15 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
-ContextT_co = TypeVar("ContextT_co", covariant=True)
-
-
-class Connect(Protocol[ContextT_co]):
-    """As `elasticdl.elastic.torch.context.connect`."""
-
-    __module__: str
-
-    def __call__(self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ContextT_co: ...
 
 
 class ScriptRuntime(Generic[ContextT]):
     """The job that this process takes part in, once `init` has been called."""
 
     def __init__(
-        self, connect: Connect[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
+        self, connect: Callable[..., ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
     ) -> None:
+        """``connect``: as `elasticdl.elastic.torch.context.connect`."""
         self._connect = connect
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus

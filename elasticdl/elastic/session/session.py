@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.store import Key, KvStore
@@ -27,27 +27,13 @@ from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.session.wire import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
+if TYPE_CHECKING:
+    from elasticdl.elastic.session.stream import MasterStream
+
 TICK_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
-
-
-class Stream(Protocol):
-    """What carries messages to the master; see `elasticdl.elastic.session.stream.MasterStream`."""
-
-    def open(self) -> None: ...
-
-    def send(self, message: m.Message) -> None:
-        """Queue it."""
-
-    def wait_until_sent(self) -> None:
-        """Returns, after a while in any case, when a last word is on its way: this process may end itself without another."""
-
-    def refuse(self, reason: str) -> None:
-        """End the present connection, and look for the master again; called from the stream's own thread."""
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -56,7 +42,7 @@ class Session:
     def __init__(
         self,
         core: WorkerCore,
-        make_stream: Callable[[Session], Stream] | None = None,
+        make_stream: Callable[[Session], MasterStream] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core

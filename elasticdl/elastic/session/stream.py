@@ -67,9 +67,11 @@ class MasterStream:
         self._outbox.put(message)
 
     def wait_until_sent(self) -> None:
+        """For a last word (bounded): this process may end itself without another."""
         self._sent.wait(CLOSE_SECONDS)
 
     def refuse(self, reason: str) -> None:
+        """End the present connection, and look for the master again; called from the stream's own thread."""
         self._refused = reason
 
     def close(self) -> None:

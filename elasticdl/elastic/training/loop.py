@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
@@ -25,12 +24,6 @@ from elasticdl.elastic.session.session import Session
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-ERRORS: dict[p.Blame, type[Exception]] = {
-    p.Blame.USER: RuntimeError,
-    p.Blame.JOB: JobFailedError,
-    p.Blame.MASTER: UnreachableError,
-}
 
 
 class State(Protocol):
@@ -174,8 +167,8 @@ class ElasticLoop:
                     self._tell(p.Voted(self._state.cast_end_vote()))
                 case p.LeaveJob(reason, checkpoint, drained):
                     raise Stopped(reason, checkpoint=checkpoint, drained=drained)
-                case p.Fail(blame, message):
-                    raise ERRORS[blame](message)
+                case p.Fail(error, message):
+                    raise error(message)
                 case _:
                     self._next.append(instruction)
 
