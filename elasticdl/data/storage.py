@@ -16,20 +16,7 @@ from elasticdl.common.errors import ArgumentError, UserError
 
 MOST_OPEN = 64  # files of this machine, per data set and process
 # What stores tell of a file that changes with its content, beside its size.
-VERSION_FIELDS = frozenset(
-    {
-        "size",
-        "etag",
-        "generation",
-        "md5",
-        "md5hash",
-        "content_md5",
-        "last_modified",
-        "lastmodified",
-        "mtime",
-        "modified",
-    }
-)
+VERSION_FIELDS = {"size", "etag", "generation", "md5", "md5hash", "contentmd5", "lastmodified", "mtime", "modified"}
 
 
 def find_files(where: str) -> list[str]:
@@ -99,7 +86,8 @@ class Storage:
         """A text that changes when a remote file does; empty where its store does not tell."""
         with _reading(file):
             fs, path = self._located(file)
-            told = {name: value for name, value in fs.info(path).items() if name.lower() in VERSION_FIELDS}
+            found = fs.info(path).items()
+        told = {name: value for name, value in found if name.lower().replace("_", "") in VERSION_FIELDS}
         return f"{file} {sorted(map(str, told.items()))}" if len(told) > 1 else ""
 
     def read(self, file: str, pieces: Sequence[Sequence[int]]) -> list[bytes]:

@@ -19,7 +19,6 @@ from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.elastic.core.world import Member, World
@@ -110,11 +109,11 @@ class Master(FakeMaster):
 
     @property
     def pauses(self):
-        return self.of(Pause)
+        return self.of(m.Pause)
 
     @property
     def said(self):
-        return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed | Pause)]
+        return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed | m.Pause)]
 
     @property
     def advanced(self):
@@ -514,7 +513,7 @@ class TestPauses:
         core.step(p.Synced(Progress()), now + connecting + syncing)
 
     def pauses(self, out):
-        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, Pause)]
+        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, m.Pause)]
 
     def test_each_part_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
         core = self.core()

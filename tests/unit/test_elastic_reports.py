@@ -8,6 +8,7 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.store import Refusal
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
@@ -170,7 +171,7 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
     assert free == []
     session.post(p.BreakAnnounced(7, "a member is gone"))
     assert free == [True]
-    with pytest.raises(ConnectionAbortedError):
+    with pytest.raises(Refusal):
         session.store.get(("scope", "missing"), timeout=0)
 
 

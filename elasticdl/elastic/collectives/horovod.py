@@ -20,8 +20,7 @@ import numpy as np
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.memory import memory_of_the_worker
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import shut_published
 from elasticdl.elastic.collectives.store import LOOPBACK, published_values
 from elasticdl.elastic.core.errors import WorldBroken

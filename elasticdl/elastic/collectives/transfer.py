@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elasticdl.elastic.collectives.memory import memory_of_the_worker
-from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.collectives.port import Bytes, Collective, memory_of_the_worker
 
 PIECE_BYTES = 64 << 20
 

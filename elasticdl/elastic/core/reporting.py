@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from itertools import takewhile
 
-from elasticdl.elastic.core.messages import Heartbeat, Message, StepReport, StepReports
-from elasticdl.elastic.core.pause import Pause, PauseClock
+from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
@@ -100,3 +100,59 @@ class Reporting:
             self._beat_at = now
             out.append(Heartbeat(world_version, step, self._progress, self._waiting))
         return out
+
+
+class PauseClock:
+    """Marks the way from the last step of one world to the first of the next.
+
+    The caller passes the time in, in order: ``step_done``* → ``left`` → ``stopped`` → ``joined`` → ``started`` →
+    ``synced`` → ``step_done``. A second failure on the way starts again at ``stopped`` with the same beginning, so
+    that the pause counts the whole time.
+    """
+
+    def __init__(self) -> None:
+        self._durations: deque[float] = deque(maxlen=31)
+        self._last_step: float | None = None
+        self._marks: dict[str, float] = {}
+        self._broken = False
+        self._torn = 0
+
+    def left(self, now: float, *, broken: bool, torn: bool) -> None:
+        self._marks.setdefault("left", now)
+        self._marks.pop("resumed", None)
+        self._broken = self._broken or broken
+        self._torn += torn
+
+    def mark(self, name: str, now: float) -> None:
+        """``stopped``, ``joined``, ``started`` or ``synced``; a later mark of the same name replaces the earlier."""
+        self._marks[name] = now
+
+    def resume(self, now: float) -> None:
+        """Training goes on after something that is neither a step nor a pause (an evaluation)."""
+        if self._marks:
+            self._marks["resumed"] = now
+        elif self._last_step is not None:
+            self._last_step = now
+
+    def step_done(self, now: float, *, world_version: int, grew: bool) -> Pause | None:
+        """Returns the pause that this step ended, if one was under way on a survivor."""
+        before, self._last_step = self._last_step, now
+        marks, self._marks = self._marks, {}
+        if before is None or "left" not in marks or "synced" not in marks:
+            if before is not None and not marks:
+                self._durations.append(now - before)
+            return None
+        ordinary = statistics.median(self._durations) if self._durations else 0.0
+        broken, torn = self._broken, self._torn
+        self._broken, self._torn = False, 0
+        return Pause(
+            world_version=world_version,
+            kind="failure" if broken else "grow" if grew else "shrink",
+            notice=marks["left"] - before,
+            drain=marks["stopped"] - marks["left"],
+            rendezvous=marks["joined"] - marks["stopped"],
+            init=marks["started"] - marks["joined"],
+            sync=marks["synced"] - marks["started"],
+            first_step=max(0.0, now - marks.get("resumed", marks["synced"]) - ordinary),
+            steps_torn=torn,
+        )

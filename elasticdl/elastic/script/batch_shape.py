@@ -67,46 +67,34 @@ def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batc
     return BatchPolicy(*numbers)
 
 
+@dataclass(slots=True)
 class CurrentJob:
     """The one job of this process: under a master its workers count, alone the GPUs."""
 
-    def __init__(self) -> None:
-        self._context: JobContext[Any] | None = None
-        self._gpus = 1
-
-    def enter(self, context: JobContext[Any], gpus: int) -> None:
-        """``gpus``: that a script which runs alone computes on."""
-        self._context = context
-        self._gpus = gpus
-
-    def require_none(self) -> None:
-        """Raises:
-        UserError: this process has its job already, be it of another framework.
-        """
-        if self._context is not None:
-            raise UserError("elastic.init() was called before; a process takes part in one job")
+    context: JobContext[Any] | None = None
+    gpus: int = 1  # that a script which runs alone computes on
 
     def use_one_gpu(self) -> int:
         """Alone, this process computes on one GPU from now on; returns how many it might have used."""
-        gpus, self._gpus = self._gpus, 1
+        gpus, self.gpus = self.gpus, 1
         return gpus
 
     @property
     def under_master(self) -> bool:
         """Whether there may be other workers."""
-        return self._context is not None and self._context.under_master
+        return self.context is not None and self.context.under_master
 
     @property
     def numbers(self) -> BatchShape:
         """Raises:
         UserError: `init` has not been called.
         """
-        if self._context is None:
+        if self.context is None:
             raise UserError(
                 "call elasticdl.elastic.torch.init(global_batch_size, max_gpu_batch_size), or that of elastic.keras, first"
             )
-        context = self._context
-        gpus = context.size if self.under_master else self._gpus
+        context = self.context
+        gpus = context.size if self.under_master else self.gpus
         return BatchShape.of(context.policy, gpus, context.rank)
 
     def number(self, name: str) -> Any:
@@ -116,7 +104,7 @@ class CurrentJob:
             UserError: `init` has not been called, or it would be used for what it is not: to divide batches among workers
                 that are not known yet.
         """
-        context = self._context
+        context = self.context
         if (
             context is not None
             and context.divides_batches

@@ -68,7 +68,8 @@ class ScriptRuntime(Generic[ContextT]):
         Raises:
             UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
         """
-        job.require_none()
+        if job.context is not None:  # be it of another framework
+            raise UserError("elastic.init() was called before; a process takes part in one job")
         gpus = None if gpus is None else whole_number("gpus", gpus)
         seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
@@ -79,7 +80,7 @@ class ScriptRuntime(Generic[ContextT]):
         made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
         self._context, self._pid = made, os.getpid()
-        job.enter(made, gpus or max(1, self._count_gpus()))
+        job.context, job.gpus = made, gpus or max(1, self._count_gpus())
         atexit.register(self._end)
         return made
 

@@ -21,7 +21,6 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.store import Key, KvStore
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.session.wire import to_event
@@ -154,7 +153,7 @@ class Session:
     def _sort(self, instruction: p.Instruction, errands: list[p.Instruction]) -> None:
         match instruction:
             case p.Send(message):
-                if isinstance(message, Pause):
+                if isinstance(message, m.Pause):
                     _log_pause(message)
                 if self._stream is not None:
                     self._stream.send(message)
@@ -200,7 +199,7 @@ def rank_entry(world: World) -> dict[Key, bytes]:
     return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
 
 
-def _log_pause(pause: Pause) -> None:
+def _log_pause(pause: m.Pause) -> None:
     log.info(
         "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
         *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),

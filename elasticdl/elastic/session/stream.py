@@ -17,7 +17,6 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.handshake import refusal
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -27,7 +26,7 @@ RECONNECT_SECONDS = 0.2
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
 # Kinds of messages that the job's history would lack.
-LASTING = (m.Notice, Pause)
+LASTING = (m.Notice, m.Pause)
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 

@@ -10,7 +10,6 @@ from typing import Any
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -21,7 +20,7 @@ _BODIES: Mapping[type[m.Message], str] = {
     m.Draining: "draining",
     m.StoreEntry: "kv_put",
     m.StepReports: "progress",
-    Pause: "pause",
+    m.Pause: "pause",
     m.Notice: "notice",
     m.Finished: "finished",
     m.Failed: "failed",
@@ -37,7 +36,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
             fields.update(worker_id=environment.worker_id, host=environment.host, pid=os.getpid())
         case m.StepReports(steps):
             fields.update(steps=[_fields(step) for step in steps])
-        case Pause():
+        case m.Pause():
             fields.update(total=message.total)
         case m.Notice(event, told):
             fields = {"event": event, "fields_json": json.dumps(told)}
