@@ -15,7 +15,7 @@ from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
 from elasticdl.common.journal import Entry
-from elasticdl.elastic.core.pause import PHASES
+from elasticdl.elastic.core.messages import PHASES
 
 SAMPLES = 65536
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}

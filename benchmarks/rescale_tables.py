@@ -9,7 +9,7 @@ from itertools import chain
 from benchmarks.elastic_run import Change
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.peers.port import PeerChange
-from elasticdl.elastic.core.pause import PHASES
+from elasticdl.elastic.core.messages import PHASES
 
 GROWING = ("grow", "rejoin")
 

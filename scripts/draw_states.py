@@ -46,13 +46,13 @@ def draw_worker_core() -> str:
         moves = {state.name.lower(): then for (state, on), then in worker_side.TABLE.items() if on is trigger}
         for box, states in boxes.items():
             names = [state.name.lower() for state in states]
-            ends = {moves[name].state if name in moves else None for name in names}
+            ends = {moves[name][0] if name in moves else None for name in names}
             if len(ends) == 1 and None not in ends:
                 moves[box] = moves[names[0]]
                 moves = {start: move for start, move in moves.items() if start not in names}
         for start, move in moves.items():
-            if start != move.state.name.lower():
-                edges.setdefault((start, move.state.name.lower()), []).append(trigger.value)
+            if start != move[0].name.lower():
+                edges.setdefault((start, move[0].name.lower()), []).append(trigger.value)
     steps = {state.name.lower() for state in worker_side.STEPS}
     world = {"steps", *(state.name.lower() for state in worker_side.IN_WORLD)}
     lines = ["stateDiagram-v2", "    [*] --> preparing", "    state in_world {", "        state steps {"]

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.journal import Entry
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.training.record import consumed
 
 BATCH = 60

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.data.records import by_column
+
 Array = NDArray[Any]
 
 
@@ -31,15 +33,10 @@ class Arrays:
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         inputs, labels = self.__getitems__([index])
-        row = {name: column[0] for name, column in inputs.items()} if isinstance(inputs, dict) else inputs[0]
-        return row, labels[0]
+        return by_column(lambda columns: columns[0][0], [inputs]), labels[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Any, Array]:
         """A whole batch, inputs and labels, in the order of the indices."""
         rows = np.asarray(indices)
-        taken: Any = (
-            {name: column[rows] for name, column in self.inputs.items()}
-            if isinstance(self.inputs, dict)
-            else self.inputs[rows]
-        )
+        taken = by_column(lambda columns: columns[0][rows], [self.inputs])
         return self.transform(taken) if self.transform else taken, self.labels[rows]

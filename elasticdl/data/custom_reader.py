@@ -8,50 +8,27 @@ to heed the range; a reader that can't read from the middle can't be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.naming import name_of
-from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records
+from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records, by_column
 
 Reader = Any
 EXPECTED = "expected __len__ and __getitem__(index), or create_shards() and read_records(task)"
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Records ``start`` up to ``end`` of what has this name."""
-
-    name: str
-    start: int
-    end: int
-    indices: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
+def _task(name: str, start: int, end: int, mode: str) -> SimpleNamespace:
     """What ``read_records`` is asked for, under the names of several versions of ElasticDL."""
-
-    shard: Shard
-    type: str
-    task_id: int = 0
-
-    @property
-    def shard_name(self) -> str:
-        return self.shard.name
-
-    @property
-    def start(self) -> int:
-        return self.shard.start
-
-    @property
-    def end(self) -> int:
-        return self.shard.end
+    shard = SimpleNamespace(name=name, start=start, end=end, indices=[])
+    return SimpleNamespace(shard=shard, type=mode, task_id=0, shard_name=name, start=start, end=end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +49,32 @@ class _ShardReader:
     """One shard; runs of neighbouring records are read at once."""
 
     name: str
-    shard: Shard
+    shard: str
+    start: int
+    end: int
     reader: Reader
     mode: str
     metadata: Metadata
 
     def __len__(self) -> int:
-        return self.shard.end - self.shard.start
+        return self.end - self.start
 
     def read(self, rows: Sequence[int]) -> Batch:
-        wanted = sorted(set(rows))
+        wanted = np.unique(rows)
         found: dict[int, Any] = {}
-        for first, last in _runs(wanted):
-            found.update(zip(range(first, last + 1), self._range(first, last + 1), strict=True))
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+            start, end = int(run[0]), int(run[-1]) + 1
+            found.update(zip(range(start, end), self._range(start, end), strict=True))
         return stack([found[row] for row in rows], self.name)
 
     def _range(self, start: int, end: int) -> list[Any]:
-        part = Shard(self.shard.name, self.shard.start + start, self.shard.start + end)
+        task = _task(self.shard, self.start + start, self.start + end, self.mode)
         prepare = getattr(self.reader, "preprocess_records", lambda records: records)
-        records = list(islice(prepare(self.reader.read_records(Task(part, self.mode))), end - start + 1))
+        records = list(islice(prepare(self.reader.read_records(task)), end - start + 1))
         if len(records) != end - start:
             shown = "more" if len(records) > end - start else str(len(records))
             raise UserError(
-                f"{self.name}: read_records gave {shown} records for start={part.start}, end={part.end}; it has to "
+                f"{self.name}: read_records gave {shown} records for start={task.start}, end={task.end}; it has to "
                 "give exactly those of the task, or have __len__ and __getitem__(index)"
             )
         return records
@@ -119,8 +99,7 @@ def open_custom(make: Callable[..., Reader], origin: str, mode: str, params: dic
         raise UserError(f"{where}: create_shards() returned {shards!r}; expected {{name: (start, count)}}")
     files = []
     for name, (start, count) in shards.items():
-        shard = Shard(str(name), start, start + count)
-        files.append(_ShardReader(f"{where}: shard {name}", shard, reader, mode, metadata))
+        files.append(_ShardReader(f"{where}: shard {name}", str(name), start, start + count, reader, mode, metadata))
     for file in files[:1]:  # a reader that pays no heed to the range shows at once
         file.read([len(file) - 1])
     return Records(files)
@@ -133,28 +112,17 @@ def stack(records: list[Any], where: str) -> Batch:
         UserError: they differ in shape or structure.
     """
     try:
-        match records[0]:
-            case dict() as first:
-                return {key: stack([record[key] for record in records], where) for key in first}
-            case tuple():
-                return tuple(stack(list(column), where) for column in zip(*records, strict=True))
-            case bytes() | str():
-                texts = np.empty(len(records), object)
-                texts[:] = records
-                return texts
-            case [bytes() | str(), *_]:
-                return np.stack([np.array(record, object) for record in records])
-        return np.stack([np.asarray(record) for record in records])
+        return by_column(_column, records)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}: records differ in shape or structure ({error}); expected equal ones") from error
 
 
-def _runs(sorted_rows: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of neighbours."""
-    first = last = sorted_rows[0]
-    for row in sorted_rows[1:]:
-        if row != last + 1:
-            yield first, last
-            first = row
-        last = row
-    yield first, last
+def _column(values: list[Any]) -> NDArray[Any]:
+    match values[0]:
+        case bytes() | str():
+            texts = np.empty(len(values), object)
+            texts[:] = values
+            return texts
+        case [bytes() | str(), *_]:
+            return np.stack([np.array(value, object) for value in values])
+    return np.stack([np.asarray(value) for value in values])

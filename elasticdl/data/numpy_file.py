@@ -26,9 +26,6 @@ class NumpyFile:
     """Records are a row of the array, or a dict with a row of each array (or field) by name."""
 
     def __init__(self, name: str, storage: Storage, columns: Sequence[str] | None) -> None:
-        """Raises:
-        UserError: it can't be read, holds objects, lacks a column, or its arrays differ in length.
-        """
         self.name = name
         self._storage, self._columns = storage, tuple(columns) if columns else None
         arrays = self._arrays

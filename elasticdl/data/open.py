@@ -14,7 +14,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.data.numpy_file import NumpyFile
 from elasticdl.data.records import RecordFile, Records
 from elasticdl.data.storage import Storage, find_files
-from elasticdl.data.text import CsvOptions, open_csv, open_text
+from elasticdl.data.text import open_csv, open_text
 from elasticdl.data.tfrecord import open_tfrecord
 
 Kind = Literal["TFRecord", "CSV", "Text", "Parquet", "NumPy"]
@@ -54,7 +54,8 @@ class _Opener:
     cache: Any  # of Parquet row groups, made when the first such file is met
 
     def open(self, name: str) -> RecordFile | None:
-        kind = self.params.reader_type or self._kind(name)
+        params = self.params
+        kind = params.reader_type or self._kind(name)
         if kind in ("TFRecord", "CSV", "Text", None):
             size = self.storage.size(name)
             if not size:
@@ -64,11 +65,12 @@ class _Opener:
             case "TFRecord":
                 return open_tfrecord(name, self.storage)
             case "CSV":
-                return open_csv(name, self.storage, self._csv_options(name))
+                sep = params.sep or ("\t" if name.endswith(".tsv") else ",")
+                return open_csv(name, self.storage, sep, params.columns, header=params.header)
             case "Text":
                 return open_text(name, self.storage)
             case "NumPy":
-                return NumpyFile(name, self.storage, self.params.columns)
+                return NumpyFile(name, self.storage, params.columns)
             case "Parquet":
                 return self._open_parquet(name)
         raise UserError(
@@ -78,11 +80,6 @@ class _Opener:
     def _refuse_compressed(self, name: str, size: int) -> None:
         if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
             raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
-
-    def _csv_options(self, name: str) -> CsvOptions:
-        columns = self.params.columns
-        sep = self.params.sep or ("\t" if name.endswith(".tsv") else ",")
-        return CsvOptions(sep, self.params.header, tuple(columns) if columns else None)
 
     def _open_parquet(self, name: str) -> RecordFile:
         try:

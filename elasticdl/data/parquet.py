@@ -55,25 +55,19 @@ class GroupCache:
             self._bytes += _size(group)
             while self._bytes > self._most and len(self._groups) > 1:
                 self._bytes -= _size(self._groups.popitem(last=False)[1])
-                self._warn()
-
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "Parquet data of more than %d MiB is read by row group again and again; it is faster as TFRecord, or "
-                "with fewer columns in --data_reader_params",
-                self._most >> 20,
-            )
+                if not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "Parquet data of more than %d MiB is read by row group again and again; it is faster as TFRecord, "
+                        "or with fewer columns in --data_reader_params",
+                        self._most >> 20,
+                    )
 
 
 class ParquetFile:
     """Records are dicts of the values of a row, by column."""
 
     def __init__(self, name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> None:
-        """Raises:
-        UserError: it is no whole Parquet file, or lacks a column.
-        """
         self.name = name
         self._storage, self._cache, self._columns = storage, cache, columns
         try:
@@ -127,8 +121,7 @@ def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    if any(is_text(kind) for is_text in texts):
+    if kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         texts_array = np.empty(len(column), object)
         texts_array[:] = [value or b"" for value in column.cast(pa.large_binary()).to_pylist()]
         return texts_array
@@ -144,11 +137,9 @@ def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
 def _vectors(column: pa.ChunkedArray, where: str) -> NDArray[Any]:
     whole = column.combine_chunks()
     sizes = (
-        np.asarray(whole.value_lengths())
-        if not pa.types.is_fixed_size_list(column.type)
-        else np.array([column.type.list_size])
+        {column.type.list_size} if pa.types.is_fixed_size_list(column.type) else set(np.unique(whole.value_lengths()))
     )
-    if column.null_count or len(np.unique(sizes)) > 1:
+    if column.null_count or len(sizes) > 1:
         raise UserError(f"{where} has lists of different length, or missing ones; expected the same length in all rows")
     return _array(pa.chunked_array([whole.flatten()]), where).reshape(len(column), -1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
+from elasticdl.data.storage import Storage
 
 Batch = Any  # records as columns: an array, or a dict or tuple of arrays, with one row a record
 
@@ -37,11 +38,29 @@ class RecordFile(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, rows: Sequence[int]) -> Batch:
-        """The records of these numbers, in this order.
+        """The records of these numbers, in this order."""
 
-        Raises:
-            UserError: one can't be read.
-        """
+
+@dataclass(frozen=True, slots=True)
+class PieceFile:
+    """Records are pieces of a file, as byte strings."""
+
+    name: str
+    storage: Storage
+    spans: NDArray[np.int64]  # begin and end of each piece
+    stripped: bytes = b""  # characters that are no part of a record at its end
+    metadata: Metadata = NO_COLUMNS
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def read(self, rows: Sequence[int]) -> Batch:
+        records = np.empty(len(rows), object)
+        records[:] = self.pieces(rows)
+        return records
+
+    def pieces(self, rows: Sequence[int]) -> list[bytes]:
+        return [piece.rstrip(self.stripped) for piece in self.storage.read(self.name, self.spans[rows].tolist())]
 
 
 class Records:
@@ -67,7 +86,6 @@ class Records:
 
         Raises:
             IndexError: an index is not below the number of records.
-            UserError: a record can't be read.
         """
         asked = np.asarray(indices, np.int64)
         if not len(asked) or asked.min() < 0 or asked.max() >= len(self):
@@ -82,7 +100,8 @@ class Records:
         if len(parts) == 1:
             return parts[0]
         try:
-            return _take(_join(parts), np.argsort(order, kind="stable"))
+            back = np.argsort(order, kind="stable")
+            return by_column(lambda columns: np.concatenate(columns)[back], parts)
         except (ValueError, KeyError) as error:
             names = ", ".join(self._files[number].name for number in numbers.tolist()[:4])
             raise UserError(f"{names}: their records are of different shape or columns ({error})") from error
@@ -100,19 +119,11 @@ def _require_equal_columns(first: RecordFile, other: RecordFile) -> None:
         raise UserError(f"{other.name}: columns {theirs}, but {first.name} has {ours}; expected the same in all files")
 
 
-def _join(parts: list[Batch]) -> Batch:
+def by_column(function: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
+    """What a function makes of each column of several batches, or of each field of several records."""
     match parts[0]:
         case dict() as first:
-            return {key: _join([part[key] for part in parts]) for key in first}
+            return {key: by_column(function, [part[key] for part in parts]) for key in first}
         case tuple():
-            return tuple(_join(list(column)) for column in zip(*parts, strict=True))
-    return np.concatenate(parts)
-
-
-def _take(batch: Batch, rows: NDArray[np.intp]) -> Batch:
-    match batch:
-        case dict():
-            return {key: column[rows] for key, column in batch.items()}
-        case tuple():
-            return tuple(column[rows] for column in batch)
-    return batch[rows]
+            return tuple(by_column(function, list(column)) for column in zip(*parts, strict=True))
+    return function(parts)

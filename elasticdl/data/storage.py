@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import posixpath
@@ -15,20 +16,7 @@ from elasticdl.common.errors import ArgumentError, UserError
 
 MOST_OPEN = 64  # files of this machine, per data set and process
 # What stores tell of a file that changes with its content, beside its size.
-VERSION_FIELDS = frozenset(
-    {
-        "size",
-        "etag",
-        "generation",
-        "md5",
-        "md5hash",
-        "content_md5",
-        "last_modified",
-        "lastmodified",
-        "mtime",
-        "modified",
-    }
-)
+VERSION_FIELDS = {"size", "etag", "generation", "md5", "md5hash", "contentmd5", "lastmodified", "mtime", "modified"}
 
 
 def find_files(where: str) -> list[str]:
@@ -88,45 +76,29 @@ class Storage:
         return Storage, ()
 
     def size(self, file: str) -> int:
-        """Raises:
-        UserError: it can't be read.
-        """
-        try:
+        with _reading(file):
             if "://" not in file:
                 return os.stat(file).st_size
             fs, path = self._located(file)
             return int(fs.size(path))
-        except (OSError, ImportError, ValueError) as error:
-            raise _unreadable(file, error) from error
 
     def version(self, file: str) -> str:
-        """A text that changes when a remote file does; empty where its store does not tell.
-
-        Raises:
-            UserError: it can't be read.
-        """
-        try:
+        """A text that changes when a remote file does; empty where its store does not tell."""
+        with _reading(file):
             fs, path = self._located(file)
-            told = {name: value for name, value in fs.info(path).items() if name.lower() in VERSION_FIELDS}
-        except (OSError, ImportError, ValueError) as error:
-            raise _unreadable(file, error) from error
+            found = fs.info(path).items()
+        told = {name: value for name, value in found if name.lower().replace("_", "") in VERSION_FIELDS}
         return f"{file} {sorted(map(str, told.items()))}" if len(told) > 1 else ""
 
-    def read(self, file: str, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The pieces of one file, each from an offset to an end.
-
-        Raises:
-            UserError: it can't be read, or is shorter than that.
-        """
-        try:
+    def read(self, file: str, pieces: Sequence[Sequence[int]]) -> list[bytes]:
+        """The pieces of one file, each from an offset to an end."""
+        with _reading(file):
             if "://" not in file:
                 descriptor = self._opened(file)
                 parts = [os.pread(descriptor.fileno(), end - start, start) for start, end in pieces]
             else:
                 fs, path = self._located(file)
                 parts = fs.cat_ranges([path] * len(pieces), [start for start, _ in pieces], [end for _, end in pieces])
-        except (OSError, ImportError, ValueError) as error:
-            raise _unreadable(file, error) from error
         for (start, end), part in zip(pieces, parts, strict=True):
             if len(part) != end - start:
                 raise UserError(
@@ -135,17 +107,10 @@ class Storage:
         return parts
 
     def chunks(self, file: str, size: int = 1 << 24) -> Iterator[bytes]:
-        """The whole content from the beginning, piece by piece.
-
-        Raises:
-            UserError: it can't be read.
-        """
-        try:
-            with self.open(file) as content:
-                while chunk := content.read(size):
-                    yield chunk
-        except (OSError, ImportError, ValueError) as error:
-            raise _unreadable(file, error) from error
+        """The whole content from the beginning, piece by piece."""
+        with _reading(file), self.open(file) as content:
+            while chunk := content.read(size):
+                yield chunk
 
     def open(self, file: str) -> IO[bytes]:
         """For libraries that read by themselves; the caller closes it."""
@@ -160,5 +125,9 @@ def _open_local(file: str) -> Any:
     return open(file, "rb", buffering=0)  # closed when the cache, and then the last reader, lets it go
 
 
-def _unreadable(file: str, error: Exception) -> UserError:
-    return UserError(f"{file}: can't be read: {getattr(error, 'strerror', None) or error}")
+@contextlib.contextmanager
+def _reading(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ImportError, ValueError) as error:
+        raise UserError(f"{file}: can't be read: {getattr(error, 'strerror', None) or error}") from error

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.records import NO_COLUMNS, Batch, Metadata
+from elasticdl.data.records import Batch, Metadata, PieceFile
 from elasticdl.data.storage import Storage
 
 _BOM = b"\xef\xbb\xbf"
@@ -22,41 +22,10 @@ _NEWLINE, _QUOTE = 10, 34
 
 
 @dataclass(frozen=True, slots=True)
-class CsvOptions:
-    """``columns``: those to keep, in this order, or the names of all if there is no header; None: all there are."""
-
-    sep: str = ","
-    header: bool = True
-    columns: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TextFile:
-    """Records are lines, as byte strings without their line end."""
-
-    name: str
-    storage: Storage
-    spans: NDArray[np.int64]  # begin and end of each line
-    metadata: Metadata = NO_COLUMNS
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def read(self, rows: Sequence[int]) -> Batch:
-        records = np.empty(len(rows), object)
-        records[:] = self.lines(rows)
-        return records
-
-    def lines(self, rows: Sequence[int]) -> list[bytes]:
-        spans = [(start, end) for start, end in self.spans[rows].tolist()]
-        return [line.rstrip(b"\r\n") for line in self.storage.read(self.name, spans)]
-
-
-@dataclass(frozen=True, slots=True)
 class CsvFile:
     """Records are the fields of the chosen columns."""
 
-    text: TextFile
+    text: PieceFile
     metadata: Metadata
     sep: str
     width: int  # fields in each line
@@ -72,7 +41,7 @@ class CsvFile:
 
     def read(self, rows: Sequence[int]) -> Batch:
         records = np.empty((len(rows), len(self.chosen)), object)
-        lines = self.text.lines([row + self.skipped for row in rows])
+        lines = self.text.pieces([row + self.skipped for row in rows])
         for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
             fields = _fields(line, self.sep)
             if len(fields) != self.width:
@@ -85,30 +54,28 @@ class CsvFile:
         return records
 
 
-def open_text(name: str, storage: Storage) -> TextFile:
-    """Find all lines. Raises: UserError: it can't be read."""
-    return TextFile(name, storage, _lines(name, storage, quotes=False))
+def open_text(name: str, storage: Storage, *, quotes: bool = False) -> PieceFile:
+    """Find all lines; with ``quotes`` a line end within them is none."""
+    return PieceFile(name, storage, _lines(name, storage, quotes), stripped=b"\r\n")
 
 
-def open_csv(name: str, storage: Storage, options: CsvOptions) -> CsvFile:
+def open_csv(name: str, storage: Storage, sep: str, columns: list[str] | None, *, header: bool) -> CsvFile:
     """Find all records and read the header.
 
-    Raises:
-        UserError: it can't be read, lacks a column, or ends within a quoted field or a record.
+    ``columns``: those to keep, in this order, or the names of all if there is no header; None: all there are.
     """
-    text = TextFile(name, storage, _lines(name, storage, quotes=True))
+    text = open_text(name, storage, quotes=True)
     if not len(text):
-        columns = None if options.columns is None else list(options.columns)
-        return CsvFile(text, Metadata(columns), options.sep, 0, (), 0)
-    first = _fields(text.lines([0])[0].removeprefix(_BOM), options.sep)
-    names = [field.decode() for field in first] if options.header else list(options.columns or ())
+        return CsvFile(text, Metadata(columns), sep, 0, (), 0)
+    first = _fields(text.pieces([0])[0].removeprefix(_BOM), sep)
+    names = [field.decode() for field in first] if header else columns or []
     if names and len(names) != len(first):
         raise UserError(f"{name}: {len(first)} fields in the first line, but there are {len(names)} names of columns")
-    kept = names if options.columns is None else list(options.columns)
+    kept = columns or names
     if missing := [column for column in kept if column not in names]:
         raise UserError(f"{name}: no column {missing[0]!r}; its columns are {', '.join(names)}")
     chosen = tuple(names.index(column) for column in kept) or tuple(range(len(first)))
-    file = CsvFile(text, Metadata(kept or None), options.sep, len(first), chosen, int(options.header))
+    file = CsvFile(text, Metadata(kept or None), sep, len(first), chosen, int(header))
     if len(file):
         file.read([len(file) - 1])  # where a file that was cut short shows
     return file
@@ -123,7 +90,7 @@ def _fields(line: bytes, sep: str) -> list[bytes]:
 
 
 def _lines(name: str, storage: Storage, quotes: bool) -> NDArray[np.int64]:
-    """Begin and end of each line that is not blank; a line end within quotes is none."""
+    """Begin and end of each line that is not blank."""
     ends: list[NDArray[np.int64]] = []
     offset, within = 0, 0
     for chunk in storage.chunks(name):

@@ -8,18 +8,21 @@ window by window, and its index is kept on this machine for the next worker.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import hashlib
 import mmap
+import os
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import platformdirs
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.index_cache import keep
-from elasticdl.data.records import NO_COLUMNS, Batch, Metadata
+from elasticdl.data.records import PieceFile
 from elasticdl.data.storage import Storage
 
 HEADER, FOOTER = 12, 4  # bytes around the data
@@ -28,46 +31,20 @@ _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class TFRecordFile:
-    """Records are byte strings, as the writer gave them."""
-
-    name: str
-    storage: Storage
-    starts: NDArray[np.int64]  # of the data
-    ends: NDArray[np.int64]
-    metadata: Metadata = NO_COLUMNS
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def read(self, rows: Sequence[int]) -> Batch:
-        pieces = list(zip(self.starts[rows].tolist(), self.ends[rows].tolist(), strict=True))
-        records = np.empty(len(rows), object)
-        records[:] = self.storage.read(self.name, pieces)
-        return records
-
-
-def open_tfrecord(name: str, storage: Storage) -> TFRecordFile:
-    """Find all records.
-
-    Raises:
-        UserError: it is no TFRecord file, or was cut short.
-    """
+def open_tfrecord(name: str, storage: Storage) -> PieceFile:
+    """Find all records of a file that is not empty."""
     size = storage.size(name)
-    if not size:
-        return TFRecordFile(name, storage, np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def window_at(start: int) -> bytes:
+        return storage.read(name, [(start, min(start + WINDOW_BYTES, size))])[0]
+
     if "://" in name:
-        ends = keep(storage.version(name), lambda: _find_ends(name, size, lambda at: _window(name, storage, size, at)))
+        ends = _kept(storage.version(name), lambda: _find_ends(name, size, window_at))
     else:
         with storage.open(name) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             ends = _find_ends(name, len(mapped), lambda at: mapped)
     starts = np.concatenate([[HEADER], ends[:-1] + (FOOTER + HEADER)]).astype(np.int64)
-    return TFRecordFile(name, storage, starts, ends)
-
-
-def _window(name: str, storage: Storage, size: int, start: int) -> bytes:
-    return storage.read(name, [(start, min(start + WINDOW_BYTES, size))])[0]
+    return PieceFile(name, storage, np.column_stack([starts, ends]))
 
 
 def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mmap]) -> NDArray[np.int64]:
@@ -100,18 +77,39 @@ def _require_tfrecord(name: str, header: bytes) -> None:
 
 def _masked_crc32c(data: bytes) -> int:
     crc = 0xFFFFFFFF
-    table = _crc32c_table()
     for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@functools.cache
-def _crc32c_table() -> tuple[int, ...]:
-    def entry(value: int) -> int:
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        return value
+def _kept(version: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """What ``make`` returns, or what it returned before for this version of a file; not kept if the version is empty.
 
-    return tuple(map(entry, range(256)))
+    It is on this machine, so that a worker that starts later need not read the file for it again.
+    """
+    if not version:
+        return make()
+    folder = platformdirs.user_cache_path("elasticdl") / "indexes"
+    path = folder / f"{hashlib.sha256(version.encode()).hexdigest()}.npy"
+    # Not there, or written by a process that died: it is made anew.
+    with contextlib.suppress(OSError, ValueError, EOFError), path.open("rb") as file:
+        found: NDArray[np.int64] = np.load(file, allow_pickle=False)
+        return found
+    made = make()
+    with contextlib.suppress(OSError):  # a full disk, or a home that is read-only: the next worker makes it anew
+        _write(path, made)
+    return made
+
+
+def _write(path: Path, index: NDArray[np.int64]) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            np.save(file, index, allow_pickle=False)
+        os.replace(scratch, path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)

@@ -1,12 +1,16 @@
-"""What both frameworks are told: how many micro-batches make an optimizer step, and how much each of them weighs."""
+"""What is the same for both frameworks: steps and samples as arguments, and the ready-made optimizers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from numbers import Integral, Real
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from elasticdl.common.errors import ArgumentError
+
+Made = TypeVar("Made")
 
 
 def checked_steps(steps: Any) -> int:
@@ -49,6 +53,15 @@ def check_samples(samples: Any) -> None:
         raise ArgumentError(f"samples must be the size of the micro-batch, a number, not a {type(samples).__name__}")
     if not 0 < float(samples) < math.inf:
         raise ArgumentError(f"samples must be above 0, the size of the micro-batch, not {samples}")
+
+
+def ready_made(base: type[Made], library: ModuleType, kind: type, without: Container[str]) -> dict[str, type[Made]]:
+    """By its name a subclass of ``base`` for each optimizer (a subclass of ``kind``) that a library's module has."""
+    return {
+        name: type(name, (base,), {"wraps": wrapped, "__module__": base.__module__})
+        for name, wrapped in vars(library).items()
+        if isinstance(wrapped, type) and issubclass(wrapped, kind) and wrapped is not kind and name not in without
+    }
 
 
 def _shown(value: Any) -> str:

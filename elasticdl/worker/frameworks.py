@@ -19,7 +19,7 @@ from elasticdl.common.naming import name_of
 from elasticdl.common.reason import shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.session.connection import MasterConnection
 from elasticdl.worker.learner import Context, Learner
 from elasticdl.worker.zoo import Function, ModelModule, require_optimizer

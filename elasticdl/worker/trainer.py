@@ -230,7 +230,7 @@ class Trainer:
         if self._ledger.evaluated_step >= step:
             return
         evaluation = self._learner.evaluate()
-        self._context.post(p.ClockResumed())
+        self._context.post(p.On.CLOCK_RESUMED)
         if evaluation is None:
             return
         epoch = self._state.progress.epoch

@@ -32,7 +32,7 @@ def plan(step):
 def count(session, world, broken, steps):
     """In one world; returns what the worker is to do then."""
     newest = max([session.core.position.progress.step, *(each.step for each in world.members if each.has_state)])
-    session.turn(p.Connected())
+    session.turn(p.On.CONNECTED)
     session.turn(p.Synced(plan(newest).after if newest else Progress()))
     session.post(p.Totals(steps, steps // EPOCH))
     for step in range(newest + 1, steps + 1):
@@ -42,25 +42,25 @@ def count(session, world, broken, steps):
         session.post(p.BatchGiven(plan(step)))
         session.post(p.Voted(Vote(session.core.leaving, SAMPLES, float(step))))
         session.post(p.StepMade(0.1))
-        todo = session.turn(p.CommitCalled())
+        todo = session.turn(p.On.COMMIT)
         if any(isinstance(each, p.LeaveWorld) for each in todo):
             return todo
         if step % EPOCH == 0:
-            session.post(p.EpochEnded())
+            session.post(p.On.EPOCH_ENDED)
     return []
 
 
 def train(session, broken, steps):
     """Through as many worlds as it takes; whether it came to the end."""
     session.post(p.StateMade(Progress(), order=SampleOrder(SAMPLES * EPOCH, BatchPolicy(SAMPLES, None))))
-    session.post(p.Ready())
+    session.post(p.On.READY)
     while True:
         match session.wait():
             case [*_, p.Connect(world)]:
                 broken.clear()
                 if not count(session, world, broken, steps):
                     return True
-                session.post(p.Disconnected())
+                session.post(p.On.CLOSED)
             case [p.LeaveJob(reason)]:
                 print(f"leaving: {reason}", flush=True)
                 return False

@@ -18,7 +18,7 @@ from running_job import QUICK_KERAS, ZOO, RunningJob, run_cli, start
 from test_training import losses
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.training.record import consumed
 
 SAMPLES, BATCH = 1500, 250

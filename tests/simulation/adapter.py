@@ -13,8 +13,6 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.elastic.core.invariants import validate
-from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
@@ -43,11 +41,6 @@ def make_settings(workers: WorkerRange) -> Settings:
         stop_grace=3.0,
         recovery_timeout=4.0,
     )
-
-
-def validate_worker(core: WorkerCore) -> None:
-    """Raises AssertionError if an invariant does not hold."""
-    validate(core)
 
 
 class MasterCore:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.session.wire import to_event, to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.lineage import Violation
@@ -20,7 +19,7 @@ RECONNECT_SECONDS = 0.2
 CLOSE_SECONDS = 5.0
 MASTER_TIMEOUT = 30.0
 # Of the worker's messages, those that the next stream brings if this one did not come to it (`elastic.session.stream`).
-LASTING = (m.Notice, Pause)
+LASTING = (m.Notice, m.Pause)
 
 
 class Stream:

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import On
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.worker import WorkerCore
@@ -133,7 +132,7 @@ def _restore_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) ->
 
 def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
     """What no commit has saved is lost with a torn step."""
-    if isinstance(event, p.CommitCalled):
+    if event is p.On.COMMIT:
         return out
     return [each for each in out if each != p.Save(p.Part.ALL)]
 
@@ -164,8 +163,8 @@ def _forgets_world(core: MasterCore) -> JobSnapshot:
     return replace(_REAL_SNAPSHOT(core), world=None)
 
 
-def _any_world(core: WorkerCore, world: World) -> On:
-    return On.WORLD
+def _any_world(core: WorkerCore, world: World) -> p.On:
+    return p.On.WORLD
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.core.events import ExitCause
-from tests.simulation.adapter import validate_worker
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.network import Session
@@ -127,14 +126,14 @@ class Process:
         site = self.site
         if site.trace is not None:
             site.trace.event(self, event)
-        if isinstance(event, p.Ready | p.Disconnected):
+        if event in (p.On.READY, p.On.CLOSED):
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
             self.last_word = event.message
         elif self.told_at is None and isinstance(event, _ORDERS_TO_LEAVE):
             self.told_at = site.clock.now
         instructions = self.core.step(event, site.clock.now)
-        validate_worker(self.core)
+        self.core.validate()
         for instruction in instructions:
             if self.fuse is not None:
                 self._burn()
@@ -165,7 +164,7 @@ class Process:
                     self._resume(self._awaits_entries, None)
             case p.RefuseMaster():
                 self.session.end_stream()
-            case p.DumpStacks() | p.Warn():
+            case p.Do.DUMP_STACKS | p.Warn():
                 pass
             case _:
                 if self.site.trace is not None:
@@ -196,7 +195,7 @@ class Process:
             raise Violation(ONE_MOMENT, text)
 
     def _tick(self) -> None:
-        self.tell(p.Tick())
+        self.tell(p.On.TICK)
         if self.alive:
             self.site.clock.after(0.2, self.call, self._tick)
 

@@ -55,7 +55,7 @@ def life(process: Process) -> Steps:
         yield from _exit_early(process)
     tell(p.StateMade(Progress(), order=site.order, copies_parameters=site.plan.copies_parameters))
     yield from process.sleep(WARM_UP)
-    tell(p.Ready())
+    tell(p.On.READY)
     while True:
         match (yield from process.next_order()):
             case p.Connect(world):
@@ -68,26 +68,26 @@ def life(process: Process) -> Steps:
                 process.left_broken = broken
                 site.collectives.break_world(process.core.world.version)
                 yield from process.sleep(CLOSE_SECONDS)
-                tell(p.Disconnected())
-            case p.CastEndVote():
+                tell(p.On.CLOSED)
+            case p.Do.CAST_END_VOTE:
                 yield from _cast_end_vote(process)
-            case p.Complete():
+            case p.Do.COMPLETE:
                 yield from _finish(process)
             case p.LeaveJob(_, _, drained):
                 if drained:
                     _hand_over(process)
                 yield from process.close(0)
-            case p.Fail(blame, message):
-                tell(p.Said(m.Failed(blame is p.Blame.USER, message, "")))
+            case p.Fail(error, message):
+                tell(p.Said(m.Failed(error is RuntimeError, message, "")))
                 yield from process.close(1)
 
 
 def _connect(process: Process, world: World) -> Steps:
     process.tell(p.Advanced(waiting=True))
-    process.tell(p.EntryPut(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
+    process.tell(p.Said(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
     connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
-    process.tell(p.Connected() if connected else p.CollectiveFailed(BROKEN))
+    process.tell(p.On.CONNECTED if connected else p.CollectiveFailed(BROKEN))
 
 
 def _synchronize(process: Process, world: World) -> Steps:
@@ -159,12 +159,12 @@ class _Training:
                 yield from self._step(plan)
                 if process.orders:
                     return
-            process.tell(p.BatchesOver())
+            process.tell(p.On.BATCHES_OVER)
             if self._commits is Commits.EACH_STEP_AND_EPOCH and self._commit():
                 return
             if core.position.progress.epoch == epoch:  # no commit has ended it
-                process.tell(p.EpochEnded())
-        process.tell(p.Returned())
+                process.tell(p.On.EPOCH_ENDED)
+        process.tell(p.On.RETURNED)
 
     def _step(self, plan: StepPlan) -> Steps:
         process, state = self._process, self._process.state
@@ -205,7 +205,7 @@ class _Training:
 
     def _commit(self) -> bool:
         """Whether the world is to be left."""
-        self._process.tell(p.CommitCalled())
+        self._process.tell(p.On.COMMIT)
         return bool(self._process.orders)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.messages import StoreEntry
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from tests.simulation.adapter import QUIET_INSTRUCTIONS
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from tests.simulation.masters import Master
     from tests.simulation.process import Process
 
-_QUIET_EVENTS = (p.Tick, p.Advanced, p.BatchGiven, p.CommitCalled, p.EntryPut, p.StateMade, p.Welcomed)
+_QUIET_EVENTS = (p.Advanced, p.BatchGiven, p.StateMade, p.Welcomed)
+_QUIET_MOMENTS = (p.On.TICK, p.On.COMMIT)
 _STEPS = (p.Voted, p.StepMade)
 _QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported, e.PauseReported)
 _LONGEST = 150
@@ -31,7 +33,8 @@ class Trace:
         self._add("", text)
 
     def event(self, process: Process, event: p.Event) -> None:
-        if not isinstance(event, self._quiet):
+        quiet = isinstance(event, self._quiet) or event in _QUIET_MOMENTS
+        if not (quiet or (isinstance(event, p.Said) and isinstance(event.message, StoreEntry))):
             step = process.core.position.progress.step
             self._add(f"worker {process.worker_id}", f"{process.core.state}, step {step}: {event}")
 

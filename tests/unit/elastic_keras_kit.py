@@ -12,7 +12,7 @@ import tensorflow as tf
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext

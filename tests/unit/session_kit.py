@@ -47,7 +47,7 @@ class FakeMaster:
 
     @property
     def reports(self):
-        self.session.post(p.Tick())
+        self.session.post(p.On.TICK)
         return [step for message in self.of(m.StepReports) for step in message.steps]
 
     def open(self): ...
@@ -63,12 +63,12 @@ def enter(context, world):
     """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any."""
     session, loop = context.session, context._loop
     if session.core.state is WorkerState.PREPARING:
-        session.turn(p.Ready())
+        session.turn(p.On.READY)
     else:
         loop._tell(p.WorldLeft("moved"))
-        session.turn(p.Disconnected())
+        session.turn(p.On.CLOSED)
     session.turn(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
-    session.turn(p.Connected())
+    session.turn(p.On.CONNECTED)
     loop._tell(p.Synced(context.progress))
     loop._next.clear()
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from elasticdl.elastic.collectives.breaking import shut_published
 from elasticdl.elastic.collectives.horovod import HorovodWorld
 from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.sockets import shut_published
 from elasticdl.elastic.collectives.store import KvServer, KvStore
 from elasticdl.elastic.core.world import ALONE
 

@@ -19,11 +19,9 @@ from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
@@ -32,9 +30,8 @@ from elasticdl.elastic.horovod_scripts.mends import (
     restore_lr,
 )
 from elasticdl.elastic.horovod_scripts.patches import Patches
-from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective, warm_up
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
-from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
@@ -112,16 +109,16 @@ class Master(FakeMaster):
 
     @property
     def pauses(self):
-        return self.of(Pause)
+        return self.of(m.Pause)
 
     @property
     def said(self):
-        return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed | Pause)]
+        return [type(message).__name__ for message in self.sent if isinstance(message, m.Finished | m.Failed | m.Pause)]
 
     @property
     def advanced(self):
         self.session.post(p.Welcomed(0.0))
-        self.session.post(p.Tick())
+        self.session.post(p.On.TICK)
         beat = self.of(m.Heartbeat)[-1]
         assert beat.waiting or not beat.progress, "who stands still may be waiting for the others"
         return beat.progress
@@ -237,7 +234,7 @@ class TestScriptWorker:
         worker.claim()
         worker.init(hvd)
         worker.synced()
-        worker.committed()
+        worker.post(p.On.COUNTED)
         assert master.steps == [8]
         worker.shutdown()
         worker.init(hvd)
@@ -497,7 +494,7 @@ class TestTraining:
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))
-        monkeypatch.setattr(job.worker, "_part", None)
+        monkeypatch.setattr(job.worker, "_pid", 0)
         monkeypatch.setattr(job.module.notification_manager, "init", lambda: None)
         state = job.State(batch=0)
         assert job.run(lambda state: state.commit() or "done")(state) == "done"
@@ -507,27 +504,27 @@ class TestTraining:
 class TestPauses:
     def core(self):
         core = WorkerCore(3)
-        core.step(p.Ready(), 0.0)
+        core.step(p.On.READY, 0.0)
         return core
 
     def enter(self, core, now, version, size=2, connecting=0, syncing=0):
         core.step(p.WorldPublished(make_world(version, size=size)), now)
-        core.step(p.Connected(), now + connecting)
+        core.step(p.On.CONNECTED, now + connecting)
         core.step(p.Synced(Progress()), now + connecting + syncing)
 
     def pauses(self, out):
-        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, Pause)]
+        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, m.Pause)]
 
     def test_each_part_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            assert self.pauses(core.step(p.Passed(), now)) == []
+            assert self.pauses(core.step(p.On.PASSED, now)) == []
         core.step(p.WorldLeft("committed"), 31)
-        core.step(p.Disconnected(), 33)
+        core.step(p.On.CLOSED, 33)
         self.enter(core, 36, 2, size=3, connecting=4, syncing=5)
-        (pause,) = self.pauses(core.step(p.Passed(), 61))
-        assert self.pauses(core.step(p.Passed(), 71)) == []
+        (pause,) = self.pauses(core.step(p.On.PASSED, 61))
+        assert self.pauses(core.step(p.On.PASSED, 71)) == []
         parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
         assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
 
@@ -535,11 +532,11 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            core.step(p.Passed(), now)
+            core.step(p.On.PASSED, now)
         core.step(p.WorldLeft("committed"), 30)
-        core.step(p.Disconnected(), 30)
+        core.step(p.On.CLOSED, 30)
         self.enter(core, 30, 2)
-        (pause,) = self.pauses(core.step(p.Passed(), 31))
+        (pause,) = self.pauses(core.step(p.On.PASSED, 31))
         assert pause.total == 0
 
 
@@ -668,11 +665,11 @@ def test_the_first_optimizer_of_pytorch_is_made_before_others_wait_for_it(import
     assert len(optimizers) == made
 
 
-class OpError(Exception):
+class UnknownError(Exception):
     """As TensorFlow's."""
 
 
-OpError.__module__ = "tensorflow.python.framework.errors_impl"
+UnknownError.__module__ = "tensorflow.python.framework.errors_impl"
 
 
 def chained():
@@ -686,9 +683,9 @@ def chained():
     [
         (type("HorovodInternalError", (RuntimeError,), {"__module__": "horovod.common.exceptions"})("x"), True),
         (ValueError("Horovod has not been initialized; use hvd.init()."), True),
-        (OpError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
+        (UnknownError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
         (chained(), True),
-        (OpError("out of memory"), False),
+        (UnknownError("out of memory"), False),
         (ValueError("shapes don't match"), False),
         (RuntimeError("Horovod"), False),
     ],

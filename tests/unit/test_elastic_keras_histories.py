@@ -15,7 +15,7 @@ from session_kit import enter, lose_world
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.worker.keras_checkpoint import KerasCodec
 from elasticdl.worker.resume import Origin, content

@@ -12,7 +12,7 @@ import tensorflow as tf  # isort: skip
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, fetch, load
 from elasticdl.elastic.keras.prefetch import Prefetch

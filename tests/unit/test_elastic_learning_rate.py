@@ -17,7 +17,7 @@ import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.learning_rate import LearningRate, Ramp, RateControl, scale
+from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.learning_rate import OptimizerRate
@@ -43,9 +43,8 @@ def test_scaling_rules():
 
 
 def test_a_ramp_moves_in_a_straight_line_to_its_target():
-    ramp = Ramp(start=2.0, target=4.0, first_step=10, steps=4)
-    assert [ramp.at(step) for step in (9, 10, 12, 14, 20)] == [2.0, 2.0, 3.0, 4.0, 4.0]
-    assert Ramp(start=2.0, target=3.0, first_step=5, steps=0).at(5) == 3.0
+    assert [ramp(0.5, made, steps=4) for made in (0, 2, 4, 10)] == [0.5, 0.75, 1.0, 1.0]
+    assert ramp(0.5, 0, steps=0) == 1.0
 
 
 def test_a_fixed_global_batch_leaves_the_rate_alone():

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import progress as progress_module
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step, split, worker_slices
-from elasticdl.elastic.core.order import epoch_order, step_seed
-from elasticdl.elastic.core.progress import Progress, SampleOrder
+from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order, step_seed
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)

@@ -8,6 +8,7 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.store import Refusal
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
@@ -104,8 +105,8 @@ def session():
 
 
 def train(session):
-    session.turn(p.Ready())
-    session.turn(p.Connected())
+    session.turn(p.On.READY)
+    session.turn(p.On.CONNECTED)
     session.turn(p.Synced(Progress(step=4)))
 
 
@@ -130,7 +131,7 @@ def test_between_worlds_a_greeting_asks_and_claims_none(session):
     train(session)
     session.store.put(("scope", "key"), b"value")
     session.turn(p.WorldLeft("enough"))
-    session.turn(p.Disconnected())
+    session.turn(p.On.CLOSED)
     hello, ask = session.greet(())
     assert (hello.world_version, hello.members) == (0, ())
     assert (ask.left_world, ask.step, ask.has_state) == (7, 4, True)
@@ -141,14 +142,14 @@ def test_a_signal_in_the_midst_of_a_step_waits_for_its_turn(session, monkeypatch
 
     def step(event, now):
         seen.append(event)
-        if isinstance(event, p.Tick):
+        if event is p.On.TICK:
             session.post(p.Terminated("SIGTERM"))  # as a handler does, in the same thread
             assert seen == [event]
         return real_step(event, now)
 
     monkeypatch.setattr(session.core, "step", step)
-    session.post(p.Tick())
-    assert [type(event) for event in seen] == [p.Tick, p.Terminated]
+    session.post(p.On.TICK)
+    assert seen == [p.On.TICK, p.Terminated("SIGTERM")]
     assert session.core.leaving
 
 
@@ -170,7 +171,7 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
     assert free == []
     session.post(p.BreakAnnounced(7, "a member is gone"))
     assert free == [True]
-    with pytest.raises(ConnectionAbortedError):
+    with pytest.raises(Refusal):
         session.store.get(("scope", "missing"), timeout=0)
 
 
@@ -215,12 +216,12 @@ def test_nor_does_one_of_the_heartbeat(session, monkeypatch):
     real_step = session.core.step
 
     def step(event, now):
-        if isinstance(event, p.Tick):
+        if event is p.On.TICK:
             raise ZeroDivisionError("of the clock")
         return real_step(event, now)
 
     session.answers = []
-    session.turn(p.Ready())
+    session.turn(p.On.READY)
     monkeypatch.setattr(session.core, "step", step)
     session._tick()
     assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: of the clock"

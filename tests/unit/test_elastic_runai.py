@@ -62,16 +62,15 @@ class Context:
 
 
 def test_the_numbers_follow_the_world():
-    job, context = CurrentJob(), Context(under_master=True)
-    job.enter(context, gpus=8)
+    context = Context(under_master=True)
+    job = CurrentJob(context, gpus=8)
     assert job.numbers == BatchShape(4, 64, 256, 1, True)
     context.size, context.rank = 3, 2
     assert job.numbers == BatchShape(2, 43, 256, 3, False)
 
 
 def test_alone_the_numbers_follow_the_gpus():
-    job = CurrentJob()
-    job.enter(Context(under_master=False), gpus=2)
+    job = CurrentJob(Context(under_master=False), gpus=2)
     assert (job.numbers.gpus, job.numbers.steps) == (2, 2)
     assert job.use_one_gpu() == 2
     assert (job.numbers.gpus, job.numbers.steps) == (1, 4)

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from elasticdl.elastic.collectives import store as store_module
-from elasticdl.elastic.collectives.store import KvServer, KvStore, published_values
+from elasticdl.elastic.collectives.store import KvServer, KvStore, Refusal, published_values
 
 NOBODY = 65534
 PUT_AND_PRINT = """
@@ -64,7 +64,7 @@ class TestKvStore:
         failed = threading.Event()
 
         def wait():
-            with pytest.raises(ConnectionAbortedError):
+            with pytest.raises(Refusal):
                 store.get(("global", "1"), timeout=10)
             failed.set()
 
@@ -78,7 +78,7 @@ class TestKvStore:
         store, _ = self.make()
         store.break_world(3)
         store.open_world(3, {})
-        with pytest.raises(ConnectionAbortedError):
+        with pytest.raises(Refusal):
             store.get(("global", "1"), timeout=0)
 
 

@@ -11,10 +11,10 @@ from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, t
 from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy
 
+from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.core.tensor_tree import put_tensors, take_tensors
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.context import connect
 from elasticdl.elastic.torch.loader import LoaderOptions

@@ -10,7 +10,7 @@ from benchmarks.storm.report import Pauses, history, pauses_by_change
 from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.elastic.core.order import epoch_order
+from elasticdl.elastic.core.progress import epoch_order
 
 
 def test_a_schedule_is_a_function_of_its_seed():

@@ -12,7 +12,7 @@ from worker_kit import BreakingCollective, Script, write_zoo
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.collectives.memory import memory_of_the_worker
+from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World

@@ -20,9 +20,8 @@ import numpy as np
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.breaking import shut_published
-from elasticdl.elastic.collectives.memory import memory_of_the_worker
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint, memory_of_the_worker
+from elasticdl.elastic.collectives.sockets import shut_published
 from elasticdl.elastic.collectives.store import LOOPBACK, published_values
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World, horovod_host
@@ -57,7 +56,7 @@ def is_failure(error: BaseException) -> bool:
     text = str(error)
     if "Horovod has not been initialized" in text:
         return bool(names) or isinstance(error, ValueError)
-    in_tensorflow = "Horovod" in text and bool(names & TENSORFLOW_ERRORS)
+    in_tensorflow = "horovod" in text.lower() and bool(names & TENSORFLOW_ERRORS)
     return ("HorovodInternalError" in names or in_tensorflow) and "Mismatched" not in text
 
 

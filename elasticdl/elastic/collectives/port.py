@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.common.errors import ShortOfMemoryError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.world import World
 
+MEMORY_ERRORS = frozenset(
+    {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+)  # of Python, PyTorch and TensorFlow
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -56,5 +62,20 @@ class Collective(Protocol):
     def gather(self, array: Bytes, name: str) -> list[Bytes]:
         """On rank 0 the arrays of all members by rank, of any lengths; on the others nothing."""
 
-    def pretend_size(self, workers: int) -> AbstractContextManager[None]:
+    def pretend_size(self, workers: int) -> contextlib.AbstractContextManager[None]:
         """Within, the world tells this number of workers: to see whether a user's function depends on it."""
+
+
+@contextlib.contextmanager
+def memory_of_the_worker(what: str) -> Iterator[None]:
+    """Within, an error that says so becomes one whose cause is this worker, and not the user's code.
+
+    Raises:
+        ShortOfMemoryError: there was too little memory for it, on the device or the host.
+    """
+    try:
+        yield
+    except Exception as error:
+        if any(each.__name__ in MEMORY_ERRORS for each in type(error).__mro__) or "out of memory" in str(error).lower():
+            raise ShortOfMemoryError(f"too little memory for {what}: {one_line(error)}") from error
+        raise

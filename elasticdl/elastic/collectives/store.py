@@ -19,7 +19,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from elasticdl.elastic.collectives.own_sockets import tcp_sockets
+from elasticdl.elastic.collectives.sockets import tcp_sockets
 
 Key = tuple[str, str]  # scope, key
 
@@ -32,6 +32,10 @@ REQUEST_SECONDS = 10.0  # until the next bytes of a request that has begun
 MOST_KEY_LENGTH = 1024
 MOST_VALUE_BYTES = 4 << 20
 MOST_ENTRIES = 1 << 16
+
+
+class Refusal(Exception):
+    """The status that the client is answered; its only argument."""
 
 
 class KvStore:
@@ -60,13 +64,13 @@ class KvStore:
 
     def put(self, key: Key, value: bytes) -> None:
         """Raises:
-        OverflowError: the world has too many entries.
+        Refusal: the world has too many entries.
         """
         with self._changed:
             world = self._world
             entries = self._entries.setdefault(world, {})
             if key not in entries and len(entries) >= MOST_ENTRIES:
-                raise OverflowError(f"world {world} has {len(entries)} entries already")
+                raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE)
             entries[key] = value
             self._changed.notify_all()
         self._publish(world, key, value)
@@ -82,14 +86,14 @@ class KvStore:
         """The value, or None if it has not come in time.
 
         Raises:
-            ConnectionAbortedError: the world is broken.
+            Refusal: the world is broken.
         """
         with self._changed:
             world = self._world
             entries = self._entries.setdefault(world, {})
             self._changed.wait_for(lambda: key in entries or self._gone(world), timeout)
             if self._gone(world):
-                raise ConnectionAbortedError(f"world {world} is broken")
+                raise Refusal(HTTPStatus.GONE)
             return entries.get(key)
 
     def values(self) -> list[bytes]:
@@ -109,61 +113,48 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        if self.path == "/":
-            self._answer(HTTPStatus.OK, b"".join(self.server.store.values()))
-            return
-        key = self._key()
-        if key is None:
-            return
-        try:
-            value = self.server.store.get(key, HOLD_SECONDS)
-        except ConnectionAbortedError:
-            self._answer(HTTPStatus.GONE)
-            return
-        if value is None:
-            self._answer(HTTPStatus.NOT_FOUND)
-        else:
-            self._answer(HTTPStatus.OK, value)
+        self._answer(self._get)
 
     def do_PUT(self) -> None:
-        key = self._key()
-        if key is None:
-            return
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            self._answer(HTTPStatus.LENGTH_REQUIRED)
-        elif len(length) > len(str(MOST_VALUE_BYTES)) or int(length) > MOST_VALUE_BYTES:
-            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        else:
-            self._put(key, self.rfile.read(int(length)), int(length))
+        self._answer(self._put)
 
     def do_DELETE(self) -> None:
-        # "I am done with this scope": nothing to do, since entries go with their world.
-        self._answer(HTTPStatus.OK)
+        self._answer(bytes)  # "I am done with this scope": nothing to do, since entries go with their world
 
-    def _put(self, key: Key, value: bytes, length: int) -> None:
-        if len(value) < length:
-            self._answer(HTTPStatus.BAD_REQUEST)
-            return
-        try:
-            self.server.store.put(key, value)
-        except OverflowError:
-            self._answer(HTTPStatus.INSUFFICIENT_STORAGE)
-        else:
-            self._answer(HTTPStatus.OK)
+    def _get(self) -> bytes:
+        if self.path == "/":
+            return b"".join(self.server.store.values())
+        value = self.server.store.get(self._key(), HOLD_SECONDS)
+        if value is None:
+            raise Refusal(HTTPStatus.NOT_FOUND)
+        return value
 
-    def _key(self) -> Key | None:
-        """None if there is none, which the client has been told."""
+    def _put(self) -> bytes:
+        key, length = self._key(), self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise Refusal(HTTPStatus.LENGTH_REQUIRED)
+        if len(length) > len(str(MOST_VALUE_BYTES)) or int(length) > MOST_VALUE_BYTES:
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        value = self.rfile.read(int(length))
+        if len(value) < int(length):
+            raise Refusal(HTTPStatus.BAD_REQUEST)
+        self.server.store.put(key, value)
+        return b""
+
+    def _key(self) -> Key:
         scope, _, key = self.path.removeprefix("/").partition("/")
         if not (scope and key):
-            self._answer(HTTPStatus.BAD_REQUEST)
-        elif len(self.path) > MOST_KEY_LENGTH:
-            self._answer(HTTPStatus.REQUEST_URI_TOO_LONG)
-        else:
-            return scope, key
-        return None
+            raise Refusal(HTTPStatus.BAD_REQUEST)
+        if len(self.path) > MOST_KEY_LENGTH:
+            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG)
+        return scope, key
 
-    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+    def _answer(self, work: Callable[[], bytes]) -> None:
+        status, body = HTTPStatus.OK, b""
+        try:
+            body = work()
+        except Refusal as refusal:
+            (status,) = refusal.args
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

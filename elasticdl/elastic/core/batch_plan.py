@@ -66,17 +66,9 @@ def plan_step(batch: int, workers: int, max_micro_batch: int | None) -> tuple[tu
     return tuple(micro_batches(share, max_micro_batch) for share in split(batch, workers))
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Samples ``start`` to ``stop`` of a step's batch: one micro-batch of one worker."""
-
-    start: int
-    stop: int
-
-
-def worker_slices(batch: int, rank: int, workers: int, max_micro_batch: int | None) -> tuple[Slice, ...]:
+def worker_slices(batch: int, rank: int, workers: int, max_micro_batch: int | None) -> tuple[slice, ...]:
     """The micro-batches of one worker as ranges within the step's batch of ``batch`` samples."""
     shares = split(batch, workers)
     first = sum(shares[:rank])
     ends = list(accumulate(micro_batches(shares[rank], max_micro_batch), initial=first))
-    return tuple(Slice(start, stop) for start, stop in pairwise(ends))
+    return tuple(slice(start, stop) for start, stop in pairwise(ends))

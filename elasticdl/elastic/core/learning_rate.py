@@ -51,24 +51,12 @@ def scale(rule: Scaling | None, workers: int) -> float:
     return math.sqrt(workers) if rule == "sqrt" else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ramp:
-    """A factor that moves in a straight line to its new value over some steps after a change.
+def ramp(start: float, made: int, steps: int) -> float:
+    """A factor on its way to 1, in a straight line over some steps, of which so many are made.
 
     A sudden jump of the learning rate can undo progress (Goyal et al. 2017, gradual warm-up).
     """
-
-    start: float
-    target: float
-    first_step: int
-    steps: int
-
-    def at(self, step: int) -> float:
-        """The factor for the step with this number."""
-        if self.steps == 0 or step >= self.first_step + self.steps:
-            return self.target
-        done = max(step - self.first_step, 0) / self.steps
-        return self.start + (self.target - self.start) * done
+    return 1.0 if made >= steps else start + (1.0 - start) * made / steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +104,8 @@ class RateControl:
         state = self.state
         if state.workers not in (0, world.size) and state.value and self._target:
             state = replace(state, ramp_start=state.value / self._target, ramp_step=step - 1)
-        ramp = Ramp(state.ramp_start, 1.0, state.ramp_step, self._rules.ramp_steps)
-        self._next = replace(state, value=self._target * ramp.at(step), workers=world.size)
+        factor = ramp(state.ramp_start, max(step - state.ramp_step, 0), self._rules.ramp_steps)
+        self._next = replace(state, value=self._target * factor, workers=world.size)
         return self._next.value
 
     def ask_again(self) -> None:

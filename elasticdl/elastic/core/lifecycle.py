@@ -5,9 +5,10 @@ Read the table from top to bottom to learn what happens when. `elasticdl.elastic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+
+from elasticdl.elastic.core.protocol import On
 
 
 class WorkerState(StrEnum):
@@ -31,83 +32,43 @@ TRAINING = (*STEPS, S.ENDING)
 IN_WORLD = (S.CONNECTING, S.SYNCING, *TRAINING, S.COMPLETE)
 
 
-class On(StrEnum):
-    """What moves a worker from state to state."""
-
-    READY = "it is warm"
-    WORLD = "a world is published"
-    TORN_WORLD = "a world is published that is broken already"
-    TOLD = "it is told to leave for good, or has lost its master"
-    CONNECTED = "the collective is connected"
-    SYNCED = "it stands where rank 0 stands"
-    BATCH = "a batch is given"
-    VOTE = "the gradients have arrived"
-    WRONG_VOTE = "the members do not make the same step"
-    STEP = "the parameters have changed"
-    COMMIT = "the script commits"
-    LAST_COMMIT = "the script commits after a vote to leave"
-    LEFT = "all members leave without a vote"
-    FAILURE = "a collective fails"
-    PASSED = "a script of Horovod's is between two steps"
-    COUNTED = "a script of Horovod's commits, which counts as a step"
-    RETURNED = "the training function returns"
-    RETURNED_ALONE = "the training function returns in a world of one"
-    ALL_RETURNED = "all have voted that theirs has returned"
-    CLOSED = "the collective is closed"
-    LAST_WORD = "it says that it has finished or failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    state: WorkerState
-    action: str  # a method of `WorkerCore`
-
-
-def _table(
-    rows: Iterable[tuple[WorkerState | tuple[WorkerState, ...], On, WorkerState, str]],
-) -> Mapping[tuple[WorkerState, On], Transition]:
-    table: dict[tuple[WorkerState, On], Transition] = {}
-    for states, trigger, state, action in rows:
-        for before in states if isinstance(states, tuple) else (states,):
-            table[before, trigger] = Transition(state, action)
-    return table
-
-
-# What is not in the table changes nothing.
-TABLE = _table(
-    [
-        # It asks for a world, and gets one or is told to leave.
-        ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
-        (S.LEAVING, On.CLOSED, S.WAITING, "ask"),
-        (S.WAITING, On.WORLD, S.CONNECTING, "enter"),
-        (S.WAITING, On.TORN_WORLD, S.WAITING, "ask_again"),
-        (S.WAITING, On.TOLD, S.GONE, "leave_job"),
-        # All members connect, and are brought to one state.
-        (S.CONNECTING, On.CONNECTED, S.SYNCING, "synchronize"),
-        (S.SYNCING, On.SYNCED, S.BETWEEN, "train"),
-        # Steps that a script makes before it asks for a world are its own.
-        (S.PREPARING, On.BATCH, S.PREPARING, "begin_step"),
-        (S.PREPARING, On.STEP, S.PREPARING, "step_made"),
-        (S.PREPARING, On.COMMIT, S.PREPARING, "commit"),
-        # A step.
-        (STEPS, On.BATCH, S.STEPPING, "begin_step"),
-        (STEPS, On.VOTE, S.REDUCED, "nothing"),
-        (S.REDUCED, On.STEP, S.APPLIED, "step_made"),
-        (S.BETWEEN, On.PASSED, S.BETWEEN, "pass_by"),
-        (S.BETWEEN, On.COUNTED, S.BETWEEN, "count_step"),
-        # A batch stays in hand over a commit that comes before its step.
-        (S.STEPPING, On.COMMIT, S.STEPPING, "commit"),
-        ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
-        # The world is left: together after a vote, or at once because it broke.
-        (STEPS, On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
-        (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
-        (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
-        # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
-        ((S.PREPARING, *TRAINING), On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
-        (STEPS, On.RETURNED, S.ENDING, "cast_end_vote"),
-        (STEPS, On.RETURNED_ALONE, S.COMPLETE, "complete"),
-        (S.ENDING, On.ALL_RETURNED, S.COMPLETE, "complete"),
-        (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
-        (S.GONE, On.READY, S.GONE, "leave_job"),
-    ]
+# States, what happens, the next state, and what is done: a method of `WorkerCore`.
+_ROWS: Sequence[tuple[tuple[WorkerState, ...], On, WorkerState, str]] = (
+    # It asks for a world, and gets one or is told to leave.
+    ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
+    ((S.LEAVING,), On.CLOSED, S.WAITING, "ask"),
+    ((S.WAITING,), On.WORLD, S.CONNECTING, "enter"),
+    ((S.WAITING,), On.TORN_WORLD, S.WAITING, "ask_again"),
+    ((S.WAITING,), On.TOLD, S.GONE, "leave_job"),
+    # All members connect, and are brought to one state.
+    ((S.CONNECTING,), On.CONNECTED, S.SYNCING, "synchronize"),
+    ((S.SYNCING,), On.SYNCED, S.BETWEEN, "train"),
+    # Steps that a script makes before it asks for a world are its own.
+    ((S.PREPARING,), On.BATCH, S.PREPARING, "begin_step"),
+    ((S.PREPARING,), On.STEP, S.PREPARING, "step_made"),
+    ((S.PREPARING,), On.COMMIT, S.PREPARING, "commit"),
+    # A step.
+    (STEPS, On.BATCH, S.STEPPING, "begin_step"),
+    (STEPS, On.VOTE, S.REDUCED, "nothing"),
+    ((S.REDUCED,), On.STEP, S.APPLIED, "step_made"),
+    ((S.BETWEEN,), On.PASSED, S.BETWEEN, "pass_by"),
+    ((S.BETWEEN,), On.COUNTED, S.BETWEEN, "count_step"),
+    # A batch stays in hand over a commit that comes before its step.
+    ((S.STEPPING,), On.COMMIT, S.STEPPING, "commit"),
+    ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
+    # The world is left: together after a vote, or at once because it broke.
+    (STEPS, On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
+    (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
+    (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
+    # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
+    ((S.PREPARING, *TRAINING), On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
+    (STEPS, On.RETURNED, S.ENDING, "cast_end_vote"),
+    (STEPS, On.RETURNED_ALONE, S.COMPLETE, "complete"),
+    ((S.ENDING,), On.ALL_RETURNED, S.COMPLETE, "complete"),
+    (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
+    ((S.GONE,), On.READY, S.GONE, "leave_job"),
 )
+# What is not in the table changes nothing.
+TABLE: Mapping[tuple[WorkerState, On | None], tuple[WorkerState, str]] = {
+    (before, trigger): (state, action) for states, trigger, state, action in _ROWS for before in states
+}

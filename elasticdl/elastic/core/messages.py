@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from elasticdl.common.shared_values import StepReport as StepReport
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.world import Member
 
 # Characters. What the master keeps of a job has to fit into one object of a cluster, and each worker may fail.
@@ -67,6 +66,32 @@ class StepReports:
     steps: tuple[StepReport, ...]
     total_steps: int
     total_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Seconds without training on one survivor of a change of workers, split by what they went into.
+
+    ``first_step`` is by what the first step took longer than an ordinary one before: with more workers for the same
+    global batch it may well be shorter, and is then zero.
+    """
+
+    world_version: int
+    kind: str  # grow, shrink or failure
+    notice: float
+    drain: float
+    rendezvous: float
+    init: float
+    sync: float
+    first_step: float
+    steps_torn: int
+
+    @property
+    def total(self) -> float:
+        return self.notice + self.drain + self.rendezvous + self.init + self.sync + self.first_step
+
+
+PHASES = tuple(field.name for field in fields(Pause) if field.type == "float")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where training stands, and what comes next: epochs, position in samples, steps."""
+"""Where training stands, and what comes next: epochs, the order of their samples, steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy, worker_slices
-from elasticdl.elastic.core.order import epoch_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +43,36 @@ class StepPlan:
     micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
 
 
-@dataclass(slots=True)
-class _Latest:
-    """The epoch that was asked for last, and its order: what is left of an epoch is cut anew in each world."""
+def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool = True) -> npt.NDArray[np.int64]:
+    """Indices of all samples in the order of this epoch, shape (samples,); every index exactly once.
 
-    order: tuple[int, npt.NDArray[np.int64]] | None = None
+    A pure function, so that no history of workers can change it. Philox is counter-based: (seed, epoch) select independent streams, on every platform the same.
+    """
+    if not shuffle:
+        return np.arange(samples, dtype=np.int64)
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    return generator.permutation(samples).astype(np.int64, copy=False)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of every random draw that ``rank`` makes in ``step`` (dropout, augmentation); 32 bits.
+
+    A step that is repeated after a failure draws the same numbers again, whatever happened before it.
+    """
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The data set as the plan sees it: a number of samples, and how they are ordered and cut.
-
-    It is kept through all worlds, as making the order of many samples takes seconds.
-    """
+    """The data set as the plan sees it: a number of samples, and how they are ordered and cut."""
 
     samples: int
     policy: BatchPolicy
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False  # whether an epoch ends where no whole global batch is left
-    _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
+    # Of the epoch that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
+    _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def remaining_steps(self, position: int, workers: int) -> int:
         """Steps to the end of the epoch, if the number of workers stays as it is."""
@@ -98,15 +107,15 @@ class SampleOrder:
                 step=progress.step + 1,
                 batch=len(indices),
                 after=after,
-                micro_batches=tuple(indices[cut.start : cut.stop] for cut in cuts),
+                micro_batches=tuple(indices[cut] for cut in cuts),
             )
             progress = after
 
     def _of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        latest = self._latest.order
-        if latest is None or latest[0] != epoch:
-            self._latest.order = latest = None  # two orders of many samples may be too much for the memory
-            latest = epoch, epoch_order(self.samples, self.seed, epoch, shuffle=self.shuffle)
-            latest[1].setflags(write=False)  # plans are slices of it
-            self._latest.order = latest
-        return latest[1]
+        order = self._order.get(epoch)
+        if order is None:
+            self._order.clear()  # two orders of many samples may be too much for the memory
+            order = epoch_order(self.samples, self.seed, epoch, shuffle=self.shuffle)
+            order.setflags(write=False)  # plans are slices of it
+            self._order[epoch] = order
+        return order

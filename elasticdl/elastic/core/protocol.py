@@ -7,7 +7,7 @@ carry the instructions out: the session, the store, the collective, the framewor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from elasticdl.elastic.core.messages import Failed, Finished, Message, Notice, StoreEntry
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
@@ -25,6 +25,48 @@ class Instruction:
     """Something is to be done."""
 
     __slots__ = ()
+
+
+class On(Event, StrEnum):
+    """What may happen to a worker, in the words of the table in `elasticdl.elastic.core.lifecycle`."""
+
+    # Events of which there is no more to say.
+    READY = "it is warm"
+    CONNECTED = "the collective is connected"
+    COMMIT = "the script commits"
+    RETURNED = "the training function returns"
+    CLOSED = "the collective is closed"
+    PASSED = "a script of Horovod's is between two steps"
+    COUNTED = "a script of Horovod's commits, which counts as a step"  # nothing is known of its samples and epochs
+    # The same, and nobody is moved by them.
+    TICK = "time has passed"
+    STACKS_ASKED = "the master wants to see where this worker is stuck"
+    BATCHES_OVER = "the loader has no further batch in this epoch"
+    EPOCH_ENDED = "the training function goes on to the next epoch"
+    CLOCK_RESUMED = "training goes on after what is neither a step nor a pause, such as an evaluation"
+    # What the core makes of those and of the events below.
+    WORLD = "a world is published"
+    TORN_WORLD = "a world is published that is broken already"
+    TOLD = "it is told to leave for good, or has lost its master"
+    SYNCED = "it stands where rank 0 stands"
+    BATCH = "a batch is given"
+    VOTE = "the gradients have arrived"
+    WRONG_VOTE = "the members do not make the same step"
+    STEP = "the parameters have changed"
+    LAST_COMMIT = "the script commits after a vote to leave"
+    LEFT = "all members leave without a vote"
+    FAILURE = "a collective fails"
+    RETURNED_ALONE = "the training function returns in a world of one"
+    ALL_RETURNED = "all have voted that theirs has returned"
+    LAST_WORD = "it says that it has finished or failed"
+
+
+class Do(Instruction, StrEnum):
+    """What is to be done, where there is no more to say."""
+
+    DUMP_STACKS = "print the stacks of all threads"  # to the session
+    CAST_END_VOTE = "take part in a step with nothing to add"  # answered by `Voted` or `CollectiveFailed`
+    COMPLETE = "all members' training functions have returned"
 
 
 # ---- events: the session ----
@@ -77,25 +119,13 @@ class StopOrdered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StacksAsked(Event):
-    """The master wants to see where this worker is stuck."""
-
-
-@dataclass(frozen=True, slots=True)
 class MasterLost(Event):
     """There is no master to be had, and the session has given up."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPut(Event):
-    """The collective's library has put an entry into this worker's store."""
-
-    entry: StoreEntry
-
-
-# ---- events: the process and the clock ----
+# ---- events: the process ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +133,6 @@ class Terminated(Event):
     """Somebody else than the master told the process to leave (SIGTERM)."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick(Event):
-    """Time has passed."""
 
 
 # ---- events: training ----
@@ -134,16 +159,6 @@ class Loaded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(Event):
-    """This worker is warm, and asks for its first world, or for the next after a training that is complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connected(Event):
-    """The collective of the present world is connected."""
-
-
-@dataclass(frozen=True, slots=True)
 class Synced(Event):
     """This member stands where rank 0 stands."""
 
@@ -156,16 +171,6 @@ class BatchGiven(Event):
 
     plan: StepPlan
     settings_changed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BatchesOver(Event):
-    """The loader has no further batch in this epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnded(Event):
-    """The training function goes on to the next epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +192,6 @@ class StepMade(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCalled(Event):
-    """The script declares everything up to here safe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passed(Event):
-    """A script of Horovod's has come to a point between two steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepCounted(Event):
-    """A script of Horovod's has committed. Nothing is known of its samples and epochs: a commit counts as a step."""
-
-
-@dataclass(frozen=True, slots=True)
 class CollectiveFailed(Event):
     reason: str
 
@@ -214,25 +204,10 @@ class WorldLeft(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Returned(Event):
-    """The training function has returned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected(Event):
-    """The collective of the world that was left is closed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Advanced(Event):
     """Something was done. ``waiting``: a collective was begun, which may last as long as another member takes."""
 
     waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClockResumed(Event):
-    """Training goes on after what is neither a step nor a pause, such as an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +222,7 @@ class Totals(Event):
 class Said(Event):
     """The script, or a shell, has something for the master. `Finished` and `Failed` are last words."""
 
-    message: Notice | Finished | Failed
+    message: Notice | StoreEntry | Finished | Failed
 
 
 # ---- instructions: to the session ----
@@ -265,11 +240,6 @@ class RefuseMaster(Instruction):
     """End this stream and look for the master again: a later one of the same job was heard already."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DumpStacks(Instruction):
-    """Print the stacks of all threads."""
 
 
 # ---- instructions: to the collective, from whatever thread ----
@@ -336,16 +306,6 @@ class LeaveWorld(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class CastEndVote(Instruction):
-    """Take part in a step with nothing to add; answered by `Voted` or `CollectiveFailed`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complete(Instruction):
-    """All members' training functions have returned."""
-
-
-@dataclass(frozen=True, slots=True)
 class LeaveJob(Instruction):
     """This worker is to leave for good. ``drained``: training goes on without it."""
 
@@ -354,15 +314,11 @@ class LeaveJob(Instruction):
     drained: bool
 
 
-class Blame(Enum):
-    USER = "the script does what can't be made right"
-    JOB = "the job can't go on"
-    MASTER = "there is no master"
-
-
 @dataclass(frozen=True, slots=True)
 class Fail(Instruction):
-    blame: Blame
+    """Raise this error; a RuntimeError where the script does what can't be made right."""
+
+    error: type[Exception]
     message: str
 
 

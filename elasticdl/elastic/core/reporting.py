@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from itertools import takewhile
 
-from elasticdl.elastic.core.messages import Heartbeat, Message, StepReport, StepReports
-from elasticdl.elastic.core.pause import PauseClock
+from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
@@ -54,13 +54,6 @@ class Reporting:
         self.clock.resume(now)
         self._last_step_at = now
 
-    def step_made(
-        self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool
-    ) -> list[Message]:
-        """Returns the pause that this step has ended, if it has."""
-        self.count(progress, vote, learning_rate, now, ends_epoch=ends_epoch)
-        return self.pause_ended(now)
-
     def count(self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool) -> None:
         assert self._world is not None, "steps are made in a world"
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
@@ -79,10 +72,10 @@ class Reporting:
             )
         )
 
-    def pause_ended(self, now: float) -> list[Message]:
+    def pause_ended(self, now: float) -> Pause | None:
+        """The pause that is over with the step just made, if there was one."""
         assert self._world is not None, "steps are made in a world"
-        pause = self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
-        return [] if pause is None else [pause]
+        return self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
 
     def flush(self) -> list[Message]:
         """The steps that were not sent."""
@@ -107,3 +100,59 @@ class Reporting:
             self._beat_at = now
             out.append(Heartbeat(world_version, step, self._progress, self._waiting))
         return out
+
+
+class PauseClock:
+    """Marks the way from the last step of one world to the first of the next.
+
+    The caller passes the time in, in order: ``step_done``* → ``left`` → ``stopped`` → ``joined`` → ``started`` →
+    ``synced`` → ``step_done``. A second failure on the way starts again at ``stopped`` with the same beginning, so
+    that the pause counts the whole time.
+    """
+
+    def __init__(self) -> None:
+        self._durations: deque[float] = deque(maxlen=31)
+        self._last_step: float | None = None
+        self._marks: dict[str, float] = {}
+        self._broken = False
+        self._torn = 0
+
+    def left(self, now: float, *, broken: bool, torn: bool) -> None:
+        self._marks.setdefault("left", now)
+        self._marks.pop("resumed", None)
+        self._broken = self._broken or broken
+        self._torn += torn
+
+    def mark(self, name: str, now: float) -> None:
+        """``stopped``, ``joined``, ``started`` or ``synced``; a later mark of the same name replaces the earlier."""
+        self._marks[name] = now
+
+    def resume(self, now: float) -> None:
+        """Training goes on after something that is neither a step nor a pause (an evaluation)."""
+        if self._marks:
+            self._marks["resumed"] = now
+        elif self._last_step is not None:
+            self._last_step = now
+
+    def step_done(self, now: float, *, world_version: int, grew: bool) -> Pause | None:
+        """Returns the pause that this step ended, if one was under way on a survivor."""
+        before, self._last_step = self._last_step, now
+        marks, self._marks = self._marks, {}
+        if before is None or "left" not in marks or "synced" not in marks:
+            if before is not None and not marks:
+                self._durations.append(now - before)
+            return None
+        ordinary = statistics.median(self._durations) if self._durations else 0.0
+        broken, torn = self._broken, self._torn
+        self._broken, self._torn = False, 0
+        return Pause(
+            world_version=world_version,
+            kind="failure" if broken else "grow" if grew else "shrink",
+            notice=marks["left"] - before,
+            drain=marks["stopped"] - marks["left"],
+            rendezvous=marks["joined"] - marks["stopped"],
+            init=marks["started"] - marks["joined"],
+            sync=marks["synced"] - marks["started"],
+            first_step=max(0.0, now - marks.get("resumed", marks["synced"]) - ordinary),
+            steps_torn=torn,
+        )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, On, WorkerState
+from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
 from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.protocol import Do, On
 from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import ALONE, World
@@ -41,12 +43,13 @@ class WorkerCore:
         self.request: m.JoinRequest | None = None  # not answered yet
         self.last_word: m.Finished | m.Failed | None = None
         self.left_version = 0  # of the world that was left last
+        self.left_broken = False  # it broke: nobody knows which of its members are still there
+        self._left_because = ""
         self._linger_until: float | None = None
         self._generation = 0  # of the latest master that was heard
         self._refused = False  # the present stream is that of an earlier one
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
-        self._leaves_because = ("ready", False)  # reason, broken
         self._entries: list[m.StoreEntry] = []  # into the store of the present world
         self._draining: m.Draining | None = None
         self._entered_at = 0  # step with which the present world began
@@ -68,11 +71,6 @@ class WorkerCore:
         return self.stopping is not None or bool(self.lost) or self._change == self.inside != 0
 
     @property
-    def left_broken(self) -> bool:
-        """Whether the last world was left because it broke: nobody knows which of its members are still there."""
-        return self._leaves_because[1]
-
-    @property
     def broken(self) -> bool:
         """Whether the present world is known to be broken."""
         return self.inside != 0 and (self.inside <= self._broken or (self.state is S.LEAVING and self.left_broken))
@@ -81,63 +79,92 @@ class WorkerCore:
 
     def step(self, event: p.Event, now: float) -> list[p.Instruction]:
         """``now`` in seconds of a clock that only goes forward."""
-        out = self._note(event, now) if type(event) not in _STEPS else []
-        trigger = self._trigger(event)
-        if trigger is None and self.state is S.WAITING and (self.stopping or self.lost):
-            trigger = On.TOLD
-        transition = TABLE.get((self.state, trigger)) if trigger else None
+        out = self._note(event, now)
+        transition = TABLE.get((self.state, self._trigger(event)))
+        if transition is None and self.state is S.WAITING and (self.stopping or self.lost):
+            transition = TABLE[S.WAITING, On.TOLD]
         if transition is None:
             return out
-        before, self.state = self.state, transition.state
-        action = getattr(self, f"_{transition.action}")
-        return [*out, *action(event, before, now)]
+        before, (self.state, action) = self.state, transition
+        return [*out, *getattr(self, f"_{action}")(event, before, now)]
 
     def _trigger(self, event: p.Event) -> On | None:
+        last = self.position.vote
         match event:
+            case On.COMMIT if last is not None and last.leaving:
+                return On.LAST_COMMIT
+            case On.RETURNED if self.world.size == 1:
+                return On.RETURNED_ALONE
+            case On():
+                return event
+            case p.Voted(vote) if self.state is S.ENDING:
+                return On.ALL_RETURNED if vote.ended == self.world.size else On.WRONG_VOTE
             case p.Voted(vote):
-                return self._vote_trigger(vote.ended, vote.samples)
-            case p.CommitCalled():
-                last = self.position.vote
-                return On.LAST_COMMIT if last is not None and last.leaving else On.COMMIT
+                batch = self.position.batch
+                return On.WRONG_VOTE if vote.ended or (batch and vote.samples != batch.batch) else On.VOTE
+            case p.StepMade():
+                return On.STEP if last is not None else None
             case p.WorldPublished(world):
                 return self._world_trigger(world)
-            case p.Returned():
-                return On.RETURNED if self.world.size > 1 else On.RETURNED_ALONE
-            case p.StepMade():
-                return On.STEP if self.position.vote is not None else None
-            case p.Said(message) if self.under_master and isinstance(message, m.Finished | m.Failed):
-                return On.LAST_WORD
+            case p.Said(m.Finished() | m.Failed()):
+                return On.LAST_WORD if self.under_master else None
         return _TRIGGERS.get(type(event))
-
-    def _vote_trigger(self, ended: int, samples: int) -> On:
-        batch = self.position.batch
-        if self.state is S.ENDING:
-            return On.ALL_RETURNED if ended == self.world.size else On.WRONG_VOTE
-        return On.WRONG_VOTE if ended or (batch and samples != batch.batch) else On.VOTE
 
     def _world_trigger(self, world: World) -> On | None:
         if self._refused or world.version < self._broken or world.version <= self.left_version:
             return None
         return On.TORN_WORLD if world.version == self._broken else On.WORLD
 
+    def validate(self) -> None:
+        """What holds after every step; called in the tests.
+
+        Raises:
+            AssertionError: an invariant does not hold; the message names it.
+        """
+        position, state = self.position, self.state
+        invariants = {
+            "a request to join is open exactly while the worker waits": (self.request is not None)
+            == (state is S.WAITING),
+            "a batch is in hand only before the first world and in training": position.batch is None
+            or state in (S.PREPARING, *TRAINING),
+            "a step is unsaved only where training stands": not position.unsaved
+            or state in (S.PREPARING, *TRAINING, S.COMPLETE, S.GONE),
+            "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
+            "an unsaved step is saved in its place": not position.unsaved
+            or position.saved.step == position.progress.step,
+            "who trains holds the state": state not in TRAINING or position.has_state or not self.under_master,
+            "a worker that is to leave does not wait": state is not S.WAITING or not (self.stopping or self.lost),
+            "a last word is the end": self.last_word is None or state is S.GONE,
+            "no world is entered that was left": state not in IN_WORLD
+            or not self.under_master
+            or self.world.version > self.left_version
+            or state is S.COMPLETE,
+        }
+        violated = [sentence for sentence, holds in invariants.items() if not holds]
+        assert not violated, f"worker {self.worker_id}, {state}: {'; '.join(violated)}"
+
     # ---- what may happen at any time ----
 
     def _note(self, event: p.Event, now: float) -> list[p.Instruction]:
         match event:
+            case On.COMMIT | p.BatchGiven() | p.StepMade():
+                pass  # these tell no more than what they trigger
             case p.Advanced(waiting):
                 self.reporting.advance(waiting=waiting)
-            case p.Tick():
+            case On.TICK:
                 return self._tick(now)
             case p.Voted(vote):
                 self.position.vote = vote
                 self.reporting.advance(waiting=False)
-            case p.BatchesOver():
+            case On.BATCHES_OVER:
                 self.position.batch = None
-            case p.EpochEnded():
+            case On.EPOCH_ENDED:
                 self.position.progress = self.position.progress.next_epoch()
+            case On.CLOCK_RESUMED:
+                self.reporting.resume_clock(now)
             case p.Said(m.Notice() as notice):
-                return [*self._flush(), p.Send(notice)]
-            case p.EntryPut(entry):
+                return _send(*self.reporting.flush(), notice)
+            case p.Said(m.StoreEntry() as entry):
                 if entry.world_version == self.inside:
                     self._entries.append(entry)
                 return [p.Send(entry)]
@@ -147,23 +174,20 @@ class WorkerCore:
                 self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
             case p.Loaded(progress):
                 self.position.progress = self.position.saved = progress
-            case p.ClockResumed():
-                self.reporting.resume_clock(now)
             case p.Totals(steps, epochs):
                 self.reporting.total_steps, self.reporting.total_epochs = steps, epochs
             case p.Terminated(reason):
                 return self._terminated(reason, now)
-            case p.SessionOpened() | p.Welcomed() | p.MasterLost():
-                return self._note_master(event)
             case _:
-                return [] if self._refused else self._obey(event)
+                return self._hear(event)
         return []
 
-    def _note_master(self, event: p.SessionOpened | p.Welcomed | p.MasterLost) -> list[p.Instruction]:
+    def _hear(self, event: p.Event) -> list[p.Instruction]:
+        """What comes over the session. The orders of a master that is refused don't count."""
         match event:
             case p.SessionOpened(unsent):
                 self._refused = False
-                return [p.Send(message) for message in self._greeting(unsent)]
+                return self._greet(unsent)
             case p.Welcomed(interval, generation):
                 if generation < self._generation:
                     self._refused = True
@@ -171,11 +195,8 @@ class WorkerCore:
                 self._generation, self.reporting.interval = generation, interval
             case p.MasterLost(reason):
                 self.lost = reason
-        return []
-
-    def _obey(self, event: p.Event) -> list[p.Instruction]:
-        """What the master says."""
-        match event:
+            case _ if self._refused:
+                pass
             case p.ChangeAnnounced(version):
                 self._change = version
             case p.BreakAnnounced(version, reason):
@@ -186,24 +207,23 @@ class WorkerCore:
             case p.StopOrdered(reason, checkpoint):
                 if not (self.stopping and self.stopping.checkpoint):
                     self.stopping = p.LeaveJob(reason, checkpoint, drained=False)
-            case p.StacksAsked():
-                return [p.DumpStacks()]
+            case On.STACKS_ASKED:
+                return [Do.DUMP_STACKS]
         return []
 
-    def _greeting(self, unsent: Iterable[m.Message]) -> list[m.Message]:
+    def _greet(self, unsent: Iterable[m.Message]) -> list[p.Instruction]:
         """What a master must know that has not heard of this worker, or not lately."""
         members, entries = (self.world.members, self._entries) if self.inside else ((), [])
         hello = m.Hello(self.inside, self.position.progress.step, members)
-        again = [*entries, self.request, *self.reporting.again(), self._draining, *unsent, self.last_word]
-        return [hello, *(message for message in again if message is not None)]
+        again = self.reporting.again()
+        return _send(hello, *entries, self.request, *again, self._draining, *unsent, self.last_word)
 
     def _tick(self, now: float) -> list[p.Instruction]:
         out: list[p.Instruction] = []
         if self._linger_until is not None and now >= self._linger_until and self._draining:
             out += self._drain(self._draining.reason)
         if self.under_master:
-            beat = self.reporting.tick(self.inside, self.position.progress.step, now)
-            out += [p.Send(message) for message in beat]
+            out += _send(*self.reporting.tick(self.inside, self.position.progress.step, now))
         return out
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
@@ -224,36 +244,30 @@ class WorkerCore:
         self._draining = m.Draining(reason)
         return [p.Send(self._draining)] if self.under_master else []
 
-    def _flush(self) -> list[p.Instruction]:
-        return [p.Send(message) for message in self.reporting.flush()]
-
     # ---- actions ----
 
     def _nothing(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return []
 
     def _ask(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        reason, broken = self._leaves_because if before is S.LEAVING else ("ready", False)
+        reason, broken = "ready", False
         if before is not S.PREPARING:
             self.left_version = self.world.version
         if before is S.LEAVING:
+            reason, broken = self._left_because, self.left_broken
             self.reporting.clock.mark("stopped", now)
-        out = [*self.position.leave(), *self._flush()]
+        out = [*self.position.leave(), *_send(*self.reporting.flush())]
         self.reporting.leave()
-        if self.stopping or self.lost or not self.under_master:
-            return [*out, *self._without_asking(now)]
-        return [*out, *self._send_request(self.left_version, reason, broken=broken)]
-
-    def _without_asking(self, now: float) -> list[p.Instruction]:
         if self.stopping or self.lost:
             self.state = S.GONE
-            return self._leave_job(None, S.WAITING, now)
-        self.state = S.CONNECTING
-        return self._enter(p.WorldPublished(ALONE), S.WAITING, now)
+            return [*out, *self._leave_job(event, before, now)]
+        if not self.under_master:
+            self.state = S.CONNECTING
+            return [*out, *self._enter(p.WorldPublished(ALONE), before, now)]
+        return [*out, *self._send_request(self.left_version, reason, broken=broken)]
 
-    def _ask_again(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
+    def _ask_again(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
         """The world broke before this worker had entered it."""
-        assert isinstance(event, p.WorldPublished)
         self.left_version = event.world.version
         return self._send_request(event.world.version, "broken before it was entered", broken=True)
 
@@ -269,8 +283,7 @@ class WorkerCore:
         )
         return [p.Send(self.request)]
 
-    def _enter(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.WorldPublished)
+    def _enter(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
         self.world, self.request = event.world, None
         self._entries.clear()
         self.reporting.enter(self.world)
@@ -282,8 +295,7 @@ class WorkerCore:
         self.reporting.clock.mark("started", now)
         return [p.Synchronize(self.world)]
 
-    def _train(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.Synced)
+    def _train(self, event: p.Synced, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.clock.mark("synced", now)
         self._entered_at = event.progress.step
         out = self.position.synced(event.progress)
@@ -291,27 +303,22 @@ class WorkerCore:
             out += self._drain(self._draining.reason)  # the others hold the state now
         return [*out, p.Train(self.world)]
 
-    def _begin_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.BatchGiven)
+    def _begin_step(self, event: p.BatchGiven, before: WorkerState, now: float) -> list[p.Instruction]:
         return self.position.begin(event.plan, settings_changed=event.settings_changed)
 
-    def _step_made(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.StepMade)
+    def _step_made(self, event: p.StepMade, before: WorkerState, now: float) -> list[p.Instruction]:
         assert self.position.vote is not None
         out = self.position.step_made()
         self._fruitless = 0
-        ended = self.reporting.step_made(
-            self.position.progress,
-            self.position.vote,
-            event.learning_rate,
-            now,
-            ends_epoch=self.position.at_end(self.world.size),
+        ends_epoch = self.position.at_end(self.world.size)
+        self.reporting.count(
+            self.position.progress, self.position.vote, event.learning_rate, now, ends_epoch=ends_epoch
         )
-        return [*out, *(p.Send(message) for message in ended)]
+        return [*out, *_send(self.reporting.pause_ended(now))]
 
     def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.advance(waiting=True)
-        return [p.Send(message) for message in self.reporting.pause_ended(now)]
+        return _send(self.reporting.pause_ended(now))
 
     def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.progress = self.position.saved = self.position.progress.after(0)
@@ -325,19 +332,17 @@ class WorkerCore:
     def _commit_and_leave(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [*self._commit(event, before, now), *self._leave("the members voted to leave this world", now)]
 
-    def _leave_together(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.WorldLeft)
+    def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
         return [*self.position.leave(), *self._leave(event.reason, now)]
 
     def _leave(self, reason: str, now: float) -> list[p.Instruction]:
         self.position.vote = self.position.batch = None
         self._fruitless = 0
         self.reporting.clock.left(now, broken=False, torn=False)
-        self._leaves_because = (reason, False)
+        self._left_because, self.left_broken = reason, False
         return [p.LeaveWorld(reason, broken=False)]
 
-    def _leave_broken(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.CollectiveFailed)
+    def _leave_broken(self, event: p.CollectiveFailed, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.clock.left(now, broken=True, torn=before in TRAINING)
         out = [p.BreakCollective(self.world.version, event.reason, entered=True), *self.position.restore()]
         moved = self.position.progress.step > self._entered_at
@@ -345,12 +350,11 @@ class WorkerCore:
         if self._fruitless >= MAX_FRUITLESS_WORLDS:
             self.state = S.GONE
             text = f"{self._fruitless} worlds in a row broke before a step; the last: {event.reason}"
-            return [*out, p.Fail(p.Blame.JOB, text)]
-        self._leaves_because = (event.reason, True)
+            return [*out, p.Fail(JobFailedError, text)]
+        self._left_because, self.left_broken = event.reason, True
         return [*out, p.LeaveWorld(event.reason, broken=True)]
 
-    def _refuse_uneven_steps(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.Voted)
+    def _refuse_uneven_steps(self, event: p.Voted, before: WorkerState, now: float) -> list[p.Instruction]:
         vote, batch, step = event.vote, self.position.batch, self.position.progress.step
         if vote.ended or batch is None:
             text = (
@@ -361,40 +365,35 @@ class WorkerCore:
             text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}"
             text += f": {event.remedy}" if event.remedy else ""
         self.position.batch = None
-        return [p.Fail(p.Blame.USER, text)]
+        return [p.Fail(RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return [p.CastEndVote()]
+        return [Do.CAST_END_VOTE]
 
     def _complete(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.batch = None
-        return [*self._flush(), p.Complete()]
+        return [*_send(*self.reporting.flush()), Do.COMPLETE]
 
-    def _leave_job(self, event: p.Event | None, before: WorkerState, now: float) -> list[p.Instruction]:
+    def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
-        return [self.stopping or p.Fail(p.Blame.MASTER, self.lost or "this worker has left its job")]
+        return [self.stopping or p.Fail(UnreachableError, self.lost or "this worker has left its job")]
 
-    def _say_last_word(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert isinstance(event, p.Said)
+    def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event.message, m.Finished | m.Failed)
-        out = self._flush()
         self.request = self.position.batch = None
         self.last_word = event.message
-        return [*out, p.Send(self.last_word)]
+        return _send(*self.reporting.flush(), self.last_word)
+
+
+def _send(*messages: m.Message | None) -> list[p.Instruction]:
+    return [p.Send(message) for message in messages if message is not None]
 
 
 _UNKNOWN = Vote(leaving=False, samples=0, loss=0.0)
 
-_STEPS = (p.BatchGiven, p.StepMade, p.CommitCalled)  # which tell no more than what they trigger
-
 _TRIGGERS: Mapping[type[p.Event], On] = {
-    p.Ready: On.READY,
-    p.Connected: On.CONNECTED,
     p.Synced: On.SYNCED,
     p.BatchGiven: On.BATCH,
-    p.Passed: On.PASSED,
-    p.StepCounted: On.COUNTED,
     p.WorldLeft: On.LEFT,
     p.CollectiveFailed: On.FAILURE,
-    p.Disconnected: On.CLOSED,
 }

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.protocol import On
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
@@ -21,8 +23,7 @@ from elasticdl.elastic.horovod_scripts.mends import (
     refuse_optimizer,
     restore_lr,
 )
-from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
-from elasticdl.elastic.horovod_scripts.training import train_through_worlds
+from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker, is_failed_collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class Patches:
     def apply(self, module: ModuleType) -> None:
         self._by_module[module.__name__](module)
 
+    def _ours(self, theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(theirs)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return (ours if self._worker.takes_part else theirs)(*args, **kwargs)
+
+        return patched
+
     def _patch_basics(self, module: Any) -> None:
         worker, cls = self._worker, module.HorovodBasics
         real_init, real_shutdown = cls.init, cls.shutdown
@@ -83,8 +91,7 @@ class Patches:
 
     def _patch_elastic(self, module: Any) -> None:
         worker, state_class = self._worker, module.State
-        real_commit, real_check = state_class.commit, state_class.check_host_updates
-        real_run_fn, manager = module.run_fn, module.notification_manager
+        real_check, real_run_fn, manager = state_class.check_host_updates, module.run_fn, module.notification_manager
 
         def check(state: Any) -> None:
             # At every check, not once when it is heard of: what comes in while a world is being entered is not lost. And
@@ -93,36 +100,23 @@ class Patches:
                 manager.handle_hosts_updated(worker.world.version, module.HostUpdateResult.added)
             real_check(state)
 
-        @functools.wraps(real_commit)
         def commit(state: Any) -> None:
-            if not worker.takes_part:
-                real_commit(state)
-                return
             state.save()
-            worker.passed()
-            worker.committed()
+            worker.post(On.PASSED)
+            worker.post(On.COUNTED)  # a pause has ended before
             check(state)
 
-        @functools.wraps(real_check)
         def check_host_updates(state: Any) -> None:
-            if not worker.takes_part:
-                real_check(state)
-                return
-            worker.passed()
+            worker.post(On.PASSED)
             try:
                 check(state)
             except module.HostsUpdatedInterrupt:
                 state.save()
-                worker.committed()
+                worker.post(On.COUNTED)
                 raise
 
         def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-            theirs = real_run_fn(func, reset)
-
-            @functools.wraps(func)
-            def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-                if not worker.takes_part:
-                    return theirs(state, *args, **kwargs)
+            def run_through_worlds(state: Any, *args: Any, **kwargs: Any) -> Any:
                 manager.register_listener(state)
                 try:
                     with worker.drained_by_sigterm():
@@ -133,29 +127,62 @@ class Patches:
                 worker.finish()
                 return result
 
-            return wrapper
+            return self._ours(real_run_fn(func, reset), run_through_worlds)
 
-        state_class.commit, state_class.check_host_updates = commit, check_host_updates
+        state_class.commit = self._ours(state_class.commit, commit)
+        state_class.check_host_updates = self._ours(real_check, check_host_updates)
         module.run_fn = run_fn
 
     def _patch_tensorflow(self, module: Any) -> None:
         """Its ``run`` swallows errors before `run_fn` sees them."""
-        worker, real_run = self._worker, module.run
+        real_run = module.run
         mend_keras_state(module)
         mend_tensorflow_state(module)
 
         @functools.wraps(real_run)
         def run(func: Callable[..., Any]) -> Callable[..., Any]:
-            theirs, ours = real_run(func), module.run_fn(func, module._reset)
+            ours = module.run_fn(func, module._reset)
 
-            @functools.wraps(func)
-            def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
-                if not worker.takes_part:
-                    return theirs(state, *args, **kwargs)
+            def run_with_keras(*args: Any, **kwargs: Any) -> Any:
                 if keras := sys.modules.get("keras"):  # only now, as TensorFlow imports it when it is asked for
                     restore_lr(keras)
-                return ours(state, *args, **kwargs)
+                return ours(*args, **kwargs)
 
-            return wrapper
+            return self._ours(real_run(func), run_with_keras)
 
         module.run = run
+
+
+def train_through_worlds(
+    worker: ScriptWorker,
+    train: Callable[[], Any],
+    state: Any,
+    reset: Callable[[], None],
+    hosts_updated: type[Exception],
+) -> Any:
+    """Horovod's `run_fn`, with the ways out of it closed that lose a job: call ``train`` in each world until it returns.
+
+    ``state``: a ``horovod.common.elastic.State``. ``reset`` leaves a world and enters the next. In Horovod's own, a failure
+    while the last one is being mended (in ``reset`` or a reset callback) ends the worker; a newcomer that is synchronised
+    and has not committed goes back to its initial weights; a change that is noticed between two commits pairs live weights
+    with committed counters. In TensorFlow only an ``UnknownError`` that names one of three operations counts as a failure,
+    errors of other classes end the worker, and any other ``UnknownError`` is swallowed: training seems to have finished.
+    """
+    in_new_world = False
+    while True:
+        try:
+            if in_new_world:
+                reset()
+                state.on_reset()
+            in_new_world = True
+            state.sync()
+            state.save()  # what was received is from now on what `restore` goes back to
+            worker.synced()
+            return train()
+        except hosts_updated:
+            worker.post(p.WorldLeft("committed"))  # the state was saved where this was raised
+        except Exception as error:
+            if not is_failed_collective(error):
+                raise
+            worker.failed(error)
+            state.restore()

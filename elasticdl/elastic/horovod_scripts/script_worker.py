@@ -15,23 +15,21 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import FrameType, TracebackType
+from typing import Any
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.reason import one_line, reason
-from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld
+from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.horovod_scripts.failures import is_failed_collective
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
-from elasticdl.elastic.horovod_scripts.warm_up import warm_up
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
 
@@ -42,14 +40,20 @@ EXIT_USER_ERROR = 2
 TICK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A process's part in the job, from when it has connected."""
+def is_failed_collective(error: BaseException | None) -> bool:
+    """Whether this error, or one that it was raised from, says that a collective failed."""
+    return error is not None and (is_failure(error) or is_failed_collective(error.__cause__))
 
-    pid: int  # a fork of it is no worker
-    link: MasterConnection
-    stillness: Stillness
-    ended: threading.Event
+
+def warm_up(modules: Mapping[str, Any]) -> None:
+    """Have a framework import what it imports only when it is first used: better before the others wait for this worker.
+
+    ``modules``: those imported so far. A script makes its optimizer after its ``hvd.init()``, and PyTorch's first one imports
+    a compiler, which takes seconds.
+    """
+    if "horovod.torch" in modules:
+        torch = modules["torch"]
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 class ScriptWorker:
@@ -62,7 +66,10 @@ class ScriptWorker:
     ) -> None:
         self._environ = environ
         self._make_link = make_link
-        self._part: _Part | None = None
+        self._link: MasterConnection | None = None
+        self._pid = 0  # of the process that has connected; a fork of it is no worker
+        self._stillness = Stillness()
+        self._ended = threading.Event()
         self._connection: HorovodWorld | None = None
         self._hvd: HorovodModule | None = None
         self._end_told = False  # the master knows how this worker ends, or will see it by itself
@@ -76,7 +83,7 @@ class ScriptWorker:
 
     @property
     def takes_part(self) -> bool:
-        return self._part is not None and self._part.pid == os.getpid()
+        return self._pid == os.getpid()
 
     def claim(self) -> bool:
         """Connect, unless this process or a parent is connected already; returns `takes_part`."""
@@ -96,7 +103,7 @@ class ScriptWorker:
         link = self._make_link(environment)
         link.session.break_collective = self._break_collective
         link.open()
-        self._part = _Part(os.getpid(), link, Stillness(), threading.Event())
+        self._link, self._pid = link, os.getpid()
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -118,19 +125,18 @@ class ScriptWorker:
             raise RuntimeError(
                 "Horovod is initialized for another framework; under elasticdl a process uses one of them"
             )
-        part = self._connected
-        part.stillness.watch_this_thread()
+        self._stillness.watch_this_thread()
         while True:
             world = self._join()
             self._hvd = hvd
-            self._connection = HorovodWorld(hvd, part.link.endpoint)
+            self._connection = HorovodWorld(hvd, self._connected.endpoint)
             try:
                 self._connection.start(world)
             except WorldBroken as failure:
                 self.failed(failure)
                 self.shutdown()
             else:
-                self._session.turn(p.Connected())  # the script brings all to one state by itself
+                self._session.turn(p.On.CONNECTED)  # the script brings all to one state by itself
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return
 
@@ -167,19 +173,11 @@ class ScriptWorker:
     def synced(self) -> None:
         """The state is now that of rank 0."""
         self._session.turn(p.Synced(Progress(step=self.world.members[0].step)))
-        self._session.turn(p.ClockResumed())
+        self._session.turn(p.On.CLOCK_RESUMED)
 
-    def passed(self) -> None:
-        """The script has come to a point between two steps, of which some are commits."""
-        self._session.post(p.Passed())
-
-    def committed(self) -> None:
-        """A pause has ended before: see `passed`."""
-        self._session.post(p.StepCounted())
-
-    def left(self) -> None:
-        """All members have agreed to leave the present world."""
-        self._session.turn(p.WorldLeft("committed"))
+    def post(self, event: p.Event) -> None:
+        """Something has happened in the script."""
+        self._session.turn(event)
 
     # -- the end --
 
@@ -227,13 +225,13 @@ class ScriptWorker:
     # -- details --
 
     @property
-    def _connected(self) -> _Part:
-        assert self._part is not None, "nobody has connected"
-        return self._part
+    def _connected(self) -> MasterConnection:
+        assert self._link is not None, "nobody has connected"
+        return self._link
 
     @property
     def _session(self) -> Session:
-        return self._connected.link.session
+        return self._connected.session
 
     def _close(self) -> None:
         if not self.takes_part:
@@ -242,12 +240,12 @@ class ScriptWorker:
         # that ends in the middle of the training would be taken for one that was lost.
         if not self._end_told:
             self.finish()
-        self._connected.ended.set()
-        self._connected.link.close()
+        self._ended.set()
+        self._connected.close()
 
     def _join(self) -> World:
         left = self._session.core.state is WorkerState.LEAVING
-        todo = self._session.turn(p.Disconnected() if left else p.Ready()) or self._session.wait()
+        todo = self._session.turn(p.On.CLOSED if left else p.On.READY) or self._session.wait()
         match todo:
             case [p.Connect(world)]:
                 return world
@@ -265,7 +263,7 @@ class ScriptWorker:
             connection.break_world()
 
     def _watch(self) -> None:
-        while not self._connected.ended.wait(TICK_SECONDS):
+        while not self._ended.wait(TICK_SECONDS):
             self.tick()
 
     def tick(self) -> None:
@@ -274,5 +272,5 @@ class ScriptWorker:
         One that stands still may wait for the others in a collective, which can't be told from a hang of its own. So it
         never is to blame as long as any of them moves, unless its world is broken: that it must leave.
         """
-        if not self._session.core.broken and self._connected.stillness.moved():
+        if not self._session.core.broken and self._stillness.moved():
             self._session.post(p.Advanced(waiting=True))

@@ -139,7 +139,7 @@ class Fit:
             logs.update({f"val_{name}": value for name, value in found.items()})
         self._callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._callbacks.settle(self._context.collective, entering=False) or self._stopping
-        self._context.post(p.ClockResumed())
+        self._context.post(p.On.CLOCK_RESUMED)
 
     def _logs(self) -> dict[str, Any]:
         return self._step.logs(self._ledger.loss, self._ledger.moves)

@@ -17,8 +17,7 @@ import tensorflow as tf
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.order import step_seed
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.learning_rate import OptimizerRate

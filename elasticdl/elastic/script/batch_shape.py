@@ -37,23 +37,17 @@ class BatchShape:
         return cls(len(largest), largest[0], batch, gpus, rank == 0)
 
 
-def check_gpus(gpus: Any) -> None:
-    """Raises:
-    ArgumentError: it is neither None nor a number of GPUs.
-    """
-    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
-        raise ArgumentError(f"elastic.init: gpus must be a whole number of at least 1, not {gpus!r}")
-
-
-def checked_seed(seed: Any) -> int:
-    """``seed`` if random generators can start from it.
+def whole_number(name: str, value: Any, least: int = 1, below: int | None = None) -> int:
+    """An argument of `init`.
 
     Raises:
-        ArgumentError: they can't.
+        ArgumentError: it is no whole number, or out of these bounds.
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
-        raise ArgumentError(f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
-    return int(seed)
+    is_one = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_one or int(value) < least or (below is not None and int(value) >= below):
+        bound = "" if below is None else f" and below 2**{below.bit_length() - 1}"
+        raise ArgumentError(f"elastic.init: {name} must be a whole number of at least {least}{bound}, not {value!r}")
+    return int(value)
 
 
 def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batch_size: Any) -> BatchPolicy:
@@ -67,54 +61,40 @@ def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batc
         "batch_size_per_worker": batch_size_per_worker,
         "max_gpu_batch_size": max_gpu_batch_size,
     }
-    for name, value in given.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-            raise ArgumentError(f"elastic.init: {name} must be a whole number of at least 1, not {value!r}")
+    numbers = [None if value is None else whole_number(name, value) for name, value in given.items()]
     if (global_batch_size is None) == (batch_size_per_worker is None):
         raise ArgumentError("elastic.init: give either global_batch_size or batch_size_per_worker")
-    return BatchPolicy(*(None if value is None else int(value) for value in given.values()))
+    return BatchPolicy(*numbers)
 
 
+@dataclass(slots=True)
 class CurrentJob:
     """The one job of this process: under a master its workers count, alone the GPUs."""
 
-    def __init__(self) -> None:
-        self._context: JobContext[Any] | None = None
-        self._gpus = 1
-
-    def enter(self, context: JobContext[Any], gpus: int) -> None:
-        """``gpus``: that a script which runs alone computes on."""
-        self._context = context
-        self._gpus = gpus
-
-    def require_none(self) -> None:
-        """Raises:
-        UserError: this process has its job already, be it of another framework.
-        """
-        if self._context is not None:
-            raise UserError("elastic.init() was called before; a process takes part in one job")
+    context: JobContext[Any] | None = None
+    gpus: int = 1  # that a script which runs alone computes on
 
     def use_one_gpu(self) -> int:
         """Alone, this process computes on one GPU from now on; returns how many it might have used."""
-        gpus, self._gpus = self._gpus, 1
+        gpus, self.gpus = self.gpus, 1
         return gpus
 
     @property
     def under_master(self) -> bool:
         """Whether there may be other workers."""
-        return self._context is not None and self._context.under_master
+        return self.context is not None and self.context.under_master
 
     @property
     def numbers(self) -> BatchShape:
         """Raises:
         UserError: `init` has not been called.
         """
-        if self._context is None:
+        if self.context is None:
             raise UserError(
                 "call elasticdl.elastic.torch.init(global_batch_size, max_gpu_batch_size), or that of elastic.keras, first"
             )
-        context = self._context
-        gpus = context.size if self.under_master else self._gpus
+        context = self.context
+        gpus = context.size if self.under_master else self.gpus
         return BatchShape.of(context.policy, gpus, context.rank)
 
     def number(self, name: str) -> Any:
@@ -124,7 +104,7 @@ class CurrentJob:
             UserError: `init` has not been called, or it would be used for what it is not: to divide batches among workers
                 that are not known yet.
         """
-        context = self._context
+        context = self.context
         if (
             context is not None
             and context.divides_batches

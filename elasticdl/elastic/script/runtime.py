@@ -12,14 +12,13 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
-from elasticdl.elastic.script.batch_shape import check_gpus, checked_seed, job, make_policy
+from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
 from elasticdl.elastic.training.context import ContextT
 from elasticdl.elastic.training.loop import Hooks
@@ -29,23 +28,15 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
-ContextT_co = TypeVar("ContextT_co", covariant=True)
-
-
-class Connect(Protocol[ContextT_co]):
-    """As `elasticdl.elastic.torch.context.connect`."""
-
-    __module__: str
-
-    def __call__(self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ContextT_co: ...
 
 
 class ScriptRuntime(Generic[ContextT]):
     """The job that this process takes part in, once `init` has been called."""
 
     def __init__(
-        self, connect: Connect[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
+        self, connect: Callable[..., ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
     ) -> None:
+        """``connect``: as `elasticdl.elastic.torch.context.connect`."""
         self._connect = connect
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
@@ -77,9 +68,10 @@ class ScriptRuntime(Generic[ContextT]):
         Raises:
             UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
         """
-        job.require_none()
-        check_gpus(gpus)
-        seed = checked_seed(seed)
+        if job.context is not None:  # be it of another framework
+            raise UserError("elastic.init() was called before; a process takes part in one job")
+        gpus = None if gpus is None else whole_number("gpus", gpus)
+        seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
@@ -88,7 +80,7 @@ class ScriptRuntime(Generic[ContextT]):
         made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
         self._context, self._pid = made, os.getpid()
-        job.enter(made, gpus or max(1, self._count_gpus()))
+        job.context, job.gpus = made, gpus or max(1, self._count_gpus())
         atexit.register(self._end)
         return made
 

@@ -15,39 +15,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.store import Key, KvStore
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.session.wire import to_event
 from elasticdl.proto import elasticdl_pb2 as pb
 
+if TYPE_CHECKING:
+    from elasticdl.elastic.session.stream import MasterStream
+
 TICK_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
-
-
-class Stream(Protocol):
-    """What carries messages to the master; see `elasticdl.elastic.session.stream.MasterStream`."""
-
-    def open(self) -> None: ...
-
-    def send(self, message: m.Message) -> None:
-        """Queue it."""
-
-    def wait_until_sent(self) -> None:
-        """Returns, after a while in any case, when a last word is on its way."""
-
-    def refuse(self, reason: str) -> None:
-        """End the present connection, and look for the master again; called from the stream's own thread."""
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -56,7 +41,7 @@ class Session:
     def __init__(
         self,
         core: WorkerCore,
-        make_stream: Callable[[Session], Stream] | None = None,
+        make_stream: Callable[[Session], MasterStream] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
@@ -84,7 +69,7 @@ class Session:
         self._closing.set()
         if self._beat.ident is not None:
             self._beat.join(timeout=CLOSE_SECONDS)
-        self.post(p.Tick())
+        self.post(p.On.TICK)
         self._stream.close()
 
     # -- from any thread --
@@ -125,13 +110,10 @@ class Session:
     # -- the stream's thread --
 
     def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
-        """A stream is open; returns its first messages."""
-        greeting: list[m.Message] = []
+        """A stream is open; returns its first messages: Hello, what is still true, and ``unsent``, before any last word."""
         with self._changed:
-            for instruction in self.core.step(p.SessionOpened(tuple(unsent)), self._clock()):
-                assert isinstance(instruction, p.Send)
-                greeting.append(instruction.message)
-        return greeting
+            greeting = self.core.step(p.SessionOpened(tuple(unsent)), self._clock())
+        return [instruction.message for instruction in greeting if isinstance(instruction, p.Send)]
 
     def receive(self, message: pb.MasterMessage) -> None:
         event = to_event(message, self.core.worker_id)
@@ -142,10 +124,12 @@ class Session:
             self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)
 
     def lost(self, reason: str) -> None:
+        """There is no master to be had; the stream has given up."""
         self.post(p.MasterLost(reason))
 
     @property
     def has_last_word(self) -> bool:
+        """Whether the greeting brings something that the master must hear before this worker ends."""
         return self.core.last_word is not None
 
     # -- details --
@@ -169,13 +153,13 @@ class Session:
     def _sort(self, instruction: p.Instruction, errands: list[p.Instruction]) -> None:
         match instruction:
             case p.Send(message):
-                if isinstance(message, Pause):
+                if isinstance(message, m.Pause):
                     _log_pause(message)
                 if self._stream is not None:
                     self._stream.send(message)
                 if isinstance(message, m.Finished | m.Failed):
                     errands.append(instruction)
-            case p.RefuseMaster() | p.DumpStacks() | p.BreakCollective():
+            case p.RefuseMaster() | p.Do.DUMP_STACKS | p.BreakCollective():
                 errands.append(instruction)
             case _:
                 if isinstance(instruction, p.Connect):
@@ -189,7 +173,7 @@ class Session:
                 self._stream.wait_until_sent()
             case p.RefuseMaster(reason) if self._stream is not None:
                 self._stream.refuse(reason)
-            case p.DumpStacks():
+            case p.Do.DUMP_STACKS:
                 print("elasticdl: the master asks for the stacks of all threads", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback()
             case p.BreakCollective(version, reason, entered):
@@ -199,12 +183,12 @@ class Session:
                     self.break_collective()
 
     def _put(self, world: int, key: Key, value: bytes) -> None:
-        self.post(p.EntryPut(m.StoreEntry(world, *key, value)))
+        self.post(p.Said(m.StoreEntry(world, *key, value)))
 
     def _tick(self) -> None:
         try:
             while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
-                self.post(p.Tick())
+                self.post(p.On.TICK)
         except Exception as error:
             log.exception("the heartbeat has failed")
             self.lost(f"this worker's heartbeat has failed: {one_line(error)}")
@@ -215,7 +199,7 @@ def rank_entry(world: World) -> dict[Key, bytes]:
     return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
 
 
-def _log_pause(pause: Pause) -> None:
+def _log_pause(pause: m.Pause) -> None:
     log.info(
         "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
         *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),

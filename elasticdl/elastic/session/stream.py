@@ -7,8 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 import grpc
 
@@ -18,7 +17,7 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.handshake import refusal
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.core.pause import Pause
+from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -27,30 +26,13 @@ RECONNECT_SECONDS = 0.2
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
 # Kinds of messages that the job's history would lack.
-LASTING = (m.Notice, Pause)
+LASTING = (m.Notice, m.Pause)
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 log = logging.getLogger(__name__)
 
 Outbox = queue.SimpleQueue[m.Message | None]
-
-
-class Listener(Protocol):
-    """What a session does for its stream; called from the stream's threads."""
-
-    def greet(self, unsent: Sequence[m.Message]) -> Sequence[m.Message]:
-        """First messages of each new stream: Hello, what is still true, and ``unsent``, before any last word."""
-
-    def receive(self, message: pb.MasterMessage) -> None:
-        """A message from the master."""
-
-    def lost(self, reason: str) -> None:
-        """There is no master to be had; the stream has given up."""
-
-    @property
-    def has_last_word(self) -> bool:
-        """Whether the greeting brings something that the master must hear before this worker ends."""
 
 
 class MasterStream:
@@ -60,9 +42,9 @@ class MasterStream:
     sent anew, or old by then. What a breaking stream had taken already is lost with it.
     """
 
-    def __init__(self, environment: WorkerEnvironment, listener: Listener) -> None:
+    def __init__(self, environment: WorkerEnvironment, session: Session) -> None:
         self._environment = environment
-        self._listener = listener
+        self._session = session
         self._outbox: Outbox = queue.SimpleQueue()
         self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
         self._unsent: list[m.Message] = []
@@ -97,7 +79,7 @@ class MasterStream:
         A last word is not given up because there is no master at the moment: without it a worker that has finished would
         be missed and replaced.
         """
-        patience = self._environment.master_timeout if self._listener.has_last_word else 0.0
+        patience = self._environment.master_timeout if self._session.has_last_word else 0.0
         self._closing.set()
         self._outbox.put(None)
         self._thread.join(timeout=CLOSE_SECONDS + patience)
@@ -107,10 +89,10 @@ class MasterStream:
             self._keep()
         except Exception as error:
             log.exception("the session with the master has failed")
-            self._listener.lost(f"the session with the master has failed: {one_line(error)}")
+            self._session.lost(f"the session with the master has failed: {one_line(error)}")
 
     def _keep(self) -> None:
-        while not self._closing.is_set() or self._listener.has_last_word:
+        while not self._closing.is_set() or self._session.has_last_word:
             try:
                 self._converse()
                 if self._closing.is_set():
@@ -119,11 +101,11 @@ class MasterStream:
             except (grpc.RpcError, UserError, UnreachableError) as error:
                 problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
                 if refused := self._refusal(error):
-                    self._listener.lost(f"no session with the master at {self._environment.master}: {refused}")
+                    self._session.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
             silence = time.monotonic() - self._last_contact
             if silence > self._environment.master_timeout:
-                self._listener.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
+                self._session.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
                 return
             log.debug("session with the master interrupted: %s", problem)
             if self._closing.is_set():
@@ -148,7 +130,7 @@ class MasterStream:
             try:
                 for message in call:
                     spoken = self._met = True
-                    self._listener.receive(message)
+                    self._session.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
             finally:
@@ -163,7 +145,7 @@ class MasterStream:
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
         unsent = list(self._unsent)
-        yield from (to_proto(message, self._environment) for message in self._listener.greet(unsent))
+        yield from (to_proto(message, self._environment) for message in self._session.greet(unsent))
         del self._unsent[: len(unsent)]
         while (message := outbox.get()) is not None:
             self._under_way = message

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.pause import Pause
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
+_BODIES: Mapping[type[m.Message], str] = {
+    m.Hello: "hello",
+    m.Heartbeat: "heartbeat",
+    m.JoinRequest: "ask",
+    m.Draining: "draining",
+    m.StoreEntry: "kv_put",
+    m.StepReports: "progress",
+    m.Pause: "pause",
+    m.Notice: "notice",
+    m.Finished: "finished",
+    m.Failed: "failed",
+}
+
 
 def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMessage:
+    """Fields have the same names there, but for these."""
+    fields = _fields(message)
     match message:
-        case m.Hello(version, step, members):
-            hello = pb.Hello(
-                worker_id=environment.worker_id,
-                host=environment.host,
-                pid=os.getpid(),
-                world_version=version,
-                step=step,
-                members=[_member_to_proto(member) for member in members],
-            )
-            return pb.WorkerMessage(hello=hello)
-        case m.Heartbeat():
-            return pb.WorkerMessage(heartbeat=pb.Heartbeat(**_fields(message)))
-        case m.JoinRequest():
-            return pb.WorkerMessage(ask=pb.Ask(**_fields(message)))
-        case m.Draining():
-            return pb.WorkerMessage(draining=pb.Draining(**_fields(message)))
-        case m.StoreEntry():
-            return pb.WorkerMessage(kv_put=pb.KvPut(**_fields(message)))
-        case m.StepReports(steps, total_steps, total_epochs):
-            reports = [pb.StepReport(**_fields(step)) for step in steps]
-            progress = pb.Progress(steps=reports, total_steps=total_steps, total_epochs=total_epochs)
-            return pb.WorkerMessage(progress=progress)
-        case Pause():
-            return pb.WorkerMessage(pause=pb.Pause(**asdict(message), total=message.total))
-        case m.Notice(event, fields):
-            return pb.WorkerMessage(notice=pb.Notice(event=event, fields_json=json.dumps(fields)))
-        case m.Finished():
-            return pb.WorkerMessage(finished=pb.Finished(**_fields(message)))
-        case m.Failed(users, text, traceback):
-            cause = pb.Failed.USER if users else pb.Failed.WORKER
-            return pb.WorkerMessage(failed=pb.Failed(cause=cause, message=text, traceback=traceback))
+        case m.Hello(_, _, members):
+            fields.update(members=[_fields(member) for member in members])
+            fields.update(worker_id=environment.worker_id, host=environment.host, pid=os.getpid())
+        case m.StepReports(steps):
+            fields.update(steps=[_fields(step) for step in steps])
+        case m.Pause():
+            fields.update(total=message.total)
+        case m.Notice(event, told):
+            fields = {"event": event, "fields_json": json.dumps(told)}
+        case m.Failed():
+            fields["cause"] = pb.Failed.USER if fields.pop("users") else pb.Failed.WORKER
+    return pb.WorkerMessage(**{_BODIES[type(message)]: fields})
 
 
 def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
@@ -66,7 +61,7 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
         case "stop_work":
             return p.StopOrdered(message.stop_work.reason, message.stop_work.checkpoint)
         case "dump_stacks":
-            return p.StacksAsked()
+            return p.On.STACKS_ASKED
     return None
 
 
@@ -74,10 +69,6 @@ def _world(world: pb.World, worker_id: int) -> World:
     members = tuple(Member(each.worker_id, each.host, each.step, each.has_state, each.epoch) for each in world.members)
     rank = [member.worker_id for member in members].index(worker_id)
     return World(version=world.version, members=members, rank=rank, reason=world.reason)
-
-
-def _member_to_proto(member: Member) -> pb.Member:
-    return pb.Member(**_fields(member))
 
 
 def _fields(message: object) -> dict[str, Any]:

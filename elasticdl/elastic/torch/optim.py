@@ -84,7 +84,7 @@ class Optimizer(optim.Optimizer):
         result = self._evaluate(closure)
         reported = loss if loss is not None else result if isinstance(result, torch.Tensor) else torch.tensor(torch.nan)
         self._batch.weigh(reported.detach())
-        self._stepped = False
+        self.stepped = False
         if self.accumulate(self._batch.micro_batch_size):
             for parameter in self._params():
                 if parameter.grad is not None:

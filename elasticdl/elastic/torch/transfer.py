@@ -10,7 +10,7 @@ import torch
 
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.port import Bytes, Collective
-from elasticdl.elastic.core.tensor_tree import take_tensors
+from elasticdl.elastic.collectives.transfer import take_tensors
 
 COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device
 

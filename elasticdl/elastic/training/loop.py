@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
@@ -25,12 +24,6 @@ from elasticdl.elastic.session.session import Session
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-ERRORS: dict[p.Blame, type[Exception]] = {
-    p.Blame.USER: RuntimeError,
-    p.Blame.JOB: JobFailedError,
-    p.Blame.MASTER: UnreachableError,
-}
 
 
 class State(Protocol):
@@ -112,7 +105,7 @@ class ElasticLoop:
 
         def enter(world: World) -> p.Event:
             self._collective.start(world)
-            return p.Connected()
+            return p.On.CONNECTED
 
         def synchronize(world: World) -> p.Event:
             hooks.before_sync(world)
@@ -124,12 +117,12 @@ class ElasticLoop:
             log.info("world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, step, world.reason)
             hooks.on_world(world)
             result[:] = [train()]
-            return p.Returned()
+            return p.On.RETURNED
 
         state.take_part()
         self._next.clear()
         try:
-            self._tell(p.Ready())
+            self._tell(p.On.READY)
             while True:
                 while not self._next:
                     self._carry_out(self._session.wait())
@@ -142,8 +135,8 @@ class ElasticLoop:
                         self._attempt(run_function, world)
                     case p.LeaveWorld():
                         self._collective.stop()
-                        self._tell(p.Disconnected())
-                    case p.Complete():
+                        self._tell(p.On.CLOSED)
+                    case p.Do.COMPLETE:
                         return result[0]
         finally:
             self._collective.stop()
@@ -169,13 +162,13 @@ class ElasticLoop:
                     self._state.restore()
                 case p.Warn(message):
                     warn(self._session, message)
-                case p.CastEndVote() if self._state:
+                case p.Do.CAST_END_VOTE if self._state:
                     self._session.post(p.Advanced(waiting=True))
                     self._tell(p.Voted(self._state.cast_end_vote()))
                 case p.LeaveJob(reason, checkpoint, drained):
                     raise Stopped(reason, checkpoint=checkpoint, drained=drained)
-                case p.Fail(blame, message):
-                    raise ERRORS[blame](message)
+                case p.Fail(error, message):
+                    raise error(message)
                 case _:
                     self._next.append(instruction)
 

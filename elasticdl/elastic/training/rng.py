@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from elasticdl.elastic.core.order import step_seed
+from elasticdl.elastic.core.progress import step_seed
 
 
 def seed_step(seed: int, step: int, rank: int) -> int:

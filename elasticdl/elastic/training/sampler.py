@@ -102,7 +102,7 @@ class DataCursor:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self._host.post(p.EpochEnded())
+                self._host.post(p.On.EPOCH_ENDED)
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
@@ -114,7 +114,7 @@ class DataCursor:
     def end(self) -> None:
         """There is no further batch in this epoch."""
         self.drop()
-        self._host.post(p.BatchesOver())
+        self._host.post(p.On.BATCHES_OVER)
 
     def drop(self) -> None:
         """The present batch, if any, is over."""

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
-from elasticdl.elastic.collectives.memory import memory_of_the_worker
+from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
@@ -151,7 +151,7 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._engine.post(p.CommitCalled())
+        self._engine.post(p.On.COMMIT)
 
     def save(self, part: p.Part) -> None:
         if part is p.Part.ALL:

@@ -23,17 +23,6 @@ from elasticdl.ga.keras.accumulation import Accumulation
 from elasticdl.ga.steps import check_samples, checked_steps
 
 PREFIX = "accumulation_"  # of the names under which a saved state has what is accumulated
-HYPERPARAMETERS = (
-    "weight_decay",
-    "clipnorm",
-    "global_clipnorm",
-    "clipvalue",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
 
 
 @keras.saving.register_keras_serializable(package="elasticdl")
@@ -52,8 +41,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         optimizer = _checked_optimizer(optimizer)
         # A function, so that there is one learning rate only.
         super().__init__(learning_rate=lambda: optimizer.learning_rate, name=name or optimizer.name)
-        for hyperparameter in HYPERPARAMETERS:
-            self.__dict__.pop(hyperparameter, None)
+        for attribute in [name for name in self.__dict__ if not name.startswith("_") and name not in ("name", "built")]:
+            del self.__dict__[attribute]  # a hyperparameter
         self.optimizer = optimizer
         self._accumulation: Accumulation | None = None
         self._samples: Any = None

@@ -63,7 +63,8 @@ class Optimizer(torch.optim.Optimizer):
         self.optimizer = _checked_optimizer(optimizer)
         self.steps = steps
         self._begin()
-        self._stepped = False
+        # Whether the last ``step()`` or ``flush()`` made an optimizer step; False if a GradScaler had it left out.
+        self.stepped = False
 
     @property
     def steps(self) -> int:
@@ -79,11 +80,6 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the next micro-batch completes the accumulation: the next ``step()`` changes the parameters."""
         return self._ready or self._accumulation.count + 1 >= self.steps
 
-    @property
-    def stepped(self) -> bool:
-        """Whether the last ``step()`` or ``flush()`` made an optimizer step; False if a GradScaler had it left out."""
-        return self._stepped
-
     @_frame_runs_eagerly
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None) -> Any:
         """Hand over the gradient of one micro-batch; each ``steps``-th call makes an optimizer step.
@@ -91,13 +87,13 @@ class Optimizer(torch.optim.Optimizer):
         ``closure``: computes loss and gradient of this micro-batch; called once, its loss is returned.
         ``samples``: what the mean loss of the micro-batch was divided by, if not the same for all of them.
         """
-        self._stepped = False
+        self.stepped = False
         loss = self._evaluate(closure)
         if self._gather(samples):
             try:
                 if not self._accumulation.overflowed:
                     self.optimizer.step()
-                    self._stepped = True
+                    self.stepped = True
             finally:
                 self.discard()
         return loss
@@ -119,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self._ready:
             self._take(None, scale=None, last=True)
         self.step()
-        return self._stepped
+        return self.stepped
 
     @_runs_eagerly
     def discard(self) -> None:
@@ -176,14 +172,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         accumulation = Accumulation() if self._ready else self._accumulation  # copies of parameters carry no p.grad
-        return {"optimizer": self.optimizer, "steps": self._steps, STATE_KEY: accumulation, "stepped": self._stepped}
+        return {"optimizer": self.optimizer, "steps": self._steps, STATE_KEY: accumulation, "stepped": self.stepped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.optimizer = state["optimizer"]
         self._steps = state["steps"]
         self._begin()
         self._accumulation = state[STATE_KEY]
-        self._stepped = state["stepped"]
+        self.stepped = state["stepped"]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} (steps={self.steps}) of {self.optimizer!r}"

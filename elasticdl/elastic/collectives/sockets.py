@@ -1,4 +1,12 @@
-"""The TCP sockets of this process, and what they connect."""
+"""The TCP sockets of this process; shutting those between the members of a world is the way to break it on purpose.
+
+A process that waits in a Gloo collective for a living neighbour is not woken by the death of a third; it would wait out
+Gloo's timeout of 30 s. Shutting the sockets makes every blocked collective fail within milliseconds, here and on the
+other side.
+
+Gloo publishes each address at which it listens for another member. One end of each of its connections is such an
+address. No other socket of the process has one: not those of the user's own threads, nor those to store and master.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +46,19 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
     flow = bytes(4) if family == socket.AF_INET6 else b""
     address = socket.inet_pton(family, host.partition("%")[0])
     return struct.pack("=H", family) + struct.pack("!H", port) + flow + address
+
+
+def shut_published(published: bytes) -> int:
+    """Shut this process's TCP sockets that have an end among the published addresses; returns how many.
+
+    Those that listen or are connecting, too: while Gloo forms a world, it may wait there for somebody who never comes.
+
+    ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
+    """
+    done = 0
+    for handle in tcp_sockets():
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or has nothing to shut
+            if any(end in published for end in ends(handle) if end):
+                handle.shutdown(socket.SHUT_RDWR)
+                done += 1
+    return done
