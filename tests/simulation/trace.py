@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _QUIET_EVENTS = (p.Tick, p.Advanced, p.BatchGiven, p.CommitCalled, p.EntryPut, p.StateMade, p.Welcomed)
 _STEPS = (p.Voted, p.StepMade)
-_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported, e.PauseReported)
+_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported)
 _LONGEST = 150
 
 

@@ -42,7 +42,7 @@ def test_steps_that_are_trained_again_or_were_never_reported_count_once():
 def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
     def told(steps, world):
         reports = tuple(e.StepReport(step, 0, 1.0, 32, 0.1, 0.05, world, 0, False) for step in steps)
-        return [step.step for step in training.report(e.ProgressReported(0, reports, 100, 2), 0.0)[0].steps]
+        return [step.step for step in training.report(e.ProgressReported(0, reports, 100, 2), 0.0)[0]]
 
     training = Training()
     assert told([1, 2, 3], world=1) == [1, 2, 3]
@@ -173,10 +173,10 @@ def test_scalars_need_no_framework():
 def test_scalars_reach_tensorboard(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
-    board.world_formed(3)
-    board.observe(progress(1, 2))
-    board.observe(e.PauseReported(0, {"world": 2, "kind": "grow", "total": 0.25}))
-    board.observe(e.NoticeReported(0, "evaluation", {"step": 2, "metrics": {"accuracy": 0.5}}))
+    board.recorded("world_formed", {"members": [0, 1, 2]})
+    board.trained(progress(1, 2).steps)
+    board.recorded("pause", {"world": 2, "kind": "grow", "total": 0.25})
+    board.recorded("evaluation", {"step": 2, "metrics": {"accuracy": 0.5}})
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
@@ -191,7 +191,7 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
     step = e.StepReport(1, 0, 0.0, 0, 0.0, 0.05, 1, 0, False)
-    board.observe(e.ProgressReported(0, (step,), 0, 0))
+    board.trained((step,))
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
@@ -201,8 +201,8 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
 def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     board = TensorBoard(str(tmp_path / "file" / "below"))
-    board.observe(progress(1, 2))
-    board.observe(progress(3))
+    board.trained(progress(1, 2).steps)
+    board.trained(progress(3).steps)
     board.close()
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
 

@@ -127,15 +127,8 @@ class ProgressReported(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseReported(WorkerEvent):
-    """Time that a survivor did not train; ``parts`` are the journal's fields of a pause, without the worker."""
-
-    parts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class NoticeReported(WorkerEvent):
-    """Something for the journal."""
+    """Something for the journal; "pause": time that a survivor did not train."""
 
     event: str
     fields: Mapping[str, Any]

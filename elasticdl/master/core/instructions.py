@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.events import ProgressReported
+from elasticdl.common.shared_values import StepReport
 from elasticdl.master.core.values import Member as Member
 from elasticdl.master.core.values import Outcome as Outcome
 from elasticdl.master.core.values import Phase as Phase
@@ -117,9 +117,9 @@ class KillWorker(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class NewSteps(Instruction):
-    """A report with only those steps that were not reported before."""
+    """Those that were not reported before."""
 
-    report: ProgressReported
+    steps: tuple[StepReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,9 @@ class Job:
                     self._recovery.heard(event, now)
                 return []
             case e.ProgressReported():
-                report, milestones = self._workers.training.report(event, now)
-                self._workers.fleet.crashes.trained(len(report.steps))
-                return self._in_order([i.NewSteps(report), *milestones]) if milestones else [i.NewSteps(report)]
-            case e.PauseReported():
-                return [Record("pause", {**event.parts, "worker": event.worker_id})]
+                steps, milestones = self._workers.training.report(event, now)
+                self._workers.fleet.crashes.trained(len(steps))
+                return self._in_order([i.NewSteps(steps), *milestones]) if milestones else [i.NewSteps(steps)]
             case e.NoticeReported():
                 self._workers.training.notice(event)
                 return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])

@@ -127,8 +127,6 @@ class Loop:
         """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
         now = self._ports.clock()
         _log.debug("%s", event)
-        if not isinstance(event, e.ProgressReported):  # of which only what is new is told
-            self._ports.observer.observe(event)
         for instruction in self._job.step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
@@ -183,12 +181,12 @@ class Loop:
                 ports.launcher.kill(worker_id)
             case i.PublishWorld(world, ids):
                 self._unpublished.remove(world.version)
-                self._begin_world(world)
+                ports.relay.begin_world(world.version, world.worker_ids)
                 ports.sessions.send(ids, to_message(instruction))
                 if len(ids) == 1:  # told again: it may also have missed entries
                     ports.relay.replay(ids[0])
             case i.AdoptWorld(world):
-                self._begin_world(world)
+                ports.relay.begin_world(world.version, world.worker_ids)
             case _:
                 self._tell(instruction)
 
@@ -200,12 +198,8 @@ class Loop:
                 self._ports.sessions.send((worker_id,), to_message(instruction))
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
-            case i.NewSteps(report):
-                self._ports.observer.observe(report)
-
-    def _begin_world(self, world: i.World) -> None:
-        self._ports.relay.begin_world(world.version, world.worker_ids)
-        self._ports.observer.world_formed(len(world.members))
+            case i.NewSteps(steps):
+                self._ports.observer.trained(steps)
 
 
 def _drop(saved: asyncio.Future[None]) -> None:
