@@ -18,8 +18,8 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer

@@ -15,8 +15,8 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.summary import summarize
 from elasticdl.master.observers.tensorboard import TensorBoard

@@ -12,7 +12,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)

@@ -7,7 +7,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 TICK = 0.1
 

@@ -13,8 +13,8 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Member, Outcome, Phase, World
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.core.values import Settings
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 DEATHS = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=3)

@@ -7,9 +7,9 @@ import pytest
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service import loop as loop_module
 from elasticdl.master.service import saver as saver_module

@@ -8,7 +8,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 WINDOW = 0.3
 LONG = 10.0**6

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.ending import Ending, Overdue
 from elasticdl.master.core.fleet import DONE, Fleet
 from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
 from elasticdl.master.core.lifecycle import STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
 from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
 from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.transitions import Happening, Transitions
-from elasticdl.master.core.values import World
+from elasticdl.master.core.transitions import Ending, Happening, Transitions
+from elasticdl.master.core.values import Settings, World
 
 # Between asking a stuck worker for its stacks and killing it.
 TIME_TO_DUMP = 1.0
@@ -34,7 +32,7 @@ class Coordinator:
         self.limits = past.limits
         self.records: dict[int, WorkerRecord] = {}
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
-        self.ending = Ending(settings.stop_grace, past.outcome)
+        self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, settings.progress_timeout)
@@ -194,7 +192,7 @@ class Coordinator:
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
         absence = self.liveness.forgive_own_absence(now)
-        self.ending.postpone(absence)
+        self.ending.deadline += absence
         return absence
 
     def _find_stuck(self, now: float) -> list[WorkerRecord]:
@@ -369,7 +367,7 @@ class Coordinator:
         outcome, out = self.ending.outcome, list[Instruction]()
         if outcome is None or self.ending.dismissed:
             return out
-        self.ending.dismiss(now)
+        self.ending.deadline = now + self.settings.stop_grace
         for record in self.records.values():
             before = record.state
             out += self.transitions.fire(record, Trigger.DISMISS, Happening(now, outcome.reason))
@@ -378,20 +376,17 @@ class Coordinator:
         return out
 
     def _enforce_deadline(self, now: float) -> list[Instruction]:
+        if now < self.ending.deadline:
+            return []
         grace = f"{self.settings.stop_grace:g} s"
-        match self.ending.overdue(now):
-            case Overdue.KILL:
-                return self._kill_all(f"had not left {grace} after it was to", now)
-            case Overdue.ABANDON:
-                left = sorted(r.worker_id for r in self.records.values() if r.state is not _S.COMPLETED)
-                self.records.clear()
-                return [
-                    Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})
-                ]
-        return []
+        if not self.ending.killed:
+            return self._kill_all(f"had not left {grace} after it was to", now)
+        left = sorted(r.worker_id for r in self.records.values() if r.state is not _S.COMPLETED)
+        self.records.clear()
+        return [Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})]
 
     def _kill_all(self, reason: str, now: float) -> list[Instruction]:
-        self.ending.kill(now)
+        self.ending.killed, self.ending.deadline = True, now + self.settings.stop_grace
         return [i.KillWorker(r.worker_id, reason) for r in self.records.values() if r.state is not _S.COMPLETED]
 
     def all_gone(self) -> bool:

@@ -6,8 +6,9 @@ another listens first (`elasticdl.master.core.recovery`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.coordinator import Coordinator
@@ -15,13 +16,26 @@ from elasticdl.master.core.fleet import DONE
 from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
 from elasticdl.master.core.lifecycle import JOB, Condition, WorkerState
+from elasticdl.master.core.record import WorkerView
 from elasticdl.master.core.recovery import Recovery, take_up
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.view import JobView, view_worker
+from elasticdl.master.core.values import Settings
 
 _S = WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """The job at one moment, for people."""
+
+    phase: Phase
+    reason: str
+    traceback: str
+    world_version: int
+    last_change: str
+    limits: WorkerRange
+    workers: tuple[WorkerView, ...]
 
 
 class Job:
@@ -79,7 +93,7 @@ class Job:
             for r in self._workers.records.values()
             if r.state is not _S.COMPLETED
         )
-        numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.snapshot()
+        numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
         return replace(self._durable(), training=numbers, workers=workers, crashes=crashes)
 
     def view(self) -> JobView:
@@ -92,7 +106,7 @@ class Job:
             world_version=self._workers.rendezvous.version,
             last_change=world.reason if world else "",
             limits=self._workers.limits,
-            workers=tuple(view_worker(r) for r in self._workers.records.values() if r.state is not _S.COMPLETED),
+            workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 
     def validate(self) -> None:

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from elasticdl.master.core import events as e
 from elasticdl.master.core.lifecycle import LIVE, STARTING, WorkerState
 from elasticdl.master.core.record import WorkerRecord
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.core.values import World
+from elasticdl.master.core.values import Settings, World
 
 _OF_A_SESSION = (
     e.WorkerConnected,

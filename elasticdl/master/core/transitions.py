@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.instructions import Instruction, Phase
 from elasticdl.master.core.lifecycle import WORKERS, Action, Trigger, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 _IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)
 _LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
@@ -34,6 +34,22 @@ class Happening:
     cause: str = ""
     clean: bool = False  # the process ended by itself with exit code 0
     event: e.WorkerConnected | e.JoinRequested | e.WorkerFailed | None = None
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the job ends: its workers are told to leave, killed after a grace period, and given up after another."""
+
+    outcome: i.Outcome | None  # decided once; if it was by an earlier master, this one begins with it
+    deadline: float = math.inf  # infinite until the workers are told
+    killed: bool = False
+
+    @property
+    def dismissed(self) -> bool:
+        return self.deadline < math.inf
+
+    def decide(self, outcome: i.Outcome) -> None:
+        self.outcome = self.outcome or outcome
 
 
 class Transitions:

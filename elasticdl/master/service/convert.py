@@ -9,7 +9,7 @@ from typing import Any
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.view import WorkerView
+from elasticdl.master.core.record import WorkerView
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # What a worker may have written into the journal: the rest is the master's to say.

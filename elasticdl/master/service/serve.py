@@ -18,9 +18,9 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer, Observers
