@@ -10,10 +10,11 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
+from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.launchers.kubernetes import state_config_map as state_module
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark, ReplacedError
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, ReplacedError
 
 
 class FakeApi:
@@ -67,7 +68,7 @@ class Bench:
     def __init__(self, api, folder, holder="one"):
         self.replaced = 0
         self.journal = folder / f"{holder}.jsonl"
-        self.store = ClusterState(api, Mark(holder, self._count), self.journal)
+        self.store = ClusterState(api, holder, self._count, self.journal)
 
     def _count(self):
         self.replaced += 1
@@ -89,7 +90,7 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
         assert await second.store.load() == memory(8)
         assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
         second.write('{"event": "c"}\n')
-        await second.store.finish('{"phase": "failed"}')
+        await second.store.finish('{"phase": "failed"}', Phase.SUCCEEDED)
 
     asyncio.run(run())
     events = [json.loads(line)["event"] for line in api.state.journal.splitlines()]
@@ -135,7 +136,7 @@ def test_what_could_not_be_loaded_stays_when_the_job_ends_for_it(api, tmp_path):
         bench = Bench(api, tmp_path)
         with pytest.raises(UserError):
             await bench.store.load()
-        await bench.store.finish("failed")
+        await bench.store.finish("failed", Phase.SUCCEEDED)
 
     asyncio.run(run())
     assert (api.object["data"], api.object["binaryData"]) == (
@@ -155,7 +156,7 @@ def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
         assert (first.replaced, second.replaced) == (1, 0)
         await second.store.save(memory(3))
         with pytest.raises(ReplacedError):
-            await first.store.finish("{}")
+            await first.store.save(memory(4))
 
     asyncio.run(run())
     assert Snapshot.from_json(api.state.memory).job.training.step == 3

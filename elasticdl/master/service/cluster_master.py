@@ -4,7 +4,7 @@ It may be one of several, one after another: the Job starts the next when this o
 
 Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
 backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
-them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`crash_loop`).
+them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.crash_loop import crash_loop
-from elasticdl.master.launchers.kubernetes.finalize import finalize, request
-from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, event_source, pod_source
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark
+from elasticdl.master.launchers.kubernetes.judge import crash_loop
+from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, request
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
 from elasticdl.master.observers.metrics_server import MetricsServer
 from elasticdl.master.observers.observer import Observer
@@ -131,8 +130,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
         if not relieved.done():
             relieved.set_result(reason)
 
-    mark = Mark(pod.uid, lambda: relieve("another master has taken over"))
-    state = ClusterState(job, mark, job_dir.journal)
+    state = ClusterState(job, pod.uid, partial(relieve, "another master has taken over"), job_dir.journal)
     announcer = Announcer(client.create, owner.about(pod.namespace))
     with _signals(relieve):
         async with announcer.announcing():
@@ -150,9 +148,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
                 await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
-                await finalize(job, state, json_format.MessageToJson(failed), Phase.FAILED)
+                await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
-        await finalize(job, state, status, end.phase)
+        await state.finish(status, end.phase)
     return EXIT_CODES[end.phase]
 
 
@@ -240,10 +238,10 @@ class Master:
 
     def _launcher(self, client: Client, report: Report) -> KubernetesLauncher:
         job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
-        cluster = Cluster(WorkerPodApi(client, job), pod_source(client, job), event_source(client))
         priority = parse_priority(self.spec.worker_pod_priority)
         pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
-        return KubernetesLauncher(cluster, pods, report, Patience(image=self.spec.image_timeout), random.Random())
+        patience = Patience(image=self.spec.image_timeout)
+        return KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random())
 
 
 @contextmanager

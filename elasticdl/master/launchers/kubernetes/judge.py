@@ -15,13 +15,18 @@ gathered from the pod's reason, the events about it and what its node last told.
 | anything else | as its exit code says |
 
 Who used the eviction API of a cluster before 1.26 left no trace but the deletion.
+
+A Job starts another master whatever became of the last one, as it may have been lost with its node. Clusters before 1.26
+can't tell the two apart in the Job itself, so a master that starts looks at its predecessors (`crash_loop`).
 """
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +38,9 @@ from elasticdl.master.launchers.local import judge_exit
 
 Object = Mapping[str, Any]
 
+MOST_CRASHES = 5
+# A master that ran for longer than this was able to work; the next one starts the count anew.
+SOON_SECONDS = 600.0
 _NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
 _DISRUPTIONS = {
     "PreemptionByScheduler": ExitCause.PREEMPTED,
@@ -127,6 +135,37 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if end is None:
         return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
+
+
+def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
+    """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
+    ended = sorted((pod for pod in pods if _is_of(pod, job_uid) and _end(pod)), key=_finished, reverse=True)
+    crashes = list(itertools.takewhile(_crashed_soon, ended))
+    if len(crashes) < MOST_CRASHES:
+        return ""
+    verdict = judge_end(crashes[0], (), told=False, gone=False)
+    said = verdict.output.strip().splitlines()[-1:]
+    return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
+
+
+def _crashed_soon(pod: Object) -> bool:
+    cause = judge_end(pod, (), told=False, gone=False).cause
+    seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
+    return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
+
+
+def _is_of(pod: Object, job_uid: str) -> bool:
+    return any(owner["uid"] == job_uid for owner in pod["metadata"].get("ownerReferences") or ())
+
+
+def _end(pod: Object) -> Object:
+    """How its container ended; empty if it has not, or nobody saw it."""
+    end: Object = _main_status(pod).get("terminated") or {}
+    return end if end.get("startedAt") and end.get("finishedAt") else {}
+
+
+def _finished(pod: Object) -> datetime:
+    return datetime.fromisoformat(_end(pod)["finishedAt"])
 
 
 def _silent(pod: Object) -> bool:
