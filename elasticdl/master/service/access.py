@@ -17,6 +17,7 @@ import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self, TypeAlias
 
 import grpc
@@ -150,11 +151,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
         if handler is None:
             return handler  # no such call: gRPC says so
         name = handler_call_details.method.rpartition("/")[2]
-
-        async def admit(context: Context) -> None:
-            await self._admit(name, context)
-
-        return _guarded(handler, admit)
+        return _guarded(handler, partial(self._admit, name))
 
     async def _admit(self, name: str, context: Context) -> None:
         roles = self._access.roles(context)
@@ -172,15 +169,12 @@ def _listed(roles: frozenset[Role]) -> str:
 
 def _guarded(handler: Handler, admit: Admit) -> Handler:
     """The same handler, behind the check."""
-    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., Handler]]] = {
-        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
-        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
-        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
-        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
-    }
-    behaviour, make = kinds[handler.request_streaming, handler.response_streaming]
+    streams = (handler.request_streaming, handler.response_streaming)
+    kind = "_".join("stream" if streaming else "unary" for streaming in streams)
+    behaviour, make = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
     wrap = _guarded_stream if inspect.isasyncgenfunction(behaviour) else _guarded_call
-    return make(wrap(behaviour, admit), handler.request_deserializer, handler.response_serializer)
+    made: Handler = make(wrap(behaviour, admit), handler.request_deserializer, handler.response_serializer)
+    return made
 
 
 def _guarded_call(behaviour: Callable[..., Awaitable[Any]], admit: Admit) -> Callable[..., Awaitable[Any]]:

@@ -53,8 +53,7 @@ from elasticdl.master.observers.metrics_server import MetricsServer
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.observers.prometheus import Prometheus
 from elasticdl.master.service.access import TlsAccess
-from elasticdl.master.service.entry import EXIT_CODES, EXIT_USER_ERROR, read_spec
-from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -82,14 +81,10 @@ class Pod:
         Raises:
             UserError: a variable is missing.
         """
-        try:
-            namespace, uid, address, folder = (
-                environ[name] for name in (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
-            )
-        except KeyError as missing:
-            raise UserError(
-                f"{missing.args[0]} is not set: a cluster's master is started by `elasticdl train`"
-            ) from None
+        names = (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+        if missing := [name for name in names if name not in environ]:
+            raise UserError(f"{missing[0]} is not set: a cluster's master is started by `elasticdl train`")
+        namespace, uid, address, folder = (environ[name] for name in names)
         return cls(namespace, uid, address, TlsFolder(Path(folder)))
 
 
@@ -138,9 +133,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(job.masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                logging.basicConfig(
-                    level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
-                )
+                log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
             except (UserError, JobFailedError) as error:

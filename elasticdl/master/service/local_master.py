@@ -1,28 +1,38 @@
-"""The master of a local job: on loopback, with a token in the job's directory, and stopped by signals."""
+"""`python -m elasticdl.master.service.local_master --job_dir DIR`: the master of one local job, from first to last.
+
+It is on loopback, with a token in the job's directory, and stopped by signals.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake (one line on stderr, nothing was started), 130 stopped.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE, python_path
 from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import EndJob
+from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
+from elasticdl.master.launchers.tether import die_with_parent
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
-from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
@@ -30,6 +40,28 @@ PARENT_GONE = signal.SIGUSR1
 
 # Makes the launcher of a job, from what a worker must know to reach the master.
 LauncherFactory = Callable[[MasterAddress, Report], Launcher]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.service.local_master", description=__doc__)
+    parser.add_argument("--job_dir", required=True, type=Path, help="the job's directory, which holds job.json")
+    parser.add_argument(
+        "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
+    )
+    args = parser.parse_args(argv)
+    if args.die_with_parent:
+        die_with_parent(PARENT_GONE)
+        if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+            return EXIT_CODES[Phase.STOPPED]
+    job_dir = JobDir(args.job_dir.absolute())
+    try:
+        spec = read_spec(job_dir)
+        log_as(job_dir.name, spec)
+        end = asyncio.run(serve_here(spec, job_dir, local_launcher(spec, job_dir)))
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    return EXIT_CODES[end.phase]
 
 
 async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) -> EndJob:
@@ -95,3 +127,7 @@ async def stopped_by_signals(post: Callable[[e.Event], None]) -> AsyncIterator[N
     finally:
         for number in (*signals, PARENT_GONE):
             loop.remove_signal_handler(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
