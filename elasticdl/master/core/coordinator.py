@@ -15,10 +15,10 @@ from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Reco
 from elasticdl.master.core.lifecycle import STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
 from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
-from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.transitions import Ending, Happening, Transitions
+from elasticdl.master.core.transitions import LEAVING, Ending, Happening, Transitions
 from elasticdl.master.core.values import Settings, World
 
 # Between asking a stuck worker for its stacks and killing it.
@@ -99,7 +99,7 @@ class Coordinator:
     def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
         record.connected, record.unheard, record.notified = True, False, NotificationLevel.NOTHING
         record.host, record.pid = event.host, event.pid  # behind a shell the process that was placed is another one
-        self.fleet.joined()
+        self.fleet.somebody_joined = True
         if record.state in (_S.FINISHED, _S.FAILED):
             return []
         self.rendezvous.version = max(self.rendezvous.version, event.world_version)
@@ -160,7 +160,7 @@ class Coordinator:
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, happening)
         if held_place and not record.holds_place and record.state not in DONE:
-            self.fleet.departed(departure or f"worker {record.worker_id} leaves")
+            self.fleet.departures.append(departure or f"worker {record.worker_id} leaves")
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out
@@ -174,16 +174,18 @@ class Coordinator:
         out: list[Instruction] = []
         for record, reason in self.liveness.silent(now):
             out += self.give_up(record, reason, now)
-        for record in self.fleet.overstaying(now):
-            out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
-        stuck, late = self._find_stuck(now), self.fleet.start_timed_out(now)
+        for record in self._late(now):
+            if record.lingers or record.state in LEAVING:
+                out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
+        stuck, late = self._find_stuck(now), [record for record in self._late(now) if record.live]
         suspects = {record.worker_id for record in (*stuck, *late)}
         for record in self.records.values():
             if record.worker_id not in suspects:
                 record.kill_at = None
         limit = f"no progress for {self.settings.progress_timeout:g} s"
         if self._hangs(now):
-            self.rendezvous.break_up(f"{limit}, all members wait for one another", now)
+            hangs = f"{limit}, all members wait for one another"
+            self.rendezvous.begin(now, broken=True).causes[NOBODY] = hangs
         out += self._warn_or_give_up(stuck, limit, now)
         late_reason = f"not ready {self.settings.start_timeout:g} s after its start"
         out += self._warn_or_give_up(late, late_reason, now, crashed=True)
@@ -194,6 +196,10 @@ class Coordinator:
         absence = self.liveness.forgive_own_absence(now)
         self.ending.deadline += absence
         return absence
+
+    def _late(self, now: float) -> list[WorkerRecord]:
+        """Those whose time to get ready, or to leave, is over."""
+        return [r for r in self.records.values() if r.deadline is not None and now > r.deadline]
 
     def _find_stuck(self, now: float) -> list[WorkerRecord]:
         """Who makes no progress and has no excuse. A broken world must be left, so there waiting for others is none."""
@@ -238,12 +244,12 @@ class Coordinator:
         if self.listening or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
             return []
         out: list[Instruction] = []
-        plan = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
+        missing, too_many = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
         reason = f"the job was scaled to at most {self.limits.maximum}"
-        for record in plan.let_go:
+        for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"
             out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
-        for _ in range(plan.launch):
+        for _ in range(missing):
             record, replaces = self.fleet.launch()
             fields = {"worker": record.worker_id, "reason": record.reason, "replaces": replaces}
             out += [i.LaunchWorker(record.worker_id, record.reason), Record("worker_launched", fields)]
@@ -254,9 +260,10 @@ class Coordinator:
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.cut_off():
-            lost = f"worker {record.worker_id} lost its connection"
-            self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
+        for record in rendezvous.active_members():
+            if rendezvous.broken and not record.connected:  # each is taken for a cause, and may come back later
+                lost = f"worker {record.worker_id} lost its connection"
+                self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
         out: list[Instruction] = []
         if rendezvous.reopened:
             self._reopen(now)
@@ -274,15 +281,13 @@ class Coordinator:
         notice = self.rendezvous.notice()
         if notice is None:
             return []
+        broken = isinstance(notice, i.BreakWorld)
         for worker_id in notice.worker_ids:
-            self.records[worker_id].notified = notice.level
-        fields = {"world": notice.version, "reason": notice.reason}
-        if notice.level is NotificationLevel.CHANGE:
-            change = i.AnnounceChange(notice.worker_ids, notice.version, notice.reason)
-            return [change, Record("change_announced", fields)]
-        self.liveness.restart(notice.worker_ids, now)
-        broken = i.BreakWorld(notice.worker_ids, notice.version, notice.reason)
-        return [broken, Record("world_broken", fields)]
+            self.records[worker_id].notified = NotificationLevel.BROKEN if broken else NotificationLevel.CHANGE
+        if broken:
+            self.liveness.restart(notice.worker_ids, now)
+        fields = {"world": notice.world_version, "reason": notice.reason}
+        return [notice, Record("world_broken" if broken else "change_announced", fields)]
 
     def _publish(self, world: World, now: float) -> list[Instruction]:
         rendezvous = self.rendezvous

@@ -22,6 +22,14 @@ class Instruction:
     """Something to be done."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerInstruction(Instruction):
+    """Something to be done with one worker."""
+
+    worker_id: int
+    reason: str
+
+
 # ---- to workers, over their sessions; lost if a worker has none ----
 
 
@@ -52,9 +60,8 @@ class PublishWorld(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWorker(Instruction):
-    worker_id: int
-    reason: str
+class DrainWorker(WorkerInstruction):
+    """It is to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +98,18 @@ class AdoptWorld(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchWorker(Instruction):
-    worker_id: int
-    reason: str
+class LaunchWorker(WorkerInstruction):
+    """It has never been launched before."""
 
 
 @dataclass(frozen=True, slots=True)
-class TerminateWorker(Instruction):
+class TerminateWorker(WorkerInstruction):
     """Ask the process to end (SIGTERM); for workers that have no session to be told over."""
 
-    worker_id: int
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class KillWorker(Instruction):
+class KillWorker(WorkerInstruction):
     """End the process and its children now; a worker without a place is taken off the list."""
-
-    worker_id: int
-    reason: str
 
 
 # ---- to the journal and the observers ----

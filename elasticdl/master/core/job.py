@@ -79,7 +79,10 @@ class Job:
                 self._save_problem, self._workers.liveness.saving_stalled = "", False
                 return []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
-        out += self._handle(event, now)
+        if isinstance(event, e.WorkersFound):
+            out += self._find(event, now)
+        else:
+            out += self._listen(event, self._recovery, now) if self._recovery else self._workers.act(event, now)
         if self._recovery is None:
             out += self._workers.advance(now)
         return self._in_order([*out, *self._note_phase()])
@@ -118,11 +121,6 @@ class Job:
 
     # ---- after another master ----
 
-    def _handle(self, event: e.Event, now: float) -> list[Instruction]:
-        if isinstance(event, e.WorkersFound):
-            return self._find(event, now)
-        return self._listen(event, self._recovery, now) if self._recovery else self._workers.act(event, now)
-
     def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
         if (
             self._recovery is None and event.workers and self._workers.fleet.next_id == 0
@@ -150,7 +148,7 @@ class Job:
             case e.ScaleRequested():
                 return self._workers.act(event, now)
             case e.Tick():
-                recovery.forgive(self._workers.forgive_own_absence(now))
+                recovery.news += self._workers.forgive_own_absence(now)
             case e.WorkerFinished(worker_id) if worker_id in self._workers.records:  # saved as soon as it is taken
                 self._workers.finished(event, now)
             case _:

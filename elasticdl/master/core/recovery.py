@@ -68,7 +68,7 @@ class Recovery:
         self._silence = settings.heartbeat_timeout
         self._remembered = remembered
         self._since: float | None = None
-        self._news = 0.0  # when somebody last came back, or was seen to train
+        self.news = 0.0  # when somebody last came back, or was seen to train
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
@@ -82,7 +82,7 @@ class Recovery:
 
     def begin(self, found: Sequence[e.FoundWorker], known: frozenset[int], now: float) -> None:
         """It is known who is there; those who may be in a world are waited for. ``known``: those in the snapshot."""
-        self._since = self._news = now
+        self._since = self.news = now
         self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
         self._awaited = {
             record.worker_id
@@ -93,15 +93,11 @@ class Recovery:
             and (record.ready or record.world_version or record.worker_id not in known)
         }
 
-    def forgive(self, absence: float) -> None:
-        """The master itself was held up, and could hear nobody."""
-        self._news += absence
-
     def heard(self, event: e.HeartbeatReceived, now: float) -> None:
         """A world that trains has lost nobody: its missing members are alive."""
         before, self._progress[event.worker_id] = self._progress.get(event.worker_id), event.progress
         if event.world_version and (not event.waiting or event.progress != before):
-            self._news = now
+            self.news = now
 
     def hold(self, event: e.Event, now: float) -> None:
         match event:
@@ -112,7 +108,7 @@ class Recovery:
                 ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
-                    self._news = now
+                    self.news = now
                 self._set_connected(worker_id, connected=True)
                 self._claims.pop(worker_id, None)
                 if event.members:
@@ -130,7 +126,7 @@ class Recovery:
     def over(self, now: float) -> bool:
         if self._since is None:
             return False
-        given_up = self._can_be_reached and now - self._news > self._silence
+        given_up = self._can_be_reached and now - self.news > self._silence
         return not self._awaited or given_up or self.waited(now) >= self._timeout
 
     def waited(self, now: float) -> float:

@@ -15,7 +15,7 @@ from elasticdl.master.core.rendezvous import Rendezvous
 from elasticdl.master.core.values import Settings
 
 _IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)
-_LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
+LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
 _NO_DEADLINE = (
     WorkerState.STANDBY,
     WorkerState.MEMBER,
@@ -98,7 +98,7 @@ class Transitions:
     def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
         record.kill_at = None
-        if record.state in _LEAVING and not overstays:
+        if record.state in LEAVING and not overstays:
             record.deadline = happening.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:
             record.deadline = happening.now + self._settings.start_timeout
