@@ -18,8 +18,8 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from elasticdl.master.observers.metrics_server import MetricsServer
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.observers.prometheus import Prometheus
 from elasticdl.master.service.access import TlsAccess
-from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, log_as, read_spec, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -127,7 +127,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
 
     state = ClusterState(job, pod.uid, partial(relieve, "another master has taken over"), job_dir.journal)
     announcer = Announcer(client.create, owner.about(pod.namespace))
-    with _signals(relieve):
+    with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
         async with announcer.announcing():
             try:
                 if why := crash_loop(await request(job.masters, "list the masters before this one"), owner.uid):
@@ -204,7 +204,8 @@ class Master:
         raise RelievedError(f"leaving the job to another master: {relieved.result()}")
 
     def _server(self) -> Server:
-        server = Server(_bracketed(self.pod.address), TlsAccess.load(self.pod.tls))
+        address = self.pod.address
+        server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(self.pod.tls))
         port = server.bind(MASTER_PORT)
         # A port-forward comes in there; in a pod of its own network nobody else can have the port.
         reached = [server.bind_also(loopback, port) for loopback in _LOOPBACKS]
@@ -237,26 +238,9 @@ class Master:
         return KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random())
 
 
-@contextmanager
-def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, relieve, f"it got {number.name}")
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
 def _unless_over(status: pb.JobStatus) -> str:
     """The status that is seen between two masters. The end of a job is shown only after everything else is done."""
     return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 if __name__ == "__main__":

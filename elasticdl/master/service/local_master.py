@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
 from elasticdl.master.launchers.tether import die_with_parent
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
-from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, log_as, read_spec, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
@@ -76,7 +77,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFact
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-        async with stopped_by_signals(post):
+        with stopped_by_signals(post):
             job_dir.write_master(address)
             yield
 
@@ -105,28 +106,19 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
     return make
 
 
-@asynccontextmanager
-async def stopped_by_signals(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:
     """The first SIGTERM or SIGINT, or the parent's death, stops the job with a checkpoint; a second signal stops it at once."""
-    loop = asyncio.get_running_loop()
-    signals, seen = (signal.SIGTERM, signal.SIGINT), 0
+    requests = itertools.count()
 
     def stop(name: str) -> None:
-        nonlocal seen
-        seen += 1
-        post(e.StopRequested(f"the master got {name}", checkpoint=seen == 1, now=seen > 1))
+        first = next(requests) == 0
+        post(e.StopRequested(f"the master got {name}", checkpoint=first, now=not first))
 
     def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
         post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
 
-    for number in signals:
-        loop.add_signal_handler(number, stop, number.name)
-    loop.add_signal_handler(PARENT_GONE, orphaned)
-    try:
-        yield
-    finally:
-        for number in (*signals, PARENT_GONE):
-            loop.remove_signal_handler(number)
+    stops = {number: partial(stop, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+    return handling({**stops, PARENT_GONE: orphaned})
 
 
 if __name__ == "__main__":

@@ -35,28 +35,25 @@ class Mailbox:
     """Where everybody leaves events, in order; only `Loop` takes them out."""
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
+        # A mark among the events is set when all before it is acted upon.
+        self.events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
         self._closed = False
 
     def post(self, event: e.Event) -> None:
-        self._events.put_nowait(event)
+        self.events.put_nowait(event)
 
     async def settled(self) -> None:
         """Wait until everything that was posted before is acted upon and saved, or never will be."""
         if not self._closed:
             mark = asyncio.Event()
-            self._events.put_nowait(mark)
+            self.events.put_nowait(mark)
             await mark.wait()
-
-    async def take(self) -> e.Event | asyncio.Event:
-        """The next event, or a mark to be set when all before it is acted upon."""
-        return await self._events.get()
 
     def close(self) -> None:
         """Nobody takes any more; those who wait for what they have posted go on."""
         self._closed = True
-        while not self._events.empty():
-            if isinstance(event := self._events.get_nowait(), asyncio.Event):
+        while not self.events.empty():
+            if isinstance(event := self.events.get_nowait(), asyncio.Event):
                 event.set()
 
 
@@ -113,7 +110,7 @@ class Loop:
         timer = running.call_soon(self._mailbox.post, e.Tick())
         try:
             while True:
-                event = await self._mailbox.take()
+                event = await self._mailbox.events.get()
                 if isinstance(event, asyncio.Event):
                     self.pending.put_nowait(event)
                     continue
@@ -137,7 +134,8 @@ class Loop:
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
         if now - self._saved_at >= SAVE_SECONDS:
-            self._save(now).add_done_callback(_drop)
+            # If saving mere numbers fails, so does the next that is waited for.
+            self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
         self._saved_at = now
@@ -200,9 +198,3 @@ class Loop:
                 self._ports.journal.append(name, fields)
             case i.NewSteps(steps):
                 self._ports.observer.trained(steps)
-
-
-def _drop(saved: asyncio.Future[None]) -> None:
-    """If saving mere numbers fails, so does the next that is waited for."""
-    if not saved.cancelled():
-        saved.exception()

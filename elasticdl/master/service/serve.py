@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 
 from google.protobuf import json_format
@@ -76,6 +77,19 @@ def log_as(name: str, spec: JobSpec) -> None:
     logging.basicConfig(level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
 
 
+@contextmanager
+def handling(signals: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Meanwhile signals of this process are handled on its event loop."""
+    loop = asyncio.get_running_loop()
+    for number, handler in signals.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
 async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     """Run the job to its end. If an earlier master has died, go on where it was. Only files of the job remain.
 
@@ -105,7 +119,8 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post)
     ports = Ports(launcher, sessions, relay, journal, saver, observers, time.monotonic, wrap)
-    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec), generation=generation)
+    heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
+    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=heartbeat_interval, generation=generation)
     try:
         servicer = Servicer(mailbox, sessions, relay, status, ended, journal, welcome)
         await platform.server.start(servicer)
@@ -166,7 +181,3 @@ def _write_books(
         write_summary(spec.output, end, training, job_dir.journal, wall_time)
     except OSError as error:
         _log.error("can't write summary.json to %s: %s", spec.output, error)
-
-
-def _heartbeat_interval(spec: JobSpec) -> float:
-    return min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)

@@ -93,7 +93,8 @@ class Digest:
 
     def wait(self, now: float) -> float:
         """Seconds until `take` has something; infinite if there is nothing."""
-        self._refill(now)
+        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
+        self._as_of = now
         return max(0.0, (1.0 - self._room) * SECONDS_EACH) if self._held else math.inf
 
     def take(self, now: float) -> Notice | None:
@@ -107,10 +108,6 @@ class Digest:
         """All, at the end of the job; they are one of each reason."""
         held, self._held = list(self._held.values()), {}
         return held
-
-    def _refill(self, now: float) -> None:
-        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
-        self._as_of = now
 
 
 def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:

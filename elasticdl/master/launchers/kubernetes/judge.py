@@ -131,7 +131,9 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
-        return _deletion(pod, told, code)
+        if told:
+            return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
     if end is None:
         return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
@@ -139,7 +141,8 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
 
 def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
     """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
-    ended = sorted((pod for pod in pods if _is_of(pod, job_uid) and _end(pod)), key=_finished, reverse=True)
+    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
+    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
     crashes = list(itertools.takewhile(_crashed_soon, ended))
     if len(crashes) < MOST_CRASHES:
         return ""
@@ -152,10 +155,6 @@ def _crashed_soon(pod: Object) -> bool:
     cause = judge_end(pod, (), told=False, gone=False).cause
     seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
     return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
-
-
-def _is_of(pod: Object, job_uid: str) -> bool:
-    return any(owner["uid"] == job_uid for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def _end(pod: Object) -> Object:
@@ -192,12 +191,6 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
     return None
 
 
-def _deletion(pod: Object, told: bool, code: int) -> Ended:
-    if told:
-        return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
-    return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
-
-
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     cause, detail = judge_exit(code)
     if cause is ExitCause.CRASHED:
@@ -222,14 +215,10 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
         if reason and reason not in _QUIET:
             return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
-    warnings = [
-        event for event in events if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling"
-    ]
-    if warnings:
-        last = warnings[-1]
-        return Waiting(
-            Wait.MENDING, f"it can't be started on {_node(pod)}: {flat(last.get('message') or last['reason'])}"
-        )
+    for event in reversed(events):
+        if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
+            why = flat(event.get("message") or event["reason"])
+            return Waiting(Wait.MENDING, f"it can't be started on {_node(pod)}: {why}")
     return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
 
 
