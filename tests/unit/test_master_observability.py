@@ -28,8 +28,7 @@ from elasticdl.master.launchers.kubernetes.announcer import (
     notice_of,
 )
 from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.observers.metrics_server import CONNECTIONS, MetricsServer
-from elasticdl.master.observers.prometheus import Prometheus
+from elasticdl.master.observers.metrics import CONNECTIONS, MetricsServer, Prometheus
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

@@ -49,9 +49,8 @@ from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, Kubernete
 from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, request
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
-from elasticdl.master.observers.metrics_server import MetricsServer
+from elasticdl.master.observers.metrics import MetricsServer, Prometheus
 from elasticdl.master.observers.observer import Observer
-from elasticdl.master.observers.prometheus import Prometheus
 from elasticdl.master.service.access import TlsAccess
 from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
