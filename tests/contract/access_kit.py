@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from elasticdl.common.credentials import Endpoint
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.service.servicer import Server, Servicer
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0
@@ -57,12 +57,12 @@ class ServedMaster:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         sessions = Sessions()
         status, ended = pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2), asyncio.Event()
-        journal, relay = Journal(self._journal), KeyValueRelay(sessions)
+        journal = Journal(self._journal)
         server = Server("127.0.0.1", self._access)
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            await server.start(Servicer(self, sessions, relay, lambda: status, ended, journal, welcome))
+            await server.start(Servicer(self, sessions, lambda: status, ended, journal, welcome))
         finally:
             self._up.set()
         await self._over.wait()

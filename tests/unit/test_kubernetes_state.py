@@ -25,10 +25,10 @@ class FakeApi:
         self.failures = []  # (status, whether it was done all the same)
         self.patches = 0
 
-    def read_state(self):
+    def read(self, kind, name):
         return copy.deepcopy(self.object)
 
-    def patch_state(self, change):
+    def patch(self, kind, name, change):
         status, done = self.failures.pop(0) if self.failures else (0, True)
         if status and not done:
             raise ApiError(status, "no")
@@ -68,7 +68,7 @@ class Bench:
     def __init__(self, api, folder, holder="one"):
         self.replaced = 0
         self.journal = folder / f"{holder}.jsonl"
-        self.store = ClusterState(api, holder, self._count, self.journal)
+        self.store = ClusterState(api, "digits", holder, self._count, self.journal)
 
     def _count(self):
         self.replaced += 1
@@ -167,16 +167,16 @@ def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(api, tmp_
     async def run():
         first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
         await first.store.load()
-        read = api.read_state
+        read = api.read
 
-        def read_state():
-            found = read()
+        def read_first(kind, name):
+            found = read(kind, name)
             if api.object["metadata"]["annotations"][HOLDER] == "one":
-                api.read_state = read
+                api.read = read
                 asyncio.run(Bench(api, tmp_path).store._patch({"data": {"memory.json": memory(5).to_json()}}))
             return found
 
-        api.read_state = read_state
+        api.read = read_first
         assert (await second.store.load()).job.training.step == 5
 
     asyncio.run(run())

@@ -21,7 +21,7 @@ from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.summary import summarize
 from elasticdl.master.observers.tensorboard import TensorBoard
 from elasticdl.master.service.convert import to_event, to_status
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -209,24 +209,23 @@ def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, cap
 
 def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
     sessions = Sessions()
-    relay = KeyValueRelay(sessions)
     outboxes = {worker_id: sessions.open(worker_id) for worker_id in (0, 1, 2)}
 
     def received(worker_id):
         messages = [outboxes[worker_id]._queue.get_nowait() for _ in range(outboxes[worker_id]._queue.qsize())]
         return [m.kv_entry.key for m in messages]
 
-    relay.begin_world(1, (0, 1))
-    relay.put(0, pb.KvPut(world_version=1, key="a"))
-    relay.put(2, pb.KvPut(world_version=1, key="stranger"))
-    relay.put(1, pb.KvPut(world_version=0, key="old"))
+    sessions.begin_world(1, (0, 1))
+    sessions.put(0, pb.KvPut(world_version=1, key="a"))
+    sessions.put(2, pb.KvPut(world_version=1, key="stranger"))
+    sessions.put(1, pb.KvPut(world_version=0, key="old"))
     assert [received(n) for n in range(3)] == [[], ["a"], []]
-    relay.replay(0)
+    sessions.replay(0)
     assert received(0) == ["a"]
-    relay.begin_world(2, (0, 2))
-    relay.put(1, pb.KvPut(world_version=1, key="late"))
-    relay.replay(0)
-    relay.replay(1)
+    sessions.begin_world(2, (0, 2))
+    sessions.put(1, pb.KvPut(world_version=1, key="late"))
+    sessions.replay(0)
+    sessions.replay(1)
     assert [received(n) for n in range(3)] == [[], [], []]
 
 

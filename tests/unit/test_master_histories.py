@@ -69,7 +69,7 @@ ANYTHING = st.one_of(
     st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
-    st.builds(e.WorkerFailed, IDS, st.sampled_from(e.FailureCause), st.just("why")),
+    st.builds(e.WorkerFailed, IDS, st.booleans(), st.just("why")),
     st.builds(e.WorkerPending, IDS, st.just("full")),
     st.builds(e.WorkerPlaced, IDS, st.just("h"), SMALL),
     st.builds(e.WorkerExited, IDS, st.sampled_from(list(e.ExitCause)[:-3]), SMALL),

@@ -333,7 +333,7 @@ def test_an_end_that_was_decided_stays_decided(deaths, first, how):
     event, end = {
         "stop": (e.StopRequested("enough"), i.EndJob(Phase.STOPPED, "enough")),
         "fail": (
-            e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback"),
+            e.WorkerFailed(1, True, "ValueError: no", "Traceback"),
             i.EndJob(Phase.FAILED, "ValueError: no", "Traceback"),
         ),
         "launcher": (e.LauncherFailed("no such claim"), i.EndJob(Phase.FAILED, "no such claim")),

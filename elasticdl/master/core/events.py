@@ -32,13 +32,6 @@ class ExitCause(StrEnum):
     FINISHED = "finished"  # its training was complete
 
 
-class FailureCause(StrEnum):
-    """Who is to blame for a failure that a worker reports."""
-
-    USER = "user"  # the user's code raised: no other worker would do better
-    WORKER = "worker"  # this worker can't go on; another may
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened."""
@@ -114,7 +107,9 @@ class WorkerFinished(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(WorkerEvent):
-    cause: FailureCause
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better."""
+
+    users: bool
     message: str
     traceback: str = ""
 

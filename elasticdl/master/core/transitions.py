@@ -164,7 +164,7 @@ class Transitions:
 
     def _blame(self, record: WorkerRecord, happening: Happening) -> None:
         failed = happening.event
-        if isinstance(failed, e.WorkerFailed) and failed.cause is e.FailureCause.USER:
+        if isinstance(failed, e.WorkerFailed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from elasticdl.common import environment as variables
-from elasticdl.common.credentials import TlsFolder
+from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
@@ -38,7 +38,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
-from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT
+from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
@@ -46,7 +46,7 @@ from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.judge import crash_loop
 from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, request
+from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi, request
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
 from elasticdl.master.observers.metrics import MetricsServer, Prometheus
@@ -116,20 +116,22 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
     client = connect(Place(pod.namespace), own_account=True)
-    job = OwnJobApi(client, name)
-    owner = Owner.of(await request(job.read_job, "read the job"), await request(job.read_state, "read the job's state"))
+    job = await request(partial(client.read, "Job", master_name(name)), "read the job")
+    owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
     relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def relieve(reason: str) -> None:
         if not relieved.done():
             relieved.set_result(reason)
 
-    state = ClusterState(job, pod.uid, partial(relieve, "another master has taken over"), job_dir.journal)
+    replaced = partial(relieve, "another master has taken over")
+    state = ClusterState(client, name, pod.uid, replaced, job_dir.journal)
     announcer = Announcer(client.create, owner.about(pod.namespace))
     with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
         async with announcer.announcing():
             try:
-                if why := crash_loop(await request(job.masters, "list the masters before this one"), owner.uid):
+                masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
+                if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
                 log_as(name, spec)

@@ -29,7 +29,6 @@ _HEARD: Mapping[str, type[e.WorkerEvent]] = {
     "draining": e.WorkerDraining,
     "progress": e.ProgressReported,
     "finished": e.WorkerFinished,
-    "failed": e.WorkerFailed,
 }
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
@@ -58,6 +57,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.NoticeReported(worker_id, "pause", _pause(message.pause))
         case "notice":
             return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice))
+        case "failed":
+            failed = message.failed
+            return e.WorkerFailed(worker_id, failed.cause == pb.Failed.USER, failed.message, failed.traceback)
         case None | "hello" | "kv_put":
             raise ValueError(f"a session does not take {body or 'an empty message'} here")
     kind = _HEARD[body]
@@ -67,9 +69,6 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             values["steps"] = tuple(e.StepReport(**_values(step, e.StepReport)) for step in message.progress.steps)
         case "finished":
             values["metrics"] = dict(message.finished.metrics)
-        case "failed":
-            of_user = message.failed.cause == pb.Failed.USER
-            values["cause"] = e.FailureCause.USER if of_user else e.FailureCause.WORKER
     return kind(worker_id, **values)
 
 

@@ -21,7 +21,7 @@ from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service.convert import to_message
 from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
@@ -63,7 +63,6 @@ class Ports:
 
     launcher: Launcher
     sessions: Sessions
-    relay: KeyValueRelay
     journal: Journal
     saver: StateSaver
     observer: Observer
@@ -179,12 +178,12 @@ class Loop:
                 ports.launcher.kill(worker_id)
             case i.PublishWorld(world, ids):
                 self._unpublished.remove(world.version)
-                ports.relay.begin_world(world.version, world.worker_ids)
+                ports.sessions.begin_world(world.version, world.worker_ids)
                 ports.sessions.send(ids, to_message(instruction))
                 if len(ids) == 1:  # told again: it may also have missed entries
-                    ports.relay.replay(ids[0])
+                    ports.sessions.replay(ids[0])
             case i.AdoptWorld(world):
-                ports.relay.begin_world(world.version, world.worker_ids)
+                ports.sessions.begin_world(world.version, world.worker_ids)
             case _:
                 self._tell(instruction)
 

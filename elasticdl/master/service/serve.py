@@ -31,7 +31,7 @@ from elasticdl.master.service.convert import to_status
 from elasticdl.master.service.loop import Loop, Mailbox, Ports
 from elasticdl.master.service.saver import SnapshotStore, StateSaver
 from elasticdl.master.service.servicer import Server, Servicer
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
@@ -114,15 +114,14 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     saver = StateSaver(platform.store)
     await _save_generation(saver, wrap(job.snapshot()))
     mailbox, sessions = Mailbox(), Sessions()
-    relay = KeyValueRelay(sessions)
     observers = Observers([*_tensorboard(spec), *platform.make_observers(status)])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post)
-    ports = Ports(launcher, sessions, relay, journal, saver, observers, time.monotonic, wrap)
+    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
     welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=heartbeat_interval, generation=generation)
     try:
-        servicer = Servicer(mailbox, sessions, relay, status, ended, journal, welcome)
+        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
         await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}

@@ -19,7 +19,7 @@ from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.service.access import Access, Context, Guard
 from elasticdl.master.service.convert import connected, to_event
 from elasticdl.master.service.loop import Mailbox
-from elasticdl.master.service.sessions import KeyValueRelay, Outbox, Sessions
+from elasticdl.master.service.sessions import Outbox, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 class Servicer(pb_grpc.MasterServicer):
     mailbox: Mailbox
     sessions: Sessions
-    relay: KeyValueRelay
     status: Callable[[], pb.JobStatus]
     ended: asyncio.Event  # the status will not change any more
     journal: Journal
@@ -46,7 +45,7 @@ class Servicer(pb_grpc.MasterServicer):
         worker_id = first.hello.worker_id
         outbox = self.sessions.open(worker_id)
         outbox.put(pb.MasterMessage(welcome=self.welcome))
-        self.relay.replay(worker_id)
+        self.sessions.replay(worker_id)
         self.mailbox.post(connected(first.hello))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
@@ -66,7 +65,7 @@ class Servicer(pb_grpc.MasterServicer):
         try:
             async for message in messages:
                 if message.WhichOneof("body") == "kv_put":
-                    self.relay.put(worker_id, message.kv_put)
+                    self.sessions.put(worker_id, message.kv_put)
                 else:
                     self.mailbox.post(to_event(worker_id, message))
             await self.mailbox.settled()  # a worker may end once its session has

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from elasticdl.common.credentials import Role
 from elasticdl.kubernetes.client import Client, Object
-from elasticdl.kubernetes.manifests.names import master_name, selector, state_name
+from elasticdl.kubernetes.manifests.names import selector
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.kubernetes.watch import KindSource, Source
 
@@ -42,33 +42,6 @@ class WorkerPodApi:
     def delete_all(self, grace: int) -> None:
         """Those that are not over."""
         self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
-
-
-class OwnJobApi:
-    """The master's own Job, the pods of its masters, and the ConfigMap of its state."""
-
-    def __init__(self, client: Client, job: str) -> None:
-        self._client = client
-        self._job = master_name(job)
-        self._state = state_name(job)
-        self._masters = selector(job, Role.MASTER)
-
-    def masters(self) -> list[Object]:
-        """The pods of the job's masters, this one's and those before it."""
-        return self._client.list("Pod", label_selector=self._masters)
-
-    def read_job(self) -> Object:
-        return self._client.read("Job", self._job)
-
-    def patch_job(self, change: Object) -> Object:
-        return self._client.patch("Job", self._job, change)
-
-    def read_state(self) -> Object:
-        return self._client.read("ConfigMap", self._state)
-
-    def patch_state(self, change: Object) -> Object:
-        """Merge; with a ``resourceVersion`` only into that version, else 409."""
-        return self._client.patch("ConfigMap", self._state, change)
 
 
 async def request(ask: Callable[[], T], what: str) -> T:

@@ -18,11 +18,13 @@ from typing import Any
 from elasticdl.common.errors import UserError
 from elasticdl.common.journal import read_journal
 from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.manifests.names import master_name, state_name
 from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.launchers.kubernetes.ports import PATIENCE, OwnJobApi, request
+from elasticdl.master.launchers.kubernetes.ports import PATIENCE, request
 
 # The journal alone is written so often at most, and less often the longer it is.
 JOURNAL_SECONDS = 1.0
@@ -45,8 +47,9 @@ class ClusterState:
     ``holder``: the mark of this master; ``replaced`` is called when the job is not its any more.
     """
 
-    def __init__(self, api: OwnJobApi, holder: str, replaced: Callable[[], None], journal: Path) -> None:
-        self._api = api
+    def __init__(self, client: Client, job: str, holder: str, replaced: Callable[[], None], journal: Path) -> None:
+        self._client = client
+        self._job = job
         self._holder = holder
         self._replaced = replaced
         self._journal = journal
@@ -105,7 +108,8 @@ class ClusterState:
         write = partial(self._write, {STATUS: status})
         await retry(write, "write down how the job has ended", Backoff(random.Random()), PATIENCE)
         if phase is not Phase.SUCCEEDED:
-            await request(partial(self._api.patch_job, {"spec": {"backoffLimit": 0}}), "end the job")
+            change = {"spec": {"backoffLimit": 0}}
+            await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
     @asynccontextmanager
     async def keeping_journal(self) -> AsyncIterator[None]:
@@ -169,7 +173,8 @@ class ClusterState:
                 version = version or await self._ask_for_version(whoever)
                 self._version = ""  # nobody knows, until there is an answer
                 metadata = {**change.get("metadata", {}), "resourceVersion": version}
-                done = await asyncio.to_thread(self._api.patch_state, {**change, "metadata": metadata})
+                change = {**change, "metadata": metadata}
+                done = await asyncio.to_thread(self._client.patch, "ConfigMap", state_name(self._job), change)
             except ApiError as failure:
                 if failure.status != _CONFLICT:
                     raise OSError(str(failure)) from failure
@@ -180,7 +185,7 @@ class ClusterState:
         raise OSError("the job's state changes under every attempt to write it")
 
     async def _ask_for_version(self, whoever: bool) -> str:
-        found = await asyncio.to_thread(self._api.read_state)
+        found = await asyncio.to_thread(self._client.read, "ConfigMap", state_name(self._job))
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
         if not whoever and holder != self._holder:
             self._replaced()
