@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.fleet import DONE, Fleet
+from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.core.lifecycle import STARTING, Trigger, WorkerState
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
 from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
 from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.transitions import LEAVING, Ending, Happening, Transitions
+from elasticdl.master.core.transitions import Ending, Happening, Transitions
 from elasticdl.master.core.values import Settings, World
 
 # Between asking a stuck worker for its stacks and killing it.
@@ -117,7 +117,7 @@ class Coordinator:
         if record.pulse:
             record.pulse.heard = now
         current = self.rendezvous.world.version if self.rendezvous.world else 0
-        if record.state in (_S.MEMBER, _S.REJOINING) and event.left_world != current:
+        if record.state in IN_WORLD and event.left_world != current:
             return []  # about an earlier world: late, or sent again
         self.rendezvous.version = max(self.rendezvous.version, event.left_world)
         cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.master.core.events import ExitCause, WorkerExited
-from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.lifecycle import DONE, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.core.values import Settings
@@ -45,7 +45,6 @@ NEVER_JOINED = (
     f"elasticdl.elastic.torch.init() (or that of elastic.keras) first; then {_REMEDY}"
 )
 INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
-DONE = (WorkerState.FINISHED, WorkerState.COMPLETED)
 # Of those that are in no world and wait for none, the last in this order are let go first.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 

@@ -12,10 +12,9 @@ from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.coordinator import Coordinator
-from elasticdl.master.core.fleet import DONE
 from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
-from elasticdl.master.core.lifecycle import JOB, Condition, WorkerState
+from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
 from elasticdl.master.core.record import WorkerView
 from elasticdl.master.core.recovery import Recovery, take_up
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot

@@ -87,6 +87,9 @@ STARTING = (_S.PENDING, _S.STARTING)
 ABSENT = (_S.INITIALIZING, _S.STANDBY, _S.REJOINING, _S.EXCLUDED)  # in a session and in no world
 # A worker in one of these states counts as one of those that the job has.
 LIVE = (*STARTING, _S.INITIALIZING, _S.STANDBY, _S.MEMBER, _S.REJOINING, _S.EXCLUDED)
+IN_WORLD = (_S.MEMBER, _S.REJOINING)  # or left it for the next
+LEAVING = (_S.DRAINING, _S.FAILED)
+DONE = (_S.FINISHED, _S.COMPLETED)
 Row = tuple[tuple[WorkerState, ...], Trigger, WorkerState | None, tuple[Action, ...]]
 
 # From one of these states, with this trigger, to that state (None: it stays as it is), with these actions.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elasticdl.master.core import events as e
-from elasticdl.master.core.lifecycle import LIVE, STARTING, WorkerState
+from elasticdl.master.core.lifecycle import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.core.values import Settings, World
@@ -54,7 +54,7 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.pid, unheard=True, ready=known.ready)
     record.world_version, record.failure = known.world_version, known.failure
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
-    if state in (WorkerState.DRAINING, WorkerState.FAILED):
+    if state in LEAVING:
         record.deadline = now + settings.stop_grace
     elif state in LIVE and found.host and not (known.ready or known.world_version or own):
         record.deadline = now + settings.start_timeout

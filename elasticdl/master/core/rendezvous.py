@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld
-from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, WorkerState
 from elasticdl.master.core.record import NotificationLevel, WorkerRecord
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.values import Member, World
@@ -82,7 +82,7 @@ class Rendezvous:
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
-        return [record for record in self.of(_S.FINISHED, _S.COMPLETED) if self._was_in(record)]
+        return [record for record in self.of(*DONE) if self._was_in(record)]
 
     @property
     def broken(self) -> bool:
@@ -97,7 +97,7 @@ class Rendezvous:
     @property
     def complete(self) -> bool:
         """Everybody who is left has finished; rank 0 among them, unless one said that all have, in whichever world."""
-        if self.of(_S.MEMBER, _S.REJOINING):
+        if self.of(*IN_WORLD):
             return False
         leader = self.world.members[0].worker_id if self.world else None
         return self.together or any(record.worker_id == leader for record in self.finished())
@@ -105,7 +105,7 @@ class Rendezvous:
     @property
     def reopened(self) -> bool:
         """Some have finished, but rank 0 was lost before it had: nobody wrote the result."""
-        return self.ending and self.change is not None and not self.of(_S.MEMBER, _S.REJOINING) and not self.complete
+        return self.ending and self.change is not None and not self.of(*IN_WORLD) and not self.complete
 
     def recovering_from_break(self, now: float) -> bool:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
@@ -118,7 +118,7 @@ class Rendezvous:
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state."""
-        inside = self.of(_S.MEMBER, _S.REJOINING)
+        inside = self.of(*IN_WORLD)
         return record in inside and len(inside) == 1
 
     def leaves_others(self, record: WorkerRecord) -> bool:
@@ -128,7 +128,7 @@ class Rendezvous:
 
     def retention_order(self) -> list[int]:
         """Those to keep first when there are too many: by rank, then the standbys by age."""
-        inside = sorted(self.of(_S.MEMBER, _S.REJOINING), key=lambda r: r.rank)
+        inside = sorted(self.of(*IN_WORLD), key=lambda r: r.rank)
         return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:

@@ -9,20 +9,12 @@ from dataclasses import dataclass
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Instruction, Phase
-from elasticdl.master.core.lifecycle import WORKERS, Action, Trigger, WorkerState
+from elasticdl.master.core.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.rendezvous import Rendezvous
 from elasticdl.master.core.values import Settings
 
-_IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)
-LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
-_NO_DEADLINE = (
-    WorkerState.STANDBY,
-    WorkerState.MEMBER,
-    WorkerState.REJOINING,
-    WorkerState.EXCLUDED,
-    WorkerState.FINISHED,
-)
+_NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class Transitions:
         record.state, actions = row
         if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
             record.reason = happening.reason
-        lingers, record.lingers = record.lingers, record.lingers and record.state in _IN_WORLD
+        lingers, record.lingers = record.lingers, record.lingers and record.state in IN_WORLD
         if record.state is not before:
             self._enter(record, happening, overstays=lingers)
         out = [self._actions[action](record, happening) for action in actions if not (lingers and action is _NOTED)]

@@ -18,8 +18,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,6 @@ from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
 from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
-from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
@@ -173,27 +171,20 @@ class Master:
             RelievedError: the master was told to leave.
         """
         launchers: list[KubernetesLauncher] = []
+        job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
+        priority = parse_priority(self.spec.worker_pod_priority)
+        pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
 
         def make_launcher(report: Report) -> KubernetesLauncher:
-            launchers.append(self._launcher(client, report))
+            launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
             return launchers[0]
-
-        @asynccontextmanager
-        async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-            async with state.keeping_journal():
-                yield
 
         def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
             state.show(lambda: _unless_over(status()))
             return [announcer, *self._metrics(status)]
 
-        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
-        return await self._unless_relieved(serve(self.spec, self.job_dir, platform), launchers, relieved)
-
-    async def _unless_relieved(
-        self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
-    ) -> EndJob:
-        serving = asyncio.ensure_future(work)
+        platform = Platform(self._server(), make_launcher, state, lambda post: state.keeping_journal(), make_observers)
+        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
         awaited: set[asyncio.Future[Any]] = {serving, relieved}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -230,13 +221,6 @@ class Master:
         except OSError as error:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []
-
-    def _launcher(self, client: Client, report: Report) -> KubernetesLauncher:
-        job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
-        priority = parse_priority(self.spec.worker_pod_priority)
-        pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
-        patience = Patience(image=self.spec.image_timeout)
-        return KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random())
 
 
 def _unless_over(status: pb.JobStatus) -> str:

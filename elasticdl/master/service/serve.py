@@ -26,7 +26,7 @@ from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer, Observers
-from elasticdl.master.observers.summary import write_summary
+from elasticdl.master.observers.summary import achieved, write_summary
 from elasticdl.master.service.convert import to_status
 from elasticdl.master.service.loop import Loop, Mailbox, Ports
 from elasticdl.master.service.saver import SnapshotStore, StateSaver
@@ -165,18 +165,9 @@ def _tensorboard(spec: JobSpec) -> list[Observer]:
 def _write_books(
     spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training, wall_time: float
 ) -> None:
-    fields = {
-        "phase": str(end.phase),
-        "reason": end.reason,
-        "steps": training.step,
-        "epochs": training.epochs_done,
-        "samples": training.samples,
-        "metrics": training.metrics,
-    }
-    journal.append("job_finished", fields)
-    if not spec.output:
-        return
-    try:
-        write_summary(spec.output, end, training, job_dir.journal, wall_time)
-    except OSError as error:
-        _log.error("can't write summary.json to %s: %s", spec.output, error)
+    journal.append("job_finished", {"phase": str(end.phase), **achieved(end, training)})
+    if spec.output:
+        try:
+            write_summary(spec.output, end, training, job_dir.journal, wall_time)
+        except OSError as error:
+            _log.error("can't write summary.json to %s: %s", spec.output, error)
