@@ -203,7 +203,7 @@ class Master:
             self._save()
         if self._awaited is not None and self._awaited.done:
             self._awaited = None
-            self.post(e.StateSaved())
+            self.post(e.StateSaveStalled(""))
 
     def _lose_patience(self, request: SaveRequest) -> None:
         if not request.done:

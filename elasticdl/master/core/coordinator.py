@@ -51,7 +51,10 @@ class Coordinator:
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
-                return self._stop_requested(event, now)
+                checkpoint = event.checkpoint and not event.now
+                self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
+                out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
+                return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
             case e.WorkerFinished():
                 return self.finished(event, now)
             case e.WorkerEvent():
@@ -345,12 +348,6 @@ class Coordinator:
                 del self.records[record.worker_id]
 
     # ---- the end ----
-
-    def _stop_requested(self, event: e.StopRequested, now: float) -> list[Instruction]:
-        checkpoint = event.checkpoint and not event.now
-        self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
-        out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
-        return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
 
     def _is_complete(self) -> bool:
         """The user's own program may have more to do after its training, and is waited for."""

@@ -190,14 +190,9 @@ class LauncherFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateSaveStalled(Event):
-    """The state could not be saved yet; what follows it waits, and it is tried again."""
+    """The state could not be saved yet; what follows it waits, and it is tried again until there is no ``problem``."""
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StateSaved(Event):
-    """It is saved after all."""
+    problem: str
 
 
 # ---- from commands and timers ----

@@ -16,7 +16,7 @@ from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
 from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
 from elasticdl.master.core.record import WorkerView
-from elasticdl.master.core.recovery import Recovery, take_up
+from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
@@ -45,7 +45,7 @@ class Job:
         self._settings = settings
         self._workers = Coordinator(settings, past)
         self._workers.listening = snapshot is not None
-        self._recovery = Recovery(self._workers.records, settings, past.world) if snapshot else None
+        self._recovery = Recovery(self._workers.records, settings, past) if snapshot else None
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
         self._save_problem = ""
 
@@ -70,13 +70,10 @@ class Job:
             case e.NoticeReported():
                 self._workers.training.notice(event)
                 return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])
-            case e.StateSaveStalled(reason):
-                self._save_problem, self._workers.liveness.saving_stalled = reason, True
-                message = f"what was decided waits until the job's state is saved: {reason}"
-                return [Record("warning", {"message": message})]
-            case e.StateSaved():
-                self._save_problem, self._workers.liveness.saving_stalled = "", False
-                return []
+            case e.StateSaveStalled(problem):
+                self._save_problem, self._workers.liveness.saving_stalled = problem, bool(problem)
+                message = f"what was decided waits until the job's state is saved: {problem}"
+                return [Record("warning", {"message": message})] if problem else []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
         if isinstance(event, e.WorkersFound):
             out += self._find(event, now)
@@ -121,21 +118,15 @@ class Job:
     # ---- after another master ----
 
     def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
-        if (
-            self._recovery is None and event.workers and self._workers.fleet.next_id == 0
-        ):  # what was known of them is lost
-            self._recovery = Recovery(self._workers.records, self._settings, None)
+        # What was known of them is lost.
+        if self._recovery is None and event.workers and self._workers.fleet.next_id == 0:
+            self._recovery = Recovery(self._workers.records, self._settings, self._past)
         recovery, fleet = self._recovery, self._workers.fleet
         if recovery is None or recovery.begun:
             return []
         self._workers.listening = True
-        records, missing = take_up(self._past, event.workers, self._settings, now)
-        self._workers.records.update(records)
-        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in records)])
-        recovery.begin(event.workers, frozenset(worker.worker_id for worker in self._past.workers), now)
-        for worker_id in missing:
-            reason = "it was not there when the master started again"
-            recovery.hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
+        missing = recovery.begin(event.workers, now)
+        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._workers.records)])
         condemned = [r for r in self._workers.rendezvous.of(_S.KILLING) if r.worker_id not in missing]
         out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
         return [*out, *self._recover(recovery, now)] if self._workers.ending.outcome or recovery.over(now) else out

@@ -39,12 +39,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
-class Prometheus(Observer):
+class Prometheus(Observer, Collector):
     """``status`` is called by whoever collects, in its thread; ``past`` are the entries of earlier masters."""
 
     def __init__(self, status: Callable[[], pb.JobStatus], past: Iterable[Entry] = ()) -> None:
+        self._status = status
         self._registry = CollectorRegistry()
-        self._registry.register(_Now(status))
+        self._registry.register(self)
         self._launched = self._counter("elasticdl_workers_launched", "Workers that were asked for")
         self._restarts = self._counter("elasticdl_worker_restarts", "Workers that took the place of one that left")
         self._left = self._counter("elasticdl_workers_left", "Workers that are gone, by cause", ("cause",))
@@ -80,14 +81,6 @@ class Prometheus(Observer):
         """The text that Prometheus reads. From any thread; raises what ``status`` raises."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(name, text, labels, registry=self._registry)
-
-
-class _Now(Collector):
-    def __init__(self, status: Callable[[], pb.JobStatus]) -> None:
-        self._status = status
-
     def describe(self) -> list[Metric]:
         return []  # else the registry collects once to find out, before there is anything to ask
 
@@ -106,6 +99,9 @@ class _Now(Collector):
         yield CounterMetricFamily("elasticdl_samples", "Samples the model was trained on since its first", now.samples)
         rate = now.samples_per_second
         yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
 
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:

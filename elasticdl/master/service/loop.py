@@ -163,7 +163,7 @@ class Loop:
         if not done:
             self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
             await asyncio.wait({saved})
-            self._mailbox.post(e.StateSaved())
+            self._mailbox.post(e.StateSaveStalled(""))
         saved.result()
 
     async def act(self, instruction: i.Instruction) -> None:

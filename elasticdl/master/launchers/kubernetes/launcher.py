@@ -274,7 +274,10 @@ class KubernetesLauncher:
             return
         self._look(worker_id, self._ledger.seen(pod))
         # Made late, for a master that is gone or a request that was given up; or only a container beside it still runs.
-        if self._ledger.unwanted(worker_id) and not (_is_over(pod) or pod["metadata"].get("deletionTimestamp")):
+        ends = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or pod["metadata"].get(
+            "deletionTimestamp"
+        )
+        if self._ledger.unwanted(worker_id) and not ends:
             self._start(self._delete(worker_id, KILL_GRACE))
 
     def events_listed(self, events: tuple[Manifest, ...]) -> None:
@@ -292,7 +295,7 @@ class KubernetesLauncher:
             self._report(report)
         loop = asyncio.get_running_loop()
         if self._ledger.held(worker_id):
-            loop.call_later(self._patience.event, self._settle, worker_id)
+            loop.call_later(self._patience.event, lambda: self._look(worker_id, self._ledger.settle(worker_id)))
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
@@ -303,24 +306,16 @@ class KubernetesLauncher:
             self._image_timer = None
         self._changed.set()
 
-    def _settle(self, worker_id: int) -> None:
-        self._look(worker_id, self._ledger.settle(worker_id))
-
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
             seconds = f"{self._patience.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
 
 
-def _is_over(pod: Manifest) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-
-
 def _found(pod: Manifest) -> FoundWorker:
     verdict = judge(pod, (), told=False)
-    runs = isinstance(verdict, Running)
-    host = verdict.host if isinstance(verdict, Running) else ""
-    return FoundWorker(worker_id_of(pod), host, PID if runs else 0, isinstance(verdict, Ended), is_doubtful(pod))
+    host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
+    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod))
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:
