@@ -27,7 +27,6 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from elasticdl.common.reason import flat
@@ -68,22 +67,18 @@ ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on 
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
-class Wait(StrEnum):
-    """What a pod that does not run yet waits for."""
-
-    PLACE = "place"
-    IMAGE = "image"  # that can't be pulled, or started
-    MENDING = "mending"  # something else is wrong
-    NOTHING = "nothing"  # it is on its way
-
-
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``lasting``: it takes a change by a person."""
+    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it."""
 
-    wait: Wait
     reason: str
+    image: bool = False
     lasting: bool = False
+
+    @property
+    def on_its_way(self) -> bool:
+        """It waits for nothing in particular."""
+        return self.reason.startswith(ON_ITS_WAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,21 +200,21 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
     scheduled = _condition(pod, "PodScheduled")
     if not _scheduled(pod):
         if scheduled.get("reason") == "SchedulingGated":
-            return Waiting(Wait.PLACE, "it waits in its queue")
+            return Waiting("it waits in its queue")
         if message := scheduled.get("message"):
-            return Waiting(Wait.PLACE, flat(message))
-        return Waiting(Wait.NOTHING, ON_ITS_WAY[0])
+            return Waiting(flat(message))
+        return Waiting(ON_ITS_WAY[0])
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
-            return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
+            return Waiting(trouble.reason, image=True, lasting=trouble.lasting)
         if reason and reason not in _QUIET:
-            return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
+            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}")
     for event in reversed(events):
         if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
             why = flat(event.get("message") or event["reason"])
-            return Waiting(Wait.MENDING, f"it can't be started on {_node(pod)}: {why}")
-    return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
+            return Waiting(f"it can't be started on {_node(pod)}: {why}")
+    return Waiting(ON_ITS_WAY[1] + _node(pod))
 
 
 def _waiting_states(pod: Object) -> Iterable[Object]:
