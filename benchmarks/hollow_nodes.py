@@ -34,8 +34,7 @@ from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
 from elasticdl.kubernetes.retry import Backoff
 from elasticdl.kubernetes.watch import Receiver, Watch
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi
-from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi, worker_id_of
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 LABEL = "benchmark.elasticdl.org/hollow"

@@ -15,8 +15,7 @@ from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.names import labels, selector, state_name
 from elasticdl.master.core.events import WorkerPending
 from elasticdl.master.launchers.kubernetes.launcher import KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.

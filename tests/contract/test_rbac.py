@@ -17,7 +17,7 @@ from elasticdl.kubernetes.client import connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.names import state_name
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi
+from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

@@ -145,15 +145,15 @@ class Coordinator:
         if record is None or record.state is _S.COMPLETED:
             return []
         world_runs = bool(self.rendezvous.active_members())
-        verdict = self.fleet.exited(record, event, now, world_runs=world_runs)
-        left = {"cause": str(verdict.cause), "reason": verdict.reason, "code": event.code}
+        cause, reason, fatal, warning = self.fleet.exited(record, event, now, world_runs=world_runs)
+        left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
-        if verdict.warning:
-            out.append(Record("warning", {"message": verdict.warning}))
-        gone = f"worker {event.worker_id} {verdict.reason}"
+        if warning:
+            out.append(Record("warning", {"message": warning}))
+        gone = f"worker {event.worker_id} {reason}"
         out += self._fire(record, Trigger.EXIT, Happening(now, cause=gone, clean=event.code == 0), departure=gone)
-        if verdict.fatal:
-            self.ending.decide(Outcome(Phase.FAILED, verdict.fatal, event.output))
+        if fatal:
+            self.ending.decide(Outcome(Phase.FAILED, fatal, event.output))
         return [*out, *self.reconcile(now)]
 
     def _fire(

@@ -21,7 +21,7 @@ gave it up; else its exit code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elasticdl.master.core.events import ExitCause, WorkerExited
 from elasticdl.master.core.lifecycle import DONE, WorkerState
@@ -47,16 +47,6 @@ NEVER_JOINED = (
 INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
 # Of those that are in no world and wait for none, the last in this order are let go first.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an exit means. ``fatal``, if not empty, is why the job can't go on, ``warning`` what a person must know."""
-
-    cause: ExitCause
-    reason: str
-    fatal: str = ""
-    warning: str = ""
 
 
 def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
@@ -162,7 +152,10 @@ class Fleet:
         live = {record.state for record in self._records.values() if record.live}
         return live == {WorkerState.PENDING}
 
-    def exited(self, record: WorkerRecord, event: WorkerExited, now: float, *, world_runs: bool) -> Verdict:
+    def exited(
+        self, record: WorkerRecord, event: WorkerExited, now: float, *, world_runs: bool
+    ) -> tuple[ExitCause, str, str, str]:
+        """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything."""
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
@@ -173,7 +166,7 @@ class Fleet:
             self.crashes.count(in_training=record.world_version > 0, now=now)
             if verdict := self.crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
-        return Verdict(cause, reason, fatal, warning)
+        return cause, reason, fatal, warning
 
     def plan(
         self, maximum: int, retention_order: Callable[[], Sequence[int]], now: float

@@ -44,9 +44,8 @@ from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.judge import crash_loop
 from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi, request
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, request
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.master.observers.metrics import MetricsServer, Prometheus
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service.access import TlsAccess

@@ -22,6 +22,7 @@ class SnapshotStore(Protocol):
         Raises:
             UserError: there is something that can't be read, or is no snapshot.
         """
+        return None
 
     async def save(self, snapshot: Snapshot) -> None:
         """Replace what is there, wholly or not at all.
@@ -31,11 +32,8 @@ class SnapshotStore(Protocol):
         """
 
 
-class Nowhere:
+class Nowhere(SnapshotStore):
     """For a master that can have no successor, since its workers end with it."""
-
-    async def load(self) -> Snapshot | None:
-        return None
 
     async def save(self, snapshot: Snapshot) -> None:
         """Nobody would read it."""

@@ -22,6 +22,7 @@ from elasticdl.master.launchers.kubernetes.judge import ON_ITS_WAY
 from elasticdl.master.observers.observer import Observer
 
 FINISH_SECONDS = 5.0
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 BURST = 6
 SECONDS_EACH = 20.0
 LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
@@ -124,14 +125,10 @@ def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
         "message": message,
         "type": "Warning" if notice.warning else "Normal",
         "count": notice.count,
-        "firstTimestamp": _time(notice.first),
-        "lastTimestamp": _time(notice.last),
+        "firstTimestamp": datetime.fromtimestamp(notice.first, UTC).strftime(TIME),
+        "lastTimestamp": datetime.fromtimestamp(notice.last, UTC).strftime(TIME),
         "source": {"component": "elasticdl"},
     }
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _ids(workers: Sequence[Any]) -> str:

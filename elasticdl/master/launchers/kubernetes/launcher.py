@@ -32,8 +32,7 @@ from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi
-from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPods, worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPodApi, WorkerPods, worker_id_of
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8

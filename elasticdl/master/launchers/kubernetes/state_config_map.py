@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.journal import read_journal
@@ -24,7 +24,6 @@ from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY,
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.launchers.kubernetes.ports import PATIENCE, request
 
 # The journal alone is written so often at most, and less often the longer it is.
 JOURNAL_SECONDS = 1.0
@@ -32,9 +31,12 @@ BYTES_PER_SECOND = 100_000
 # A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
 MOST_BYTES = 600_000
 ATTEMPTS = 5
+# For the cluster to answer at the beginning, and to take the last status at the end.
+PATIENCE = 120.0
 _CONFLICT = 409
 
 Manifest = dict[str, Any]
+T = TypeVar("T")
 
 
 class ReplacedError(OSError):
@@ -197,3 +199,12 @@ def _repaired(state: State) -> str:
     """Only whole lines, so that the next entry begins one."""
     whole, newline, _ = state.journal.rpartition("\n")
     return whole + newline
+
+
+async def request(ask: Callable[[], T], what: str) -> T:
+    """Ask until there is an answer.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), PATIENCE)
