@@ -63,10 +63,8 @@ class Transitions:
             Action.TEAR_WORLD: self._tear_world,
             Action.EXPLAIN: self._explain,
             Action.REPEAT_WORLD: self._repeat_world,
-            Action.REPEAT_ORDER: self._repeat_order,
+            Action.ORDER: self._order,
             Action.BREAK_ITS_WORLD: self._break_its_world,
-            Action.SEND_DRAIN: lambda r, h: i.DrainWorker(r.worker_id, h.reason),
-            Action.STOP_WORK: self._repeat_order,
             Action.END_PROCESS: self._end_process,
             Action.KILL: lambda r, h: i.KillWorker(r.worker_id, h.reason),
             Action.BLAME: self._blame,
@@ -145,7 +143,7 @@ class Transitions:
         reason = "the others went on while it was cut off"
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
-    def _repeat_order(self, record: WorkerRecord, happening: Happening) -> Instruction:
+    def _order(self, record: WorkerRecord, happening: Happening) -> Instruction:
         if outcome := self._ending.outcome:
             return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
         return i.DrainWorker(record.worker_id, record.reason)

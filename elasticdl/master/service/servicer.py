@@ -76,21 +76,21 @@ class Servicer(pb_grpc.MasterServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
         return self.status()
 
-    async def Watch(self, request: pb.StatusRequest, context: Context) -> AsyncIterator[pb.JobStatus]:
+    async def Watch(self, request: pb.StatusRequest, context: Context) -> None:
         """The status, again after each change, and at last as it is when the job has ended."""
         shown = pb.JobStatus()
         while not self.ended.is_set():
             status = self.status()
             if _without_clock(status) != _without_clock(shown):
                 shown = status
-                yield status
+                await context.write(status)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), WATCH_SECONDS)
-        yield self.status()
+        await context.write(self.status())
 
-    async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.JournalEntry]:
+    async def Events(self, request: pb.EventsRequest, context: Context) -> None:
         async for line in self.journal.entries(follow=request.follow):
-            yield pb.JournalEntry(json=line)
+            await context.write(pb.JournalEntry(json=line))
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
         status = self.status()
