@@ -343,9 +343,7 @@ class Coordinator:
         """Training goes on, with others in the place of those who believe it is over."""
         for record in self.rendezvous.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
-            self.transitions.fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
-            if record.state is _S.GONE:
-                del self.records[record.worker_id]
+            self._fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
 
     # ---- the end ----
 
