@@ -114,7 +114,7 @@ class WorkerPodApi:
         self._client = client
         self._selector = selector(job, Role.WORKER)
         self.pods: Source = KindSource(client, "Pod", label_selector=self._selector)
-        self.events: Source = KindSource(client, "Event", field_selector="involvedManifest.kind=Pod")
+        self.events: Source = KindSource(client, "Event", field_selector="involvedObject.kind=Pod")
 
     def create(self, manifest: Manifest) -> Manifest:
         return self._client.create(manifest)
