@@ -34,8 +34,7 @@ from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
 from elasticdl.kubernetes.retry import Backoff
 from elasticdl.kubernetes.watch import Receiver, Watch
-from elasticdl.master.launchers.kubernetes.ports import pod_source
-from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi, worker_id_of
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 LABEL = "benchmark.elasticdl.org/hollow"
@@ -227,7 +226,7 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
     kubelet = Kubelet(core, namespace, sessions.start, sessions.end)
     sessions.left = kubelet.left
     watch = Watch(
-        pod_source(Client(api, namespace), job),
+        WorkerPodApi(Client(api, namespace), job).pods,
         Receiver(kubelet.listed, kubelet.changed),
         Backoff(random.Random()),
         time.monotonic,

@@ -36,8 +36,7 @@ from elasticdl.master.core.snapshot import Snapshot
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.local import judge_exit
 from elasticdl.master.service.access import Context, TlsAccess, TokenAccess
-from elasticdl.master.service.entry import EXIT_CODES
-from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.serve import EXIT_CODES, Platform, serve
 from elasticdl.master.service.servicer import Server
 
 TOKEN = "of-this-job"

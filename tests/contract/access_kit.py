@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
 from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.service.servicer import Server, Servicer, StatusFeed
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.servicer import Server, Servicer
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0
@@ -47,27 +47,28 @@ class ServedMaster:
         self._thread.join(DEADLINE)
         assert not self._thread.is_alive()
 
+    def post(self, event):
+        self.events.append(event)
+
+    async def settled(self):
+        """Nothing is done with the events."""
+
     async def _serve(self):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         sessions = Sessions()
-        feed = StatusFeed(lambda: pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2))
+        status, ended = pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2), asyncio.Event()
         journal = Journal(self._journal)
         server = Server("127.0.0.1", self._access)
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            servicer = Servicer(self.events.append, sessions, KeyValueRelay(sessions), feed, journal, welcome, _settled)
-            await server.start(servicer)
+            await server.start(Servicer(self, sessions, lambda: status, ended, journal, welcome))
         finally:
             self._up.set()
         await self._over.wait()
-        feed.end()
+        ended.set()
         journal.close()
         await server.close()
-
-
-async def _settled():
-    """Nothing is done with the events."""
 
 
 @contextmanager

@@ -14,9 +14,8 @@ from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.names import labels, selector, state_name
 from elasticdl.master.core.events import WorkerPending
-from elasticdl.master.launchers.kubernetes.launcher import Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import WorkerPodApi, event_source, pod_source
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+from elasticdl.master.launchers.kubernetes.launcher import KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.
@@ -66,8 +65,7 @@ def template(image, work, gpus, job=JOB, **spec):
 
 def make_launcher(api, pods, report, patience=None):
     shared = Client(api, pods.namespace)
-    ports = Cluster(WorkerPodApi(shared, pods.job), pod_source(shared, pods.job), event_source(shared))
-    return KubernetesLauncher(ports, pods, report, patience or Patience(), random.Random(7))
+    return KubernetesLauncher(WorkerPodApi(shared, pods.job), pods, report, patience or Patience(), random.Random(7))
 
 
 def api_of(cluster):
@@ -119,6 +117,7 @@ async def kubernetes_bench(cluster, namespace, work):
     bench, api = PatientBench(end), api_of(cluster)
     bench.launcher = make_launcher(api, worker_pods(cluster, namespace, work), bench.reports.put_nowait)
     try:
+        await bench.launcher.find()
         yield bench
     finally:
         await bench.launcher.close()

@@ -21,7 +21,7 @@ from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.names import labels
-from elasticdl.master.launchers.kubernetes.crash_loop import MOST_CRASHES
+from elasticdl.master.launchers.kubernetes.judge import MOST_CRASHES
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]

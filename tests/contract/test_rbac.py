@@ -16,7 +16,8 @@ from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.client import connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi
+from elasticdl.kubernetes.manifests.names import state_name
+from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -94,9 +95,8 @@ def refused(request, *arguments, **options):
 def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     """Also that a client within a pod finds its cluster by the pod's own files."""
     namespace, core = place.namespace, client.CoreV1Api(master.api)
-    job = OwnJobApi(master, JOB)
-    assert job.read_job()["metadata"]["name"] == MASTER
-    assert job.patch_state({"data": {"x": "1"}})["data"] == {"x": "1"}
+    assert master.read("Job", MASTER)["metadata"]["name"] == MASTER
+    assert master.patch("ConfigMap", state_name(JOB), {"data": {"x": "1"}})["data"] == {"x": "1"}
     pod = job_objects.pod_of(parts, parts.worker, Role.WORKER)
     made = WorkerPodApi(master, JOB).create({**pod, "metadata": {**pod["metadata"], "name": "digits-worker-0"}})
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"

@@ -38,7 +38,14 @@ class MasterProcess:
         self.channel = self.stub = self.metadata = None
 
     def start(self, *more):
-        command = [sys.executable, "-m", "elasticdl.master.service.entry", "--job_dir", str(self.dir.path), *more]
+        command = [
+            sys.executable,
+            "-m",
+            "elasticdl.master.service.local_master",
+            "--job_dir",
+            str(self.dir.path),
+            *more,
+        ]
         with self.dir.master_log.open("a") as log:
             return subprocess.Popen(command, stderr=log, start_new_session=True)
 
@@ -282,7 +289,7 @@ def test_a_master_does_not_outlive_its_parent(start):
     command = [
         sys.executable,
         "-m",
-        "elasticdl.master.service.entry",
+        "elasticdl.master.service.local_master",
         "--job_dir",
         str(job.dir.path),
         "--die_with_parent",
@@ -307,7 +314,7 @@ def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "elasticdl.master.service.entry",
+        "elasticdl.master.service.local_master",
         "--job_dir",
         str(job.path),
         "--die_with_parent",

@@ -16,15 +16,15 @@ from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service.loop import PATIENCE as PATIENCE
 from elasticdl.master.service.loop import Loop, Mailbox, Ports
 from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
@@ -117,13 +117,11 @@ class LoopDriver:
         save: Callable[[SaveRequest], None],
         clock: Callable[[], float],
     ) -> None:
-        self.relay = KeyValueRelay(sessions)
-
         def wrap(state: JobSnapshot) -> Snapshot:
             return Snapshot(state, 0.0)
 
         journal, saver = cast(Journal, _Journal()), cast(StateSaver, _Saver(save))
-        ports = Ports(launcher, sessions, self.relay, journal, saver, Observer(), clock, wrap)
+        ports = Ports(launcher, sessions, journal, saver, Observer(), clock, wrap)
         self._loop = Loop(cast(Job, core), ports, Mailbox())
         self._acts = cast("asyncio.Queue[Act]", self._loop.pending)
 

@@ -203,7 +203,7 @@ class Master:
             self._save()
         if self._awaited is not None and self._awaited.done:
             self._awaited = None
-            self.post(e.StateSaved())
+            self.post(e.StateSaveStalled(""))
 
     def _lose_patience(self, request: SaveRequest) -> None:
         if not request.done:
@@ -244,14 +244,14 @@ class Master:
         welcome = pb.Welcome(job_name="job", heartbeat_interval=HEARTBEAT_SECONDS, generation=self.generation)
         stream.send_down(pb.MasterMessage(welcome=welcome).SerializeToString())
         try:
-            self._loop.relay.replay(worker_id)
+            self.streams.replay(worker_id)
         except _DeadMasterError:
             self.die("killed")
         self.post(connected(hello))
 
     def _relay_entry(self, worker_id: int, put: pb.KvPut) -> None:
         try:
-            self._loop.relay.put(worker_id, put)
+            self.streams.put(worker_id, put)
         except _DeadMasterError:
             self.die("killed")
 

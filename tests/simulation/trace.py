@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _QUIET_EVENTS = (p.Advanced, p.BatchGiven, p.StateMade, p.Welcomed)
 _QUIET_MOMENTS = (p.On.TICK, p.On.COMMIT)
 _STEPS = (p.Voted, p.StepMade)
-_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported, e.PauseReported)
+_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported)
 _LONGEST = 150
 
 

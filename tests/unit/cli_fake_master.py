@@ -1,7 +1,7 @@
 """A master that only pretends: it serves the command line's calls and plays a part.
 
 In a test's own process `FakeMaster` is served with `serving`. As a program (``python -m cli_fake_master --job_dir DIR``)
-it stands in for ``elasticdl.master.service.entry``; ``--model_def`` says which part it plays.
+it stands in for ``elasticdl.master.service.local_master``; ``--model_def`` says which part it plays.
 """
 
 from __future__ import annotations

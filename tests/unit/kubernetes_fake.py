@@ -86,8 +86,9 @@ class FakeObjects:
 class FakePods:
     """What is done to pods; each method first fails as told, by name."""
 
-    def __init__(self, objects):
-        self.objects = objects
+    def __init__(self, objects, events):
+        self.objects = self.pods = objects
+        self.events = events
         self.failures = {}  # a list of failures for each method
         self.calls = []
         self.uids = itertools.count()

@@ -8,8 +8,8 @@ from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import Snapshot
+from elasticdl.master.core.values import Settings
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0

@@ -5,7 +5,7 @@ from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, term
 
 from elasticdl.common.quantities import Priority
 from elasticdl.master.core.events import ExitCause
-from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
+from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Waiting, judge, judge_end
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods, place_of, worker_id_of
 
 UNSCHEDULABLE = condition(
@@ -15,23 +15,23 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
 
 
 @pytest.mark.parametrize(
-    ("seen", "events", "wait", "reason"),
+    ("seen", "events", "image", "reason"),
     [
-        (pod(node=""), [], Wait.NOTHING, "the scheduler has not looked at it yet"),
+        (pod(node=""), [], False, "the scheduler has not looked at it yet"),
         (
             pod(node="", conditions=[UNSCHEDULABLE]),
             [],
-            Wait.PLACE,
+            False,
             "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
         ),
         (
             pod(node="", conditions=[condition("PodScheduled", "False", "SchedulingGated")]),
             [],
-            Wait.PLACE,
+            False,
             "it waits in its queue",
         ),
-        (pod(), [], Wait.NOTHING, "it is being started on node n0"),
-        (pod(state=waiting("ContainerCreating")), [], Wait.NOTHING, "it is being started on node n0"),
+        (pod(), [], False, "it is being started on node n0"),
+        (pod(state=waiting("ContainerCreating")), [], False, "it is being started on node n0"),
         (
             pod(state=waiting("ContainerCreating")),
             [
@@ -39,34 +39,34 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
                 event("Scheduled"),
                 event("FailedMount", 'secret "digits-worker-tls" not found', "Warning"),
             ],
-            Wait.MENDING,
+            False,
             'it can\'t be started on node n0: secret "digits-worker-tls" not found',
         ),
         (
             pod(state=waiting("ErrImagePull", NOT_FOUND)),
             [],
-            Wait.IMAGE,
+            True,
             f"the image can't be pulled: {NOT_FOUND}",
         ),
-        (pod(state=waiting("InvalidImageName")), [], Wait.IMAGE, "the image can't be pulled: InvalidImageName"),
+        (pod(state=waiting("InvalidImageName")), [], True, "the image can't be pulled: InvalidImageName"),
         (
             pod(initContainerStatuses=[{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]),
             [],
-            Wait.IMAGE,
+            True,
             "the image can't be pulled: Back-off",
         ),
         (
             pod(state=waiting("CreateContainerConfigError", "couldn't find key x")),
             [],
-            Wait.MENDING,
+            False,
             "its container can't be started on node n0: couldn't find key x",
         ),
     ],
 )
-def test_what_a_pod_waits_for(seen, events, wait, reason):
+def test_what_a_pod_waits_for(seen, events, image, reason):
     found = judge(seen, events, told=False)
     assert isinstance(found, Waiting)
-    assert (found.wait, found.reason) == (wait, reason)
+    assert (found.image, found.reason) == (image, reason)
 
 
 def test_a_pod_runs_when_its_container_does():

@@ -10,10 +10,11 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.spec import WorkerRange
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
+from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.launchers.kubernetes import state_config_map as state_module
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark, ReplacedError
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, ReplacedError
 
 
 class FakeApi:
@@ -24,10 +25,10 @@ class FakeApi:
         self.failures = []  # (status, whether it was done all the same)
         self.patches = 0
 
-    def read_state(self):
+    def read(self, kind, name):
         return copy.deepcopy(self.object)
 
-    def patch_state(self, change):
+    def patch(self, kind, name, change):
         status, done = self.failures.pop(0) if self.failures else (0, True)
         if status and not done:
             raise ApiError(status, "no")
@@ -67,7 +68,7 @@ class Bench:
     def __init__(self, api, folder, holder="one"):
         self.replaced = 0
         self.journal = folder / f"{holder}.jsonl"
-        self.store = ClusterState(api, Mark(holder, self._count), self.journal)
+        self.store = ClusterState(api, "digits", holder, self._count, self.journal)
 
     def _count(self):
         self.replaced += 1
@@ -89,7 +90,7 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
         assert await second.store.load() == memory(8)
         assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
         second.write('{"event": "c"}\n')
-        await second.store.finish('{"phase": "failed"}')
+        await second.store.finish('{"phase": "failed"}', Phase.SUCCEEDED)
 
     asyncio.run(run())
     events = [json.loads(line)["event"] for line in api.state.journal.splitlines()]
@@ -135,7 +136,7 @@ def test_what_could_not_be_loaded_stays_when_the_job_ends_for_it(api, tmp_path):
         bench = Bench(api, tmp_path)
         with pytest.raises(UserError):
             await bench.store.load()
-        await bench.store.finish("failed")
+        await bench.store.finish("failed", Phase.SUCCEEDED)
 
     asyncio.run(run())
     assert (api.object["data"], api.object["binaryData"]) == (
@@ -155,7 +156,7 @@ def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
         assert (first.replaced, second.replaced) == (1, 0)
         await second.store.save(memory(3))
         with pytest.raises(ReplacedError):
-            await first.store.finish("{}")
+            await first.store.save(memory(4))
 
     asyncio.run(run())
     assert Snapshot.from_json(api.state.memory).job.training.step == 3
@@ -166,16 +167,16 @@ def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(api, tmp_
     async def run():
         first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
         await first.store.load()
-        read = api.read_state
+        read = api.read
 
-        def read_state():
-            found = read()
+        def read_first(kind, name):
+            found = read(kind, name)
             if api.object["metadata"]["annotations"][HOLDER] == "one":
-                api.read_state = read
+                api.read = read
                 asyncio.run(Bench(api, tmp_path).store._patch({"data": {"memory.json": memory(5).to_json()}}))
             return found
 
-        api.read_state = read_state
+        api.read = read_first
         assert (await second.store.load()).job.training.step == 5
 
     asyncio.run(run())

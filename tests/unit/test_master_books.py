@@ -15,13 +15,13 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.summary import summarize
 from elasticdl.master.observers.tensorboard import TensorBoard
 from elasticdl.master.service.convert import to_event, to_status
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -42,7 +42,7 @@ def test_steps_that_are_trained_again_or_were_never_reported_count_once():
 def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
     def told(steps, world):
         reports = tuple(e.StepReport(step, 0, 1.0, 32, 0.1, 0.05, world, 0, False) for step in steps)
-        return [step.step for step in training.report(e.ProgressReported(0, reports, 100, 2), 0.0)[0].steps]
+        return [step.step for step in training.report(e.ProgressReported(0, reports, 100, 2), 0.0)[0]]
 
     training = Training()
     assert told([1, 2, 3], world=1) == [1, 2, 3]
@@ -173,10 +173,10 @@ def test_scalars_need_no_framework():
 def test_scalars_reach_tensorboard(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
-    board.world_formed(3)
-    board.observe(progress(1, 2))
-    board.observe(e.PauseReported(0, {"world": 2, "kind": "grow", "total": 0.25}))
-    board.observe(e.NoticeReported(0, "evaluation", {"step": 2, "metrics": {"accuracy": 0.5}}))
+    board.recorded("world_formed", {"members": [0, 1, 2]})
+    board.trained(progress(1, 2).steps)
+    board.recorded("pause", {"world": 2, "kind": "grow", "total": 0.25})
+    board.recorded("evaluation", {"step": 2, "metrics": {"accuracy": 0.5}})
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
@@ -191,7 +191,7 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
     step = e.StepReport(1, 0, 0.0, 0, 0.0, 0.05, 1, 0, False)
-    board.observe(e.ProgressReported(0, (step,), 0, 0))
+    board.trained((step,))
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
@@ -201,32 +201,31 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
 def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     board = TensorBoard(str(tmp_path / "file" / "below"))
-    board.observe(progress(1, 2))
-    board.observe(progress(3))
+    board.trained(progress(1, 2).steps)
+    board.trained(progress(3).steps)
     board.close()
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
 
 
 def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
     sessions = Sessions()
-    relay = KeyValueRelay(sessions)
     outboxes = {worker_id: sessions.open(worker_id) for worker_id in (0, 1, 2)}
 
     def received(worker_id):
         messages = [outboxes[worker_id]._queue.get_nowait() for _ in range(outboxes[worker_id]._queue.qsize())]
         return [m.kv_entry.key for m in messages]
 
-    relay.begin_world(1, (0, 1))
-    relay.put(0, pb.KvPut(world_version=1, key="a"))
-    relay.put(2, pb.KvPut(world_version=1, key="stranger"))
-    relay.put(1, pb.KvPut(world_version=0, key="old"))
+    sessions.begin_world(1, (0, 1))
+    sessions.put(0, pb.KvPut(world_version=1, key="a"))
+    sessions.put(2, pb.KvPut(world_version=1, key="stranger"))
+    sessions.put(1, pb.KvPut(world_version=0, key="old"))
     assert [received(n) for n in range(3)] == [[], ["a"], []]
-    relay.replay(0)
+    sessions.replay(0)
     assert received(0) == ["a"]
-    relay.begin_world(2, (0, 2))
-    relay.put(1, pb.KvPut(world_version=1, key="late"))
-    relay.replay(0)
-    relay.replay(1)
+    sessions.begin_world(2, (0, 2))
+    sessions.put(1, pb.KvPut(world_version=1, key="late"))
+    sessions.replay(0)
+    sessions.replay(1)
     assert [received(n) for n in range(3)] == [[], [], []]
 
 

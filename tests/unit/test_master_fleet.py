@@ -8,13 +8,19 @@ from master_kit import step
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING, LONGEST_DELAY
 from elasticdl.master.core.events import ExitCause
-from elasticdl.master.core.exits import after_training, judge, misuse
+from elasticdl.master.core.fleet import (
+    CRASHES_AT_START,
+    CRASHES_IN_TRAINING,
+    LONGEST_DELAY,
+    after_training,
+    judge,
+    misuse,
+)
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
 from elasticdl.master.core.record import WorkerRecord
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 START, GRACE, LONG = 600.0, 30.0, 10.0**9
 TO_LAUNCHERS = (i.LaunchWorker, i.DrainWorker, i.KillWorker)

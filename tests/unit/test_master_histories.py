@@ -12,7 +12,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
@@ -69,7 +69,7 @@ ANYTHING = st.one_of(
     st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
-    st.builds(e.WorkerFailed, IDS, st.sampled_from(e.FailureCause), st.just("why")),
+    st.builds(e.WorkerFailed, IDS, st.booleans(), st.just("why")),
     st.builds(e.WorkerPending, IDS, st.just("full")),
     st.builds(e.WorkerPlaced, IDS, st.just("h"), SMALL),
     st.builds(e.WorkerExited, IDS, st.sampled_from(list(e.ExitCause)[:-3]), SMALL),

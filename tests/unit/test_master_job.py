@@ -7,7 +7,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 TICK = 0.1
 
@@ -282,12 +282,12 @@ def test_scaling_down_drains_the_highest_rank_and_does_not_replace_it():
 def test_the_users_error_ends_the_job_once_with_its_traceback():
     r = Run()
     r.train()
-    failed = e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback ...")
+    failed = e.WorkerFailed(1, True, "ValueError: no", "Traceback ...")
     out = r.post(failed)
     assert [stop.worker_ids for stop in only(i.StopWorkers, out)] == [(0,), (2,)]
     assert not any(stop.checkpoint for stop in only(i.StopWorkers, out))
     assert only(i.BreakWorld, out)[0].worker_ids == (0, 2)
-    assert r.post(e.WorkerFailed(2, e.FailureCause.USER, "another", "")) == []
+    assert r.post(e.WorkerFailed(2, True, "another", "")) == []
     r.exit(1, e.ExitCause.CRASHED, 1)
     r.clean_exit(0)
     assert r.clean_exit(2) == [i.EndJob(Phase.FAILED, "ValueError: no", "Traceback ...")]
@@ -296,7 +296,7 @@ def test_the_users_error_ends_the_job_once_with_its_traceback():
 def test_a_worker_that_cannot_go_on_is_replaced():
     r = Run()
     r.train()
-    out = r.post(e.WorkerFailed(1, e.FailureCause.WORKER, "out of memory"))
+    out = r.post(e.WorkerFailed(1, False, "out of memory"))
     assert only(i.BreakWorld, out) == [i.BreakWorld((0, 2), 1, "worker 1 failed: out of memory")]
     assert r.phase is Phase.RUNNING
     assert r.exit(1, e.ExitCause.CRASHED, 1) == []

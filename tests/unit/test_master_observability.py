@@ -18,11 +18,17 @@ from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.manifests import job_objects, names
-from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.notices import BURST, SECONDS_EACH, Digest, Notice, make_event, notice_of
+from elasticdl.master.launchers.kubernetes.announcer import (
+    BURST,
+    SECONDS_EACH,
+    Announcer,
+    Digest,
+    Notice,
+    make_event,
+    notice_of,
+)
 from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.observers.metrics_server import CONNECTIONS, MetricsServer
-from elasticdl.master.observers.prometheus import Prometheus
+from elasticdl.master.observers.metrics import CONNECTIONS, MetricsServer, Prometheus
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

@@ -13,8 +13,8 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Member, Outcome, Phase, World
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.core.values import Settings
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 DEATHS = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=3)
@@ -333,7 +333,7 @@ def test_an_end_that_was_decided_stays_decided(deaths, first, how):
     event, end = {
         "stop": (e.StopRequested("enough"), i.EndJob(Phase.STOPPED, "enough")),
         "fail": (
-            e.WorkerFailed(1, e.FailureCause.USER, "ValueError: no", "Traceback"),
+            e.WorkerFailed(1, True, "ValueError: no", "Traceback"),
             i.EndJob(Phase.FAILED, "ValueError: no", "Traceback"),
         ),
         "launcher": (e.LauncherFailed("no such claim"), i.EndJob(Phase.FAILED, "no such claim")),

@@ -7,15 +7,15 @@ import pytest
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service import loop as loop_module
 from elasticdl.master.service import saver as saver_module
 from elasticdl.master.service.loop import SAVE_SECONDS, Loop, Mailbox, Ports
 from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -78,7 +78,6 @@ class Desk:
         ports = Ports(
             self.launcher,
             self.sessions,
-            KeyValueRelay(self.sessions),
             self.books,
             StateSaver(self.store),
             self.books,
@@ -149,7 +148,7 @@ def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_n
         step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
         await desk.post(e.ProgressReported(0, (step,), 10, 1))
         assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
-        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
+        desk.job._workers.rendezvous.begin(desk.now, "it hangs", broken=True)
         await desk.post(e.Tick())
         assert desk.told() == ["broken"]
 
@@ -160,7 +159,7 @@ def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world():
     async def history(desk):
         desk.store.gate.clear()
         await desk.post(*START)
-        desk.job._workers.rendezvous.break_up("it hangs", desk.now)
+        desk.job._workers.rendezvous.begin(desk.now, "it hangs", broken=True)
         await desk.post(e.Tick())
         assert desk.told() == []
         desk.store.gate.set()
@@ -266,10 +265,10 @@ def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, cap
 
 def test_entries_of_members_that_came_before_their_world_was_known_reach_the_others():
     sessions = Sessions()
-    relay, outboxes = KeyValueRelay(sessions), [sessions.open(worker_id) for worker_id in range(3)]
+    outboxes = [sessions.open(worker_id) for worker_id in range(3)]
 
     def put(worker_id, world, value):
-        relay.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
+        sessions.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
 
     def got(worker_id):
         outboxes[worker_id].close()
@@ -282,7 +281,7 @@ def test_entries_of_members_that_came_before_their_world_was_known_reach_the_oth
     put(1, 7, b"of 1")
     put(2, 7, b"of no member")
     put(1, 6, b"of an earlier world")
-    relay.begin_world(7, (0, 1))
+    sessions.begin_world(7, (0, 1))
     put(1, 7, b"of 1")  # again, in a new session
     put(1, 7, b"changed")
     assert (got(0), got(1), got(2)) == ([b"of 1", b"changed"], [b"of 0"], [])

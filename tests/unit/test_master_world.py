@@ -8,7 +8,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
 WINDOW = 0.3
 LONG = 10.0**6
@@ -378,7 +378,7 @@ def test_no_deadline_runs_while_the_state_can_not_be_saved():
     m.post(e.StateSaveStalled("the store is down"))
     for _ in range(20):
         m.advance(1.0)
-    m.post(e.StateSaved())
+    m.post(e.StateSaveStalled(""))
     m.advance(1.0)
     assert (m.state(0), m.state(1)) == ("member", "draining")
     m.advance(3.0)
@@ -392,6 +392,6 @@ def test_the_end_of_a_job_has_its_grace_once_the_state_is_saved():
     m.post(e.StateSaveStalled("the store is down"))
     for _ in range(20):
         m.advance(1.0)
-    m.post(e.StateSaved())
+    m.post(e.StateSaveStalled(""))
     assert i.KillWorker(0, "had not left 3 s after it was to") not in step(m.job, e.Tick(), m.now + 2.0)
     assert i.KillWorker(0, "had not left 3 s after it was to") in step(m.job, e.Tick(), m.now + 4.0)

@@ -15,7 +15,7 @@ from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress
 from elasticdl.common.startup import RUN_MODULE
 
-MASTER_MODULE = "elasticdl.master.service.entry"
+MASTER_MODULE = "elasticdl.master.service.local_master"
 START_TIMEOUT = 30.0  # seconds until the master has to listen
 CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace
 POLL = 0.05

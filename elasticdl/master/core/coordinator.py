@@ -10,18 +10,16 @@ from collections.abc import Sequence
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.ending import Ending, Overdue
-from elasticdl.master.core.fleet import DONE, Fleet
+from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.core.lifecycle import STARTING, Trigger, WorkerState
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
 from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
-from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.transitions import Happening, Transitions
-from elasticdl.master.core.values import World
+from elasticdl.master.core.transitions import Ending, Happening, Transitions
+from elasticdl.master.core.values import Settings, World
 
 # Between asking a stuck worker for its stacks and killing it.
 TIME_TO_DUMP = 1.0
@@ -34,7 +32,7 @@ class Coordinator:
         self.limits = past.limits
         self.records: dict[int, WorkerRecord] = {}
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
-        self.ending = Ending(settings.stop_grace, past.outcome)
+        self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, settings.progress_timeout)
@@ -53,7 +51,10 @@ class Coordinator:
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
-                return self._stop_requested(event, now)
+                checkpoint = event.checkpoint and not event.now
+                self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
+                out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
+                return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
             case e.WorkerFinished():
                 return self.finished(event, now)
             case e.WorkerEvent():
@@ -101,7 +102,7 @@ class Coordinator:
     def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
         record.connected, record.unheard, record.notified = True, False, NotificationLevel.NOTHING
         record.host, record.pid = event.host, event.pid  # behind a shell the process that was placed is another one
-        self.fleet.joined()
+        self.fleet.somebody_joined = True
         if record.state in (_S.FINISHED, _S.FAILED):
             return []
         self.rendezvous.version = max(self.rendezvous.version, event.world_version)
@@ -119,7 +120,7 @@ class Coordinator:
         if record.pulse:
             record.pulse.heard = now
         current = self.rendezvous.world.version if self.rendezvous.world else 0
-        if record.state in (_S.MEMBER, _S.REJOINING) and event.left_world != current:
+        if record.state in IN_WORLD and event.left_world != current:
             return []  # about an earlier world: late, or sent again
         self.rendezvous.version = max(self.rendezvous.version, event.left_world)
         cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"
@@ -144,15 +145,15 @@ class Coordinator:
         if record is None or record.state is _S.COMPLETED:
             return []
         world_runs = bool(self.rendezvous.active_members())
-        verdict = self.fleet.exited(record, event, now, world_runs=world_runs)
-        left = {"cause": str(verdict.cause), "reason": verdict.reason, "code": event.code}
+        cause, reason, fatal, warning = self.fleet.exited(record, event, now, world_runs=world_runs)
+        left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
-        if verdict.warning:
-            out.append(Record("warning", {"message": verdict.warning}))
-        gone = f"worker {event.worker_id} {verdict.reason}"
+        if warning:
+            out.append(Record("warning", {"message": warning}))
+        gone = f"worker {event.worker_id} {reason}"
         out += self._fire(record, Trigger.EXIT, Happening(now, cause=gone, clean=event.code == 0), departure=gone)
-        if verdict.fatal:
-            self.ending.decide(Outcome(Phase.FAILED, verdict.fatal, event.output))
+        if fatal:
+            self.ending.decide(Outcome(Phase.FAILED, fatal, event.output))
         return [*out, *self.reconcile(now)]
 
     def _fire(
@@ -162,7 +163,7 @@ class Coordinator:
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, happening)
         if held_place and not record.holds_place and record.state not in DONE:
-            self.fleet.departed(departure or f"worker {record.worker_id} leaves")
+            self.fleet.departures.append(departure or f"worker {record.worker_id} leaves")
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out
@@ -176,16 +177,18 @@ class Coordinator:
         out: list[Instruction] = []
         for record, reason in self.liveness.silent(now):
             out += self.give_up(record, reason, now)
-        for record in self.fleet.overstaying(now):
-            out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
-        stuck, late = self._find_stuck(now), self.fleet.start_timed_out(now)
+        for record in self._late(now):
+            if record.lingers or record.state in LEAVING:
+                out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
+        stuck, late = self._find_stuck(now), [record for record in self._late(now) if record.live]
         suspects = {record.worker_id for record in (*stuck, *late)}
         for record in self.records.values():
             if record.worker_id not in suspects:
                 record.kill_at = None
         limit = f"no progress for {self.settings.progress_timeout:g} s"
         if self._hangs(now):
-            self.rendezvous.break_up(f"{limit}, all members wait for one another", now)
+            hangs = f"{limit}, all members wait for one another"
+            self.rendezvous.begin(now, broken=True).causes[NOBODY] = hangs
         out += self._warn_or_give_up(stuck, limit, now)
         late_reason = f"not ready {self.settings.start_timeout:g} s after its start"
         out += self._warn_or_give_up(late, late_reason, now, crashed=True)
@@ -194,8 +197,12 @@ class Coordinator:
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
         absence = self.liveness.forgive_own_absence(now)
-        self.ending.postpone(absence)
+        self.ending.deadline += absence
         return absence
+
+    def _late(self, now: float) -> list[WorkerRecord]:
+        """Those whose time to get ready, or to leave, is over."""
+        return [r for r in self.records.values() if r.deadline is not None and now > r.deadline]
 
     def _find_stuck(self, now: float) -> list[WorkerRecord]:
         """Who makes no progress and has no excuse. A broken world must be left, so there waiting for others is none."""
@@ -240,12 +247,12 @@ class Coordinator:
         if self.listening or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
             return []
         out: list[Instruction] = []
-        plan = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
+        missing, too_many = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
         reason = f"the job was scaled to at most {self.limits.maximum}"
-        for record in plan.let_go:
+        for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"
             out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
-        for _ in range(plan.launch):
+        for _ in range(missing):
             record, replaces = self.fleet.launch()
             fields = {"worker": record.worker_id, "reason": record.reason, "replaces": replaces}
             out += [i.LaunchWorker(record.worker_id, record.reason), Record("worker_launched", fields)]
@@ -256,9 +263,10 @@ class Coordinator:
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.cut_off():
-            lost = f"worker {record.worker_id} lost its connection"
-            self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
+        for record in rendezvous.active_members():
+            if rendezvous.broken and not record.connected:  # each is taken for a cause, and may come back later
+                lost = f"worker {record.worker_id} lost its connection"
+                self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
         out: list[Instruction] = []
         if rendezvous.reopened:
             self._reopen(now)
@@ -276,15 +284,13 @@ class Coordinator:
         notice = self.rendezvous.notice()
         if notice is None:
             return []
+        broken = isinstance(notice, i.BreakWorld)
         for worker_id in notice.worker_ids:
-            self.records[worker_id].notified = notice.level
-        fields = {"world": notice.version, "reason": notice.reason}
-        if notice.level is NotificationLevel.CHANGE:
-            change = i.AnnounceChange(notice.worker_ids, notice.version, notice.reason)
-            return [change, Record("change_announced", fields)]
-        self.liveness.restart(notice.worker_ids, now)
-        broken = i.BreakWorld(notice.worker_ids, notice.version, notice.reason)
-        return [broken, Record("world_broken", fields)]
+            self.records[worker_id].notified = NotificationLevel.BROKEN if broken else NotificationLevel.CHANGE
+        if broken:
+            self.liveness.restart(notice.worker_ids, now)
+        fields = {"world": notice.world_version, "reason": notice.reason}
+        return [notice, Record("world_broken" if broken else "change_announced", fields)]
 
     def _publish(self, world: World, now: float) -> list[Instruction]:
         rendezvous = self.rendezvous
@@ -337,17 +343,9 @@ class Coordinator:
         """Training goes on, with others in the place of those who believe it is over."""
         for record in self.rendezvous.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
-            self.transitions.fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
-            if record.state is _S.GONE:
-                del self.records[record.worker_id]
+            self._fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
 
     # ---- the end ----
-
-    def _stop_requested(self, event: e.StopRequested, now: float) -> list[Instruction]:
-        checkpoint = event.checkpoint and not event.now
-        self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
-        out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
-        return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
 
     def _is_complete(self) -> bool:
         """The user's own program may have more to do after its training, and is waited for."""
@@ -369,7 +367,7 @@ class Coordinator:
         outcome, out = self.ending.outcome, list[Instruction]()
         if outcome is None or self.ending.dismissed:
             return out
-        self.ending.dismiss(now)
+        self.ending.deadline = now + self.settings.stop_grace
         for record in self.records.values():
             before = record.state
             out += self.transitions.fire(record, Trigger.DISMISS, Happening(now, outcome.reason))
@@ -378,20 +376,17 @@ class Coordinator:
         return out
 
     def _enforce_deadline(self, now: float) -> list[Instruction]:
+        if now < self.ending.deadline:
+            return []
         grace = f"{self.settings.stop_grace:g} s"
-        match self.ending.overdue(now):
-            case Overdue.KILL:
-                return self._kill_all(f"had not left {grace} after it was to", now)
-            case Overdue.ABANDON:
-                left = sorted(r.worker_id for r in self.records.values() if r.state is not _S.COMPLETED)
-                self.records.clear()
-                return [
-                    Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})
-                ]
-        return []
+        if not self.ending.killed:
+            return self._kill_all(f"had not left {grace} after it was to", now)
+        left = sorted(r.worker_id for r in self.records.values() if r.state is not _S.COMPLETED)
+        self.records.clear()
+        return [Record("warning", {"message": f"workers {left} are still there {grace} after they were killed"})]
 
     def _kill_all(self, reason: str, now: float) -> list[Instruction]:
-        self.ending.kill(now)
+        self.ending.killed, self.ending.deadline = True, now + self.settings.stop_grace
         return [i.KillWorker(r.worker_id, reason) for r in self.records.values() if r.state is not _S.COMPLETED]
 
     def all_gone(self) -> bool:

@@ -32,13 +32,6 @@ class ExitCause(StrEnum):
     FINISHED = "finished"  # its training was complete
 
 
-class FailureCause(StrEnum):
-    """Who is to blame for a failure that a worker reports."""
-
-    USER = "user"  # the user's code raised: no other worker would do better
-    WORKER = "worker"  # this worker can't go on; another may
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened."""
@@ -114,7 +107,9 @@ class WorkerFinished(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(WorkerEvent):
-    cause: FailureCause
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better."""
+
+    users: bool
     message: str
     traceback: str = ""
 
@@ -127,15 +122,8 @@ class ProgressReported(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class PauseReported(WorkerEvent):
-    """Time that a survivor did not train; ``parts`` are the journal's fields of a pause, without the worker."""
-
-    parts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class NoticeReported(WorkerEvent):
-    """Something for the journal."""
+    """Something for the journal; "pause": time that a survivor did not train."""
 
     event: str
     fields: Mapping[str, Any]
@@ -202,14 +190,9 @@ class LauncherFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateSaveStalled(Event):
-    """The state could not be saved yet; what follows it waits, and it is tried again."""
+    """The state could not be saved yet; what follows it waits, and it is tried again until there is no ``problem``."""
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StateSaved(Event):
-    """It is saved after all."""
+    problem: str
 
 
 # ---- from commands and timers ----

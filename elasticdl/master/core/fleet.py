@@ -1,39 +1,141 @@
-"""Which workers to launch and which to let go.
+"""Which workers to launch and which to let go, and what it means when one's process has ended.
 
-It compares how many workers there should be with those there are, so an event that is lost or comes twice changes
+`Fleet` compares how many workers there should be with those there are, so an event that is lost or comes twice changes
 nothing. Ids are never used again.
+
+| what became of the worker                       | what follows                                                     |
+| ----------------------------------------------- | ---------------------------------------------------------------- |
+| drained, killed, frozen, preempted, evicted,    | it is replaced at once, and no count is kept                     |
+|   node lost, deleted                            |                                                                  |
+| crashed, out of memory                          | it is replaced after a delay that doubles with each in a row     |
+| three crashed in a row before reaching a world, | the job fails                                                    |
+|   and no world is running                       |                                                                  |
+| too many crashed after having trained           | the job fails; training on for a while clears the count          |
+| ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
+| finished                                        | it is not replaced                                               |
+
+If several things befell it, the cause is what the cluster did; else what the worker said of itself; else why the master
+gave it up; else its exit code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from elasticdl.master.core.crashes import Crashes
 from elasticdl.master.core.events import ExitCause, WorkerExited
-from elasticdl.master.core.exits import CRASHES, Verdict, after_training, judge, misuse
-from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.lifecycle import DONE, WorkerState
 from elasticdl.master.core.record import WorkerRecord
-from elasticdl.master.core.settings import Settings
-from elasticdl.master.core.snapshot import JobSnapshot
+from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot
+from elasticdl.master.core.values import Settings
 
-DONE = (WorkerState.FINISHED, WorkerState.COMPLETED)
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+_DOUBLINGS = 16
+CRASHES_AT_START = 3
+CRASHES_IN_TRAINING = 10
+# So many steps without a crash clear the count.
+STEPS_TO_FORGET_CRASHES = 100
+# These causes stand even if the master has killed the worker itself. (DELETED does not: its own kill looks like that.)
+_BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
+CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
+_REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
+NEVER_JOINED = (
+    "ended with exit code 0 and took no part in the job: each process trains for itself unless the script calls "
+    f"elasticdl.elastic.torch.init() (or that of elastic.keras) first; then {_REMEDY}"
+)
+INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
 # Of those that are in no world and wait for none, the last in this order are let go first.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    launch: int
-    let_go: tuple[WorkerRecord, ...]
+def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
+    told = event.cause.replace("_", " ") + (f": {event.detail}" if event.detail else "")
+    if record.state is WorkerState.FINISHED:
+        return ExitCause.FINISHED, "finished"
+    if event.cause in _BY_THE_CLUSTER:
+        return event.cause, told
+    if record.failure:
+        return ExitCause.CRASHED, record.failure
+    if record.state is WorkerState.KILLING:
+        return ExitCause.FROZEN, record.reason
+    if (record.state is WorkerState.DRAINING or record.lingers) and event.cause is not ExitCause.DELETED:
+        return ExitCause.DRAINED, record.reason
+    if event.cause is not ExitCause.CLEAN:
+        return event.cause, told
+    if record.unheard:  # one that had finished waits until a master has heard it
+        return ExitCause.DRAINED, "left while there was no master"
+    return ExitCause.CRASHED, "ended with exit code 0 before its training was complete"
+
+
+def misuse(record: WorkerRecord, event: WorkerExited, *, somebody_joined: bool) -> str:
+    """Why a user's own program that ended with code 0 has not trained with others, if it has not; no other would."""
+    untrained = (WorkerState.PENDING, WorkerState.STARTING, WorkerState.INITIALIZING)
+    if event.cause is not ExitCause.CLEAN or record.state not in untrained or record.ready or record.unheard:
+        return ""
+    if record.state is WorkerState.INITIALIZING:
+        return f"worker {record.worker_id} {INIT_ONLY}"
+    return "" if somebody_joined else f"worker {record.worker_id} {NEVER_JOINED}"
+
+
+def after_training(event: WorkerExited) -> tuple[str, str]:
+    """Why the job fails, or what is to be said, when a user's own program ends badly after it has finished training."""
+    if event.code == 0:
+        return "", ""
+    late = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
+    if event.cause in CRASHES:
+        return late, ""
+    return "", f"{late}; what its program does after training may not have been done"
+
+
+class Crashes:
+    """Counts crashes: says how long a replacement has to wait, and when the job can't go on."""
+
+    def __init__(self, past: CrashSnapshot) -> None:
+        self.counts = past
+        self._held_until: list[float] = []  # one for each replacement that has to wait; not saved, as time passes
+
+    def trained(self, steps: int) -> None:
+        since = self.counts.steps_since + steps
+        in_training = 0 if since >= STEPS_TO_FORGET_CRASHES else self.counts.in_training
+        self.counts = replace(self.counts, steps_since=since, in_training=in_training)
+
+    def reached_world(self) -> None:
+        """Workers do get through their start."""
+        self.counts = replace(self.counts, at_start=0)
+
+    def held(self, now: float) -> int:
+        """How many replacements have to wait at this time."""
+        self._held_until = [time for time in self._held_until if time > now]
+        return len(self._held_until)
+
+    @property
+    def holding(self) -> bool:
+        """Whether a replacement had to wait when `held` was last asked."""
+        return bool(self._held_until)
+
+    def count(self, *, in_training: bool, now: float) -> None:
+        """One more; its replacement waits the longer, the more there were in a row."""
+        before = self.counts
+        self.counts = CrashSnapshot(before.at_start + (not in_training), before.in_training + in_training)
+        in_a_row = min(max(self.counts.at_start, self.counts.in_training), _DOUBLINGS)
+        self._held_until.append(now + min(LONGEST_DELAY, FIRST_DELAY * 2 ** (in_a_row - 1)))
+
+    def too_many(self, *, world_runs: bool) -> str:
+        """Why it makes no sense to go on, if so."""
+        if self.counts.at_start >= CRASHES_AT_START and not world_runs:
+            return f"{self.counts.at_start} workers in a row failed at the start"
+        if self.counts.in_training >= CRASHES_IN_TRAINING:
+            return f"{self.counts.in_training} workers crashed in training"
+        return ""
 
 
 class Fleet:
     def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
-        self._departures: list[str] = []  # why replacements are due
-        self._somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
+        self.departures: list[str] = []  # why replacements are due
+        self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
         self.crashes = Crashes(past.crashes)
         self.next_id = past.next_id
 
@@ -50,55 +152,44 @@ class Fleet:
         live = {record.state for record in self._records.values() if record.live}
         return live == {WorkerState.PENDING}
 
-    def joined(self) -> None:
-        """A worker has had a session."""
-        self._somebody_joined = True
-
-    def departed(self, why: str) -> None:
-        self._departures.append(why)
-
-    def exited(self, record: WorkerRecord, event: WorkerExited, now: float, *, world_runs: bool) -> Verdict:
+    def exited(
+        self, record: WorkerRecord, event: WorkerExited, now: float, *, world_runs: bool
+    ) -> tuple[ExitCause, str, str, str]:
+        """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything."""
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
-            fatal = misuse(record, event, somebody_joined=self._somebody_joined)
+            fatal = misuse(record, event, somebody_joined=self.somebody_joined)
             if cause is ExitCause.FINISHED:
                 fatal, warning = after_training(event)
         if cause in CRASHES and not fatal:
             self.crashes.count(in_training=record.world_version > 0, now=now)
             if verdict := self.crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
-        return Verdict(cause, reason, fatal, warning)
+        return cause, reason, fatal, warning
 
-    def overstaying(self, now: float) -> list[WorkerRecord]:
-        """Those whose time to leave is over."""
-        leaving = (WorkerState.DRAINING, WorkerState.FAILED)
-        return [r for r in self._late(now) if r.lingers or r.state in leaving]
+    def plan(
+        self, maximum: int, retention_order: Callable[[], Sequence[int]], now: float
+    ) -> tuple[int, list[WorkerRecord]]:
+        """How many to launch, and whom to let go.
 
-    def start_timed_out(self, now: float) -> list[WorkerRecord]:
-        """Those whose time to get ready is over."""
-        return [r for r in self._late(now) if r.live]
-
-    def plan(self, maximum: int, retention_order: Callable[[], Sequence[int]], now: float) -> Plan:
-        """``retention_order``: workers in the world or waiting for one, those to keep first."""
+        ``retention_order``: workers in the world or waiting for one, those to keep first.
+        """
         records = self._records.values()
         live = [record for record in records if record.live]
         wanted = maximum - sum(record.state in DONE for record in records)
         if len(live) > max(0, wanted):
             place = {worker_id: index for index, worker_id in enumerate(retention_order())}
             live.sort(key=lambda r: (place.get(r.worker_id, len(place)), _LEAST_USE.get(r.state, 0), r.worker_id))
-            self._departures.clear()
-            return Plan(0, tuple(reversed(live[max(0, wanted) :])))
+            self.departures.clear()
+            return 0, live[max(0, wanted) :][::-1]
         taken = sum(record.holds_place for record in records) + self.crashes.held(now)
-        return Plan(max(0, wanted - taken), ())
+        return max(0, wanted - taken), []
 
     def launch(self) -> tuple[WorkerRecord, bool]:
         """A new worker, and whether it replaces another."""
-        replaces = bool(self._departures)
-        reason = f"in place of one that left: {self._departures.pop(0)}" if replaces else "asked for"
+        replaces = bool(self.departures)
+        reason = f"in place of one that left: {self.departures.pop(0)}" if replaces else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         self.next_id += 1
         return record, replaces
-
-    def _late(self, now: float) -> list[WorkerRecord]:
-        return [r for r in self._records.values() if r.deadline is not None and now > r.deadline]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.events import ProgressReported
+from elasticdl.common.shared_values import StepReport
 from elasticdl.master.core.values import Member as Member
 from elasticdl.master.core.values import Outcome as Outcome
 from elasticdl.master.core.values import Phase as Phase
@@ -20,6 +20,14 @@ from elasticdl.master.core.values import World as World
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Something to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInstruction(Instruction):
+    """Something to be done with one worker."""
+
+    worker_id: int
+    reason: str
 
 
 # ---- to workers, over their sessions; lost if a worker has none ----
@@ -52,9 +60,8 @@ class PublishWorld(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWorker(Instruction):
-    worker_id: int
-    reason: str
+class DrainWorker(WorkerInstruction):
+    """It is to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +98,18 @@ class AdoptWorld(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchWorker(Instruction):
-    worker_id: int
-    reason: str
+class LaunchWorker(WorkerInstruction):
+    """It has never been launched before."""
 
 
 @dataclass(frozen=True, slots=True)
-class TerminateWorker(Instruction):
+class TerminateWorker(WorkerInstruction):
     """Ask the process to end (SIGTERM); for workers that have no session to be told over."""
 
-    worker_id: int
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class KillWorker(Instruction):
+class KillWorker(WorkerInstruction):
     """End the process and its children now; a worker without a place is taken off the list."""
-
-    worker_id: int
-    reason: str
 
 
 # ---- to the journal and the observers ----
@@ -117,9 +117,9 @@ class KillWorker(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class NewSteps(Instruction):
-    """A report with only those steps that were not reported before."""
+    """Those that were not reported before."""
 
-    report: ProgressReported
+    steps: tuple[StepReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

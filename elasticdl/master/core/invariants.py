@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.coordinator import Coordinator
-from elasticdl.master.core.lifecycle import LIVE, WorkerState
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.values import Phase
 
 _S = WorkerState
-_IN_WORLD = (_S.MEMBER, _S.REJOINING)
-_UNHURRIED = (_S.FINISHED, _S.COMPLETED, _S.STANDBY, _S.EXCLUDED, *_IN_WORLD)
+_UNHURRIED = (*DONE, _S.STANDBY, _S.EXCLUDED, *IN_WORLD)
 
 
 class InvariantError(AssertionError):
@@ -38,17 +37,17 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Coordinator], bool]] = {
     ),
     "a worker whose process is gone has no record unless it has finished": lambda r, job: r.state is not _S.GONE,
     "who is in the world, or left it for the next, has its rank there": lambda r, job: (
-        r.state not in _IN_WORLD or job.rendezvous.rank_of(r) == r.rank
+        r.state not in IN_WORLD or job.rendezvous.rank_of(r) == r.rank
     ),
     "who waits for a world has asked for one": lambda r, job: r.ready or r.state not in (_S.STANDBY, _S.REJOINING),
     "who has to leave has a time to do so": lambda r, job: (
-        r.deadline is not None or not (r.lingers or r.state in (_S.DRAINING, _S.FAILED))
+        r.deadline is not None or not (r.lingers or r.state in LEAVING)
     ),
     "who trains, waits or has finished has no deadline unless it leaves": lambda r, job: (
         r.deadline is None or r.lingers or r.state not in _UNHURRIED
     ),
     "only one who is in the world, or left it for the next, lingers": lambda r, job: (
-        not r.lingers or r.state in _IN_WORLD
+        not r.lingers or r.state in IN_WORLD
     ),
     "silence means nothing of who has finished, failed or was given up": lambda r, job: (
         r.pulse is None or r.state in (*LIVE, _S.DRAINING)
@@ -64,7 +63,7 @@ def _lost_members(job: Coordinator, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
     if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
         return ()
-    inside = {r.worker_id for r in rendezvous.of(*_IN_WORLD, _S.FINISHED, _S.COMPLETED)}
+    inside = {r.worker_id for r in rendezvous.of(*IN_WORLD, *DONE)}
     return set(rendezvous.world.worker_ids) - inside
 
 

@@ -6,22 +6,35 @@ another listens first (`elasticdl.master.core.recovery`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.coordinator import Coordinator
-from elasticdl.master.core.fleet import DONE
 from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
-from elasticdl.master.core.lifecycle import JOB, Condition, WorkerState
-from elasticdl.master.core.recovery import Recovery, take_up
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
+from elasticdl.master.core.record import WorkerView
+from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.training import Training
-from elasticdl.master.core.view import JobView, view_worker
+from elasticdl.master.core.values import Settings
 
 _S = WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """The job at one moment, for people."""
+
+    phase: Phase
+    reason: str
+    traceback: str
+    world_version: int
+    last_change: str
+    limits: WorkerRange
+    workers: tuple[WorkerView, ...]
 
 
 class Job:
@@ -32,7 +45,7 @@ class Job:
         self._settings = settings
         self._workers = Coordinator(settings, past)
         self._workers.listening = snapshot is not None
-        self._recovery = Recovery(self._workers.records, settings, past.world) if snapshot else None
+        self._recovery = Recovery(self._workers.records, settings, past) if snapshot else None
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
         self._save_problem = ""
 
@@ -51,23 +64,21 @@ class Job:
                     self._recovery.heard(event, now)
                 return []
             case e.ProgressReported():
-                report, milestones = self._workers.training.report(event, now)
-                self._workers.fleet.crashes.trained(len(report.steps))
-                return self._in_order([i.NewSteps(report), *milestones]) if milestones else [i.NewSteps(report)]
-            case e.PauseReported():
-                return [Record("pause", {**event.parts, "worker": event.worker_id})]
+                steps, milestones = self._workers.training.report(event, now)
+                self._workers.fleet.crashes.trained(len(steps))
+                return self._in_order([i.NewSteps(steps), *milestones]) if milestones else [i.NewSteps(steps)]
             case e.NoticeReported():
                 self._workers.training.notice(event)
                 return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])
-            case e.StateSaveStalled(reason):
-                self._save_problem, self._workers.liveness.saving_stalled = reason, True
-                message = f"what was decided waits until the job's state is saved: {reason}"
-                return [Record("warning", {"message": message})]
-            case e.StateSaved():
-                self._save_problem, self._workers.liveness.saving_stalled = "", False
-                return []
+            case e.StateSaveStalled(problem):
+                self._save_problem, self._workers.liveness.saving_stalled = problem, bool(problem)
+                message = f"what was decided waits until the job's state is saved: {problem}"
+                return [Record("warning", {"message": message})] if problem else []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
-        out += self._handle(event, now)
+        if isinstance(event, e.WorkersFound):
+            out += self._find(event, now)
+        else:
+            out += self._listen(event, self._recovery, now) if self._recovery else self._workers.act(event, now)
         if self._recovery is None:
             out += self._workers.advance(now)
         return self._in_order([*out, *self._note_phase()])
@@ -81,7 +92,7 @@ class Job:
             for r in self._workers.records.values()
             if r.state is not _S.COMPLETED
         )
-        numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.snapshot()
+        numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
         return replace(self._durable(), training=numbers, workers=workers, crashes=crashes)
 
     def view(self) -> JobView:
@@ -94,7 +105,7 @@ class Job:
             world_version=self._workers.rendezvous.version,
             last_change=world.reason if world else "",
             limits=self._workers.limits,
-            workers=tuple(view_worker(r) for r in self._workers.records.values() if r.state is not _S.COMPLETED),
+            workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 
     def validate(self) -> None:
@@ -106,27 +117,16 @@ class Job:
 
     # ---- after another master ----
 
-    def _handle(self, event: e.Event, now: float) -> list[Instruction]:
-        if isinstance(event, e.WorkersFound):
-            return self._find(event, now)
-        return self._listen(event, self._recovery, now) if self._recovery else self._workers.act(event, now)
-
     def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
-        if (
-            self._recovery is None and event.workers and self._workers.fleet.next_id == 0
-        ):  # what was known of them is lost
-            self._recovery = Recovery(self._workers.records, self._settings, None)
+        # What was known of them is lost.
+        if self._recovery is None and event.workers and self._workers.fleet.next_id == 0:
+            self._recovery = Recovery(self._workers.records, self._settings, self._past)
         recovery, fleet = self._recovery, self._workers.fleet
         if recovery is None or recovery.begun:
             return []
         self._workers.listening = True
-        records, missing = take_up(self._past, event.workers, self._settings, now)
-        self._workers.records.update(records)
-        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in records)])
-        recovery.begin(event.workers, frozenset(worker.worker_id for worker in self._past.workers), now)
-        for worker_id in missing:
-            reason = "it was not there when the master started again"
-            recovery.hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
+        missing = recovery.begin(event.workers, now)
+        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._workers.records)])
         condemned = [r for r in self._workers.rendezvous.of(_S.KILLING) if r.worker_id not in missing]
         out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
         return [*out, *self._recover(recovery, now)] if self._workers.ending.outcome or recovery.over(now) else out
@@ -138,7 +138,7 @@ class Job:
             case e.ScaleRequested():
                 return self._workers.act(event, now)
             case e.Tick():
-                recovery.forgive(self._workers.forgive_own_absence(now))
+                recovery.news += self._workers.forgive_own_absence(now)
             case e.WorkerFinished(worker_id) if worker_id in self._workers.records:  # saved as soon as it is taken
                 self._workers.finished(event, now)
             case _:

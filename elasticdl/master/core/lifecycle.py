@@ -73,10 +73,8 @@ class Action(Enum):
     TEAR_WORLD = "as BREAK_WORLD if others are still in its world, unless it ended well"
     EXPLAIN = "if it is why a new world is formed, say now what became of it"
     REPEAT_WORLD = "publish the present world to it again, unless it knows it"
-    REPEAT_ORDER = "tell it again to leave, or that the job ends"
+    ORDER = "tell it, maybe again, to leave, or that the job ends"
     BREAK_ITS_WORLD = "tell it that the world it is in goes on without it"
-    SEND_DRAIN = "tell it to leave"
-    STOP_WORK = "tell it that the job ends"
     END_PROCESS = "kill it; a user's own program, which may do without a session, gets SIGTERM"
     KILL = "kill it"
     BLAME = "if the user's code failed, decide that the job has failed"
@@ -87,6 +85,9 @@ STARTING = (_S.PENDING, _S.STARTING)
 ABSENT = (_S.INITIALIZING, _S.STANDBY, _S.REJOINING, _S.EXCLUDED)  # in a session and in no world
 # A worker in one of these states counts as one of those that the job has.
 LIVE = (*STARTING, _S.INITIALIZING, _S.STANDBY, _S.MEMBER, _S.REJOINING, _S.EXCLUDED)
+IN_WORLD = (_S.MEMBER, _S.REJOINING)  # or left it for the next
+LEAVING = (_S.DRAINING, _S.FAILED)
+DONE = (_S.FINISHED, _S.COMPLETED)
 Row = tuple[tuple[WorkerState, ...], Trigger, WorkerState | None, tuple[Action, ...]]
 
 # From one of these states, with this trigger, to that state (None: it stays as it is), with these actions.
@@ -111,19 +112,19 @@ ROWS: tuple[Row, ...] = (
     ((_S.MEMBER,), _T.CONNECT_IN_WORLD, None, (_A.REPEAT_WORLD,)),
     ((_S.MEMBER,), _T.EXCLUDE, _S.EXCLUDED, (_A.BREAK_WORLD,)),
     ((*STARTING, _S.INITIALIZING, _S.EXCLUDED), _T.CONNECT_IN_WORLD, _S.EXCLUDED, (_A.BREAK_ITS_WORLD,)),
-    ((_S.DRAINING,), _T.CONNECT, None, (_A.REPEAT_ORDER,)),
-    ((_S.DRAINING,), _T.CONNECT_IN_WORLD, None, (_A.REPEAT_ORDER,)),
+    ((_S.DRAINING,), _T.CONNECT, None, (_A.ORDER,)),
+    ((_S.DRAINING,), _T.CONNECT_IN_WORLD, None, (_A.ORDER,)),
     # It leaves, by itself (SIGTERM) or because it is told to.
     ((_S.MEMBER, _S.REJOINING), _T.LINGER, None, (_A.NOTE_DRAINING, _A.STAY)),
     ((*STARTING, *ABSENT), _T.DRAIN, _S.DRAINING, (_A.NOTE_DRAINING,)),
     ((_S.MEMBER,), _T.DRAIN, _S.DRAINING, (_A.NOTE_DRAINING, _A.CHANGE_WORLD)),
     (STARTING, _T.LET_GO, _S.DRAINING, (_A.NOTE_DRAINING, _A.KILL)),
-    (ABSENT, _T.LET_GO, _S.DRAINING, (_A.NOTE_DRAINING, _A.SEND_DRAIN)),
-    ((_S.MEMBER,), _T.LET_GO, _S.DRAINING, (_A.NOTE_DRAINING, _A.CHANGE_WORLD, _A.SEND_DRAIN)),
+    (ABSENT, _T.LET_GO, _S.DRAINING, (_A.NOTE_DRAINING, _A.ORDER)),
+    ((_S.MEMBER,), _T.LET_GO, _S.DRAINING, (_A.NOTE_DRAINING, _A.CHANGE_WORLD, _A.ORDER)),
     # The job ends.
     ((_S.PENDING,), _T.DISMISS, _S.DRAINING, (_A.KILL,)),
     ((_S.STARTING,), _T.DISMISS, _S.DRAINING, (_A.END_PROCESS,)),
-    ((*ABSENT, _S.MEMBER, _S.DRAINING), _T.DISMISS, _S.DRAINING, (_A.STOP_WORK,)),
+    ((*ABSENT, _S.MEMBER, _S.DRAINING), _T.DISMISS, _S.DRAINING, (_A.ORDER,)),
     # Its training is complete, whatever it was told meanwhile.
     ((*LIVE, _S.DRAINING, _S.KILLING), _T.FINISH, _S.FINISHED, ()),
     ((_S.FINISHED,), _T.EXIT, _S.COMPLETED, ()),

@@ -7,6 +7,16 @@ from enum import IntEnum
 
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
 
+_SHOWN = {
+    WorkerState.PENDING: "pending",
+    WorkerState.STARTING: "starting",
+    WorkerState.INITIALIZING: "starting",
+    WorkerState.EXCLUDED: "starting",
+    WorkerState.STANDBY: "standby",
+    WorkerState.MEMBER: "member",
+    WorkerState.REJOINING: "member",
+}
+
 
 class NotificationLevel(IntEnum):
     """What a worker was told about its world."""
@@ -14,6 +24,18 @@ class NotificationLevel(IntEnum):
     NOTHING = 0
     CHANGE = 1
     BROKEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker at one moment, for people."""
+
+    worker_id: int
+    state: str  # pending, starting, standby, member, draining
+    rank: int  # -1 unless a member
+    host: str
+    pid: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -70,3 +92,8 @@ class WorkerRecord:
         """Sorts into the ranks of a new world (rule 5 of the rendezvous)."""
         step, epoch = (self.step, self.epoch) if self.has_state else (0, 0)
         return (not self.has_state, -step, -epoch, self.rank < 0, self.rank, self.worker_id)
+
+    def view(self) -> WorkerView:
+        state = "draining" if self.lingers else _SHOWN.get(self.state, "draining")
+        reason = "finished" if self.state is WorkerState.FINISHED else self.reason
+        return WorkerView(self.worker_id, state, self.rank if state == "member" else -1, self.host, self.pid, reason)

@@ -11,14 +11,13 @@ broken or hangs. Then those missing have as long as any worker that is cut off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from elasticdl.master.core import events as e
-from elasticdl.master.core.lifecycle import LIVE, STARTING, WorkerState
+from elasticdl.master.core.lifecycle import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.core.record import WorkerRecord
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.core.values import World
+from elasticdl.master.core.values import Settings, World
 
 _OF_A_SESSION = (
     e.WorkerConnected,
@@ -30,23 +29,6 @@ _OF_A_SESSION = (
 )
 
 
-def take_up(
-    past: JobSnapshot, found: Sequence[e.FoundWorker], settings: Settings, now: float
-) -> tuple[dict[int, WorkerRecord], list[int]]:
-    """Records of the workers that are remembered and of those that are there; and which of the former are gone."""
-    remembered = {worker.worker_id: worker for worker in past.workers}
-    # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
-    there = {w.worker_id: w for w in found if not w.over or w.worker_id in remembered or w.worker_id >= past.next_id}
-    records = {}
-    for worker_id in sorted({*there, *remembered, *past.finished}):
-        seen, known = there.get(worker_id), remembered.get(worker_id)
-        record = records[worker_id] = _restore(seen or e.FoundWorker(worker_id), known, settings, now)
-        if worker_id in past.finished:
-            record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
-            record.deadline = None
-    return records, sorted(remembered.keys() - there.keys())
-
-
 def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
     if known is None:
         state = WorkerState.STARTING if found.host else WorkerState.PENDING
@@ -55,7 +37,7 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.pid, unheard=True, ready=known.ready)
     record.world_version, record.failure = known.world_version, known.failure
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
-    if state in (WorkerState.DRAINING, WorkerState.FAILED):
+    if state in LEAVING:
         record.deadline = now + settings.stop_grace
     elif state in LIVE and found.host and not (known.ready or known.world_version or own):
         record.deadline = now + settings.start_timeout
@@ -63,13 +45,12 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
 
 
 class Recovery:
-    def __init__(self, records: Mapping[int, WorkerRecord], settings: Settings, remembered: World | None) -> None:
+    def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
         self._records = records
-        self._timeout = settings.recovery_timeout
-        self._silence = settings.heartbeat_timeout
-        self._remembered = remembered
+        self._settings = settings
+        self._past = past
         self._since: float | None = None
-        self._news = 0.0  # when somebody last came back, or was seen to train
+        self.news = 0.0  # when somebody last came back, or was seen to train
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
@@ -81,28 +62,36 @@ class Recovery:
     def begun(self) -> bool:
         return self._since is not None
 
-    def begin(self, found: Sequence[e.FoundWorker], known: frozenset[int], now: float) -> None:
-        """It is known who is there; those who may be in a world are waited for. ``known``: those in the snapshot."""
-        self._since = self._news = now
-        self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
-        self._awaited = {
-            record.worker_id
-            for record in self._records.values()
-            if record.live
-            and record.host
-            and not record.connected
-            and (record.ready or record.world_version or record.worker_id not in known)
+    def begin(self, found: Sequence[e.FoundWorker], now: float) -> list[int]:
+        """It is known who is there; those who may be in a world are waited for. Returns who is remembered and gone."""
+        self._since = self.news = now
+        past, remembered = self._past, {worker.worker_id: worker for worker in self._past.workers}
+        # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
+        there = {
+            w.worker_id: w for w in found if not w.over or w.worker_id in remembered or w.worker_id >= past.next_id
         }
-
-    def forgive(self, absence: float) -> None:
-        """The master itself was held up, and could hear nobody."""
-        self._news += absence
+        for worker_id in sorted({*there, *remembered, *past.finished}):
+            seen, known = there.get(worker_id), remembered.get(worker_id)
+            record = _restore(seen or e.FoundWorker(worker_id), known, self._settings, now)
+            self._records[worker_id] = record
+            if worker_id in past.finished:
+                record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
+                record.deadline = None
+            expected = record.ready or record.world_version or worker_id not in remembered
+            if record.live and record.host and expected:
+                self._awaited.add(worker_id)
+        self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
+        gone = sorted(remembered.keys() - there.keys())
+        for worker_id in gone:
+            reason = "it was not there when the master started again"
+            self.hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
+        return gone
 
     def heard(self, event: e.HeartbeatReceived, now: float) -> None:
         """A world that trains has lost nobody: its missing members are alive."""
         before, self._progress[event.worker_id] = self._progress.get(event.worker_id), event.progress
         if event.world_version and (not event.waiting or event.progress != before):
-            self._news = now
+            self.news = now
 
     def hold(self, event: e.Event, now: float) -> None:
         match event:
@@ -113,7 +102,7 @@ class Recovery:
                 ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
-                    self._news = now
+                    self.news = now
                 self._set_connected(worker_id, connected=True)
                 self._claims.pop(worker_id, None)
                 if event.members:
@@ -131,8 +120,8 @@ class Recovery:
     def over(self, now: float) -> bool:
         if self._since is None:
             return False
-        given_up = self._can_be_reached and now - self._news > self._silence
-        return not self._awaited or given_up or self.waited(now) >= self._timeout
+        given_up = self._can_be_reached and now - self.news > self._settings.heartbeat_timeout
+        return not self._awaited or given_up or self.waited(now) >= self._settings.recovery_timeout
 
     def waited(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
@@ -148,7 +137,7 @@ class Recovery:
 
         One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
         """
-        known = [*([self._remembered] if self._remembered else []), *self._claims.values()]
+        known = [*([self._past.world] if self._past.world else []), *self._claims.values()]
         newest = max(known, key=lambda world: world.version, default=None)
         return newest if newest and newest.version >= self._left else None
 

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.instructions import AnnounceChange, BreakWorld
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, WorkerState
 from elasticdl.master.core.record import NotificationLevel, WorkerRecord
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.values import Member, World
@@ -32,7 +33,7 @@ REASONS_SHOWN = 3
 LONGEST_WAIT_IN_WINDOWS = 5
 # A broken world is normally left well within this, seconds.
 RECOVERY_FROM_BREAK = 1.0
-_NOBODY = -1
+NOBODY = -1
 _S = WorkerState
 
 
@@ -43,7 +44,7 @@ class Change:
     since: float
     broken: bool
     reported_reason: str  # what a survivor noticed; shown if no cause is known
-    causes: dict[int, str] = field(default_factory=dict)  # by worker; _NOBODY for what no single one caused
+    causes: dict[int, str] = field(default_factory=dict)  # by worker; NOBODY for what no single one caused
     had_too_few: bool = False
 
     @property
@@ -51,16 +52,6 @@ class Change:
         shown = list(self.causes.values())[:REASONS_SHOWN] or [self.reported_reason]
         more = len(self.causes) - len(shown)
         return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What members are to be told of their world."""
-
-    worker_ids: tuple[int, ...]
-    version: int
-    level: NotificationLevel
-    reason: str
 
 
 class Rendezvous:
@@ -91,7 +82,7 @@ class Rendezvous:
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
-        return [record for record in self.of(_S.FINISHED, _S.COMPLETED) if self._was_in(record)]
+        return [record for record in self.of(*DONE) if self._was_in(record)]
 
     @property
     def broken(self) -> bool:
@@ -106,7 +97,7 @@ class Rendezvous:
     @property
     def complete(self) -> bool:
         """Everybody who is left has finished; rank 0 among them, unless one said that all have, in whichever world."""
-        if self.of(_S.MEMBER, _S.REJOINING):
+        if self.of(*IN_WORLD):
             return False
         leader = self.world.members[0].worker_id if self.world else None
         return self.together or any(record.worker_id == leader for record in self.finished())
@@ -114,7 +105,7 @@ class Rendezvous:
     @property
     def reopened(self) -> bool:
         """Some have finished, but rank 0 was lost before it had: nobody wrote the result."""
-        return self.ending and self.change is not None and not self.of(_S.MEMBER, _S.REJOINING) and not self.complete
+        return self.ending and self.change is not None and not self.of(*IN_WORLD) and not self.complete
 
     def recovering_from_break(self, now: float) -> bool:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
@@ -127,7 +118,7 @@ class Rendezvous:
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state."""
-        inside = self.of(_S.MEMBER, _S.REJOINING)
+        inside = self.of(*IN_WORLD)
         return record in inside and len(inside) == 1
 
     def leaves_others(self, record: WorkerRecord) -> bool:
@@ -137,7 +128,7 @@ class Rendezvous:
 
     def retention_order(self) -> list[int]:
         """Those to keep first when there are too many: by rank, then the standbys by age."""
-        inside = sorted(self.of(_S.MEMBER, _S.REJOINING), key=lambda r: r.rank)
+        inside = sorted(self.of(*IN_WORLD), key=lambda r: r.rank)
         return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
@@ -146,15 +137,13 @@ class Rendezvous:
         leaving = [record for record in self.of(_S.DRAINING) if record.world_version]
         if newest is None and leaving:
             return "waits for a worker that leaves: it may be writing the state"
-        if newest is None and (self.of(_S.EXCLUDED) or self._holders_cut_off()):
+        # Those who have asked, and whose session is lost; if they do not come back they are given up.
+        absent = [r for r in self.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
+        if newest is None and (self.of(_S.EXCLUDED) or absent):
             return "waits for a worker that was cut off: it may have the state"
         if newest and any(record.connected and record.advance > newest for record in leaving):
             return "waits for a worker that leaves: it may have finished"
         return ""
-
-    def _holders_cut_off(self) -> list[WorkerRecord]:
-        """Those who have asked, and whose session is lost; if they do not come back they are given up."""
-        return [record for record in self.of(_S.STANDBY, _S.REJOINING) if record.has_state and not record.connected]
 
     # ---- what follows ----
 
@@ -163,14 +152,6 @@ class Rendezvous:
         self.change = self.change or Change(now, broken, reported_reason)
         self.change.broken = self.change.broken or broken
         return self.change
-
-    def break_up(self, reason: str, now: float) -> None:
-        """The members are alive but their collective hangs."""
-        self.begin(now, broken=True).causes[_NOBODY] = reason
-
-    def cut_off(self) -> list[WorkerRecord]:
-        """Members of a broken world without a session: each is taken for a cause, and may come back later."""
-        return [record for record in self.active_members() if not record.connected] if self.broken else []
 
     def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
         """Begin a change if standbys wait, there is room, and others have had time to arrive."""
@@ -182,9 +163,9 @@ class Rendezvous:
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = _too_few(ready, limits)
         elif room > 0 and self._window_over(standbys, now, room):
-            self.begin(now).causes[_NOBODY] = self._describe(standbys)
+            self.begin(now).causes[NOBODY] = self._describe(standbys)
 
-    def notice(self) -> Notice | None:
+    def notice(self) -> AnnounceChange | BreakWorld | None:
         """What is to be told of the change under way, and to whom."""
         change, world = self.change, self.world
         if change is None or world is None:
@@ -192,7 +173,8 @@ class Rendezvous:
         level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
         audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
         untold = [r.worker_id for r in self.of(*audience) if self._was_in(r) and r.notified < level]
-        return Notice(tuple(untold), world.version, level, change.reason) if untold else None
+        tell = BreakWorld if change.broken else AnnounceChange
+        return tell(tuple(untold), world.version, change.reason) if untold else None
 
     def next_world(self, now: float, limits: WorkerRange) -> World | None:
         """If one can be formed now; else `shortage` says why not, unless members are waited for."""

@@ -40,7 +40,7 @@ class WorkerSnapshot:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrainingSnapshot:
     """The numbers that are shown, and which steps are in them."""
 
@@ -69,7 +69,7 @@ class JobSnapshot:
     world: World | None = None  # the last; perhaps nobody has heard of it
     phase: Phase = Phase.PENDING
     outcome: Outcome | None = None
-    training: TrainingSnapshot = TrainingSnapshot()
+    training: TrainingSnapshot = field(default_factory=TrainingSnapshot)
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
     crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
 

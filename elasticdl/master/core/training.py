@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elasticdl.master.core import events as e
@@ -16,35 +16,23 @@ WINDOW_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Training:
-    """Its fields are those of `TrainingSnapshot`. ``step`` and ``samples`` are the model's since its first step."""
+class Training(TrainingSnapshot):
+    """``step`` and ``samples`` are the model's since its first step."""
 
-    epochs_done: int = 0
-    epoch: int = 0
-    total_epochs: int = 0
-    step: int = 0
-    total_steps: int = 0
-    samples: int = 0
-    loss: float = math.nan
-    metrics: dict[str, float] = field(default_factory=dict)
-    diverged: bool = False
-    counted: int = 0
-    epoch_loss: tuple[float, int] = (0.0, 0)
-    newest: tuple[int, int] = (0, 0)
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # time, steps, samples
 
     @classmethod
     def restore(cls, past: TrainingSnapshot) -> Training:
         """Where an earlier master was."""
-        return cls(**{each.name: getattr(past, each.name) for each in fields(TrainingSnapshot)})
+        return cls(**_numbers(past))
 
     def snapshot(self) -> TrainingSnapshot:
-        return TrainingSnapshot(**{each.name: getattr(self, each.name) for each in fields(TrainingSnapshot)})
+        return TrainingSnapshot(**_numbers(self))
 
     # ---- what is told ----
 
-    def report(self, event: e.ProgressReported, now: float) -> tuple[e.ProgressReported, list[Record]]:
-        """The report with only those steps that are new, and what they add to the journal.
+    def report(self, event: e.ProgressReported, now: float) -> tuple[tuple[e.StepReport, ...], list[Record]]:
+        """Those steps that are new, and what they add to the journal.
 
         A new rank 0 reports its last steps again, in case its predecessor did not come to it. Steps that are trained
         again, since the state was lost, are those of a later world and count as new.
@@ -59,7 +47,7 @@ class Training:
         self._recent.append((now, len(steps), sum(step.samples for step in steps)))
         while now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()
-        return replace(event, steps=steps), out
+        return steps, out
 
     def notice(self, event: e.NoticeReported) -> None:
         told = event.fields
@@ -122,3 +110,7 @@ class Training:
         if len(recent) < 2:
             return 0.0
         return sum(entry[column] for entry in recent[1:]) / max(now - recent[0][0], 1e-9)
+
+
+def _numbers(of: TrainingSnapshot) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(TrainingSnapshot)}

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.instructions import Instruction, Phase
-from elasticdl.master.core.lifecycle import WORKERS, Action, Trigger, WorkerState
+from elasticdl.master.core.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
 from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.settings import Settings
+from elasticdl.master.core.values import Settings
 
-_IN_WORLD = (WorkerState.MEMBER, WorkerState.REJOINING)
-_LEAVING = (WorkerState.DRAINING, WorkerState.FAILED)
-_NO_DEADLINE = (
-    WorkerState.STANDBY,
-    WorkerState.MEMBER,
-    WorkerState.REJOINING,
-    WorkerState.EXCLUDED,
-    WorkerState.FINISHED,
-)
+_NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +26,22 @@ class Happening:
     cause: str = ""
     clean: bool = False  # the process ended by itself with exit code 0
     event: e.WorkerConnected | e.JoinRequested | e.WorkerFailed | None = None
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the job ends: its workers are told to leave, killed after a grace period, and given up after another."""
+
+    outcome: i.Outcome | None  # decided once; if it was by an earlier master, this one begins with it
+    deadline: float = math.inf  # infinite until the workers are told
+    killed: bool = False
+
+    @property
+    def dismissed(self) -> bool:
+        return self.deadline < math.inf
+
+    def decide(self, outcome: i.Outcome) -> None:
+        self.outcome = self.outcome or outcome
 
 
 class Transitions:
@@ -55,10 +63,8 @@ class Transitions:
             Action.TEAR_WORLD: self._tear_world,
             Action.EXPLAIN: self._explain,
             Action.REPEAT_WORLD: self._repeat_world,
-            Action.REPEAT_ORDER: self._repeat_order,
+            Action.ORDER: self._order,
             Action.BREAK_ITS_WORLD: self._break_its_world,
-            Action.SEND_DRAIN: lambda r, h: i.DrainWorker(r.worker_id, h.reason),
-            Action.STOP_WORK: self._repeat_order,
             Action.END_PROCESS: self._end_process,
             Action.KILL: lambda r, h: i.KillWorker(r.worker_id, h.reason),
             Action.BLAME: self._blame,
@@ -73,7 +79,7 @@ class Transitions:
         record.state, actions = row
         if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
             record.reason = happening.reason
-        lingers, record.lingers = record.lingers, record.lingers and record.state in _IN_WORLD
+        lingers, record.lingers = record.lingers, record.lingers and record.state in IN_WORLD
         if record.state is not before:
             self._enter(record, happening, overstays=lingers)
         out = [self._actions[action](record, happening) for action in actions if not (lingers and action is _NOTED)]
@@ -82,7 +88,7 @@ class Transitions:
     def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
         record.kill_at = None
-        if record.state in _LEAVING and not overstays:
+        if record.state in LEAVING and not overstays:
             record.deadline = happening.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:
             record.deadline = happening.now + self._settings.start_timeout
@@ -137,7 +143,7 @@ class Transitions:
         reason = "the others went on while it was cut off"
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
-    def _repeat_order(self, record: WorkerRecord, happening: Happening) -> Instruction:
+    def _order(self, record: WorkerRecord, happening: Happening) -> Instruction:
         if outcome := self._ending.outcome:
             return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
         return i.DrainWorker(record.worker_id, record.reason)
@@ -148,7 +154,7 @@ class Transitions:
 
     def _blame(self, record: WorkerRecord, happening: Happening) -> None:
         failed = happening.event
-        if isinstance(failed, e.WorkerFailed) and failed.cause is e.FailureCause.USER:
+        if isinstance(failed, e.WorkerFailed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
 
 

@@ -1,12 +1,13 @@
-"""What events, instructions and the core's own state are made of."""
+"""What events, instructions and the core's own state are made of, and the settings that it decides by."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from elasticdl.common.shared_values import Member as Member
 from elasticdl.common.shared_values import StepReport as StepReport
+from elasticdl.common.spec import JobSpec, WorkerRange
 
 
 class Phase(StrEnum):
@@ -46,3 +47,25 @@ class World:
     @property
     def worker_ids(self) -> tuple[int, ...]:
         return tuple(member.worker_id for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The part of the job's specification that the core needs. Times in seconds."""
+
+    workers: WorkerRange
+    join_window: float = 0.3
+    start_timeout: float = 600.0
+    heartbeat_timeout: float = 10.0
+    progress_timeout: float = 300.0
+    stop_grace: float = 30.0
+    # For workers to come back to a master that was started again: its address may take long to be known everywhere.
+    recovery_timeout: float = 60.0
+    # The workers run the user's own program, which may never connect.
+    own_program: bool = False
+
+    @classmethod
+    def from_spec(cls, spec: JobSpec) -> Settings:
+        names = {field.name for field in fields(cls)} - {"workers", "own_program"}
+        times = {name: getattr(spec, name) for name in names}
+        return cls(spec.num_workers, own_program=bool(spec.command), **times)

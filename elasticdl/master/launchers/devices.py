@@ -77,7 +77,8 @@ class Slots:
         try:
             for index in range(max(self._count, len(self._gpus))):
                 if index not in self._leases and self._lease(index):
-                    return Slot(index, self._environment(index))
+                    shared = {SHARED_GPU: "1"} if self._shared else {}
+                    return Slot(index, {"CUDA_VISIBLE_DEVICES": self._gpu(index), **shared})
         except OSError as error:
             return f"can't lease a GPU in {self._locks}: {error.strerror}"
         return "every GPU is taken, some by other jobs of yours"
@@ -88,10 +89,6 @@ class Slots:
 
     def _gpu(self, index: int) -> str:
         return self._gpus[index % len(self._gpus)]
-
-    def _environment(self, index: int) -> dict[str, str]:
-        shared = {SHARED_GPU: "1"} if self._shared else {}
-        return {"CUDA_VISIBLE_DEVICES": self._gpu(index), **shared}
 
     def _lease(self, index: int) -> bool:
         self._locks.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.core import events as e
+from elasticdl.master.core.events import StepReport
 
 _log = logging.getLogger(__name__)
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "total")
@@ -15,14 +15,11 @@ PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "t
 class Observer:
     """Hears of what it does not ignore, on the master's event loop; no method waits or raises."""
 
-    def observe(self, event: e.Event) -> None:
-        """Everything that the core is told, before it acts on it."""
-
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         """Every entry of the journal that this master makes; `elasticdl.common.journal.EVENTS` names them."""
 
-    def world_formed(self, size: int) -> None:
-        """A world of so many members begins, or goes on under this master."""
+    def trained(self, steps: Sequence[StepReport]) -> None:
+        """Steps that were not reported before."""
 
     def close(self) -> None:
         """Nothing more happens."""
@@ -34,14 +31,11 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
 
-    def observe(self, event: e.Event) -> None:
-        self._tell(lambda observer: observer.observe(event))
-
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.recorded(event, fields))
 
-    def world_formed(self, size: int) -> None:
-        self._tell(lambda observer: observer.world_formed(size))
+    def trained(self, steps: Sequence[StepReport]) -> None:
+        self._tell(lambda observer: observer.trained(steps))
 
     def close(self) -> None:
         self._tell(lambda observer: observer.close())

@@ -38,14 +38,10 @@ def summarize(end: EndJob, training: Training, journal: Path, wall_time: float) 
             worlds.append({"version": entry["world"], **world, "formed_at": entry["time"]})
         elif entry["event"] == "pause":
             pauses.append({key: value for key, value in entry.items() if key != "event"})
-    return {
-        "status": str(end.phase),
-        "reason": end.reason,
-        "epochs": training.epochs_done,
-        "steps": training.step,
-        "samples": training.samples,
-        "metrics": training.metrics,
-        "worlds": worlds,
-        "pauses": pauses,
-        "wall_time": round(wall_time, 3),
-    }
+    found = {"worlds": worlds, "pauses": pauses, "wall_time": round(wall_time, 3)}
+    return {"status": str(end.phase), **achieved(end, training), **found}
+
+
+def achieved(end: EndJob, training: Training) -> dict[str, Any]:
+    numbers = {"steps": training.step, "epochs": training.epochs_done, "samples": training.samples}
+    return {"reason": end.reason, **numbers, "metrics": training.metrics}

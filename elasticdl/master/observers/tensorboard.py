@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from elasticdl.master.core import events as e
+from elasticdl.master.core.events import StepReport
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
 
 _log = logging.getLogger(__name__)
@@ -42,32 +42,29 @@ class TensorBoard(Observer):
         self._step = 0
         self._world_size = 0
 
-    def observe(self, event: e.Event) -> None:
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         match event:
-            case e.ProgressReported(_, steps):
-                for report in steps:
-                    self._write_step(report)
-            case e.PauseReported(_, parts):
-                self._write({f"pause/{part}": parts[part] for part in PAUSE_PARTS if part in parts}, self._step)
-            case e.NoticeReported(_, "evaluation", fields):
+            case "world_formed" | "master_restarted":
+                self._world_size = len(fields["members"])
+            case "pause":
+                self._write({f"pause/{part}": fields[part] for part in PAUSE_PARTS if part in fields}, self._step)
+            case "evaluation":
                 metrics = fields.get("metrics", {})
                 self._write({f"evaluation/{name}": value for name, value in metrics.items()}, fields.get("step", 0))
 
-    def world_formed(self, size: int) -> None:
-        self._world_size = size
+    def trained(self, steps: Sequence[StepReport]) -> None:
+        for report in steps:
+            self._step = report.step
+            scalars: dict[str, float] = {"world_size": self._world_size}
+            if report.samples:
+                scalars |= {"loss": report.loss, "learning_rate": report.learning_rate}
+            if report.samples and report.seconds > 0:
+                scalars["samples_per_second"] = report.samples / report.seconds
+            self._write(scalars, report.step)
 
     def close(self) -> None:
         if self._writer:
             self._writer.close()
-
-    def _write_step(self, report: e.StepReport) -> None:
-        self._step = report.step
-        scalars: dict[str, float] = {"world_size": self._world_size}
-        if report.samples:
-            scalars |= {"loss": report.loss, "learning_rate": report.learning_rate}
-        if report.samples and report.seconds > 0:
-            scalars["samples_per_second"] = report.samples / report.seconds
-        self._write(scalars, report.step)
 
     def _write(self, scalars: Mapping[str, Any], step: int) -> None:
         if self._failed:

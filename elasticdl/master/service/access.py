@@ -10,12 +10,10 @@ A call that the table does not know is refused to all.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import inspect
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -38,7 +36,6 @@ _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
-Admit = Callable[[Context], Awaitable[None]]
 
 
 class Access(Protocol):
@@ -136,7 +133,7 @@ class _RenewedCertificate:
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
-    """Lets a call reach its handler only if the caller has a role for which the table allows it."""
+    """Lets a call reach its handler, a coroutine function, only if the caller has a role for which the table allows it."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -150,11 +147,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
         if handler is None:
             return handler  # no such call: gRPC says so
         name = handler_call_details.method.rpartition("/")[2]
+        streams = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if streaming else "unary" for streaming in streams)
+        behaviour, make = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
 
-        async def admit(context: Context) -> None:
+        async def guarded(request: Any, context: Context) -> Any:
             await self._admit(name, context)
+            return await behaviour(request, context)
 
-        return _guarded(handler, admit)
+        made: Handler = make(guarded, handler.request_deserializer, handler.response_serializer)
+        return made
 
     async def _admit(self, name: str, context: Context) -> None:
         roles = self._access.roles(context)
@@ -168,34 +170,3 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
 
 def _listed(roles: frozenset[Role]) -> str:
     return " or ".join(f"the {role}" for role in sorted(roles)) or "nobody"
-
-
-def _guarded(handler: Handler, admit: Admit) -> Handler:
-    """The same handler, behind the check."""
-    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., Handler]]] = {
-        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
-        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
-        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
-        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
-    }
-    behaviour, make = kinds[handler.request_streaming, handler.response_streaming]
-    wrap = _guarded_stream if inspect.isasyncgenfunction(behaviour) else _guarded_call
-    return make(wrap(behaviour, admit), handler.request_deserializer, handler.response_serializer)
-
-
-def _guarded_call(behaviour: Callable[..., Awaitable[Any]], admit: Admit) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: Context) -> Any:
-        await admit(context)
-        return await behaviour(request, context)
-
-    return call
-
-
-def _guarded_stream(behaviour: Callable[..., Any], admit: Admit) -> Callable[..., AsyncIterator[Any]]:
-    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        await admit(context)
-        async with contextlib.aclosing(behaviour(request, context)) as replies:
-            async for reply in replies:
-                yield reply
-
-    return stream

@@ -4,7 +4,7 @@ It may be one of several, one after another: the Job starts the next when this o
 
 Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
 backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
-them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`crash_loop`).
+them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from elasticdl.common import environment as variables
-from elasticdl.common.credentials import TlsFolder
+from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
@@ -38,24 +37,19 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
-from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT
+from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
-from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
-from elasticdl.master.launchers.kubernetes.crash_loop import crash_loop
-from elasticdl.master.launchers.kubernetes.finalize import finalize, request
-from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, Cluster, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.ports import OwnJobApi, WorkerPodApi, event_source, pod_source
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, Mark
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
-from elasticdl.master.observers.metrics_server import MetricsServer
+from elasticdl.master.launchers.kubernetes.judge import crash_loop
+from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, request
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.master.observers.metrics import MetricsServer, Prometheus
 from elasticdl.master.observers.observer import Observer
-from elasticdl.master.observers.prometheus import Prometheus
 from elasticdl.master.service.access import TlsAccess
-from elasticdl.master.service.entry import EXIT_CODES, EXIT_USER_ERROR, read_spec
-from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -83,14 +77,10 @@ class Pod:
         Raises:
             UserError: a variable is missing.
         """
-        try:
-            namespace, uid, address, folder = (
-                environ[name] for name in (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
-            )
-        except KeyError as missing:
-            raise UserError(
-                f"{missing.args[0]} is not set: a cluster's master is started by `elasticdl train`"
-            ) from None
+        names = (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+        if missing := [name for name in names if name not in environ]:
+            raise UserError(f"{missing[0]} is not set: a cluster's master is started by `elasticdl train`")
+        namespace, uid, address, folder = (environ[name] for name in names)
         return cls(namespace, uid, address, TlsFolder(Path(folder)))
 
 
@@ -123,26 +113,25 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
     client = connect(Place(pod.namespace), own_account=True)
-    job = OwnJobApi(client, name)
-    owner = Owner.of(await request(job.read_job, "read the job"), await request(job.read_state, "read the job's state"))
+    job = await request(partial(client.read, "Job", master_name(name)), "read the job")
+    owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
     relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def relieve(reason: str) -> None:
         if not relieved.done():
             relieved.set_result(reason)
 
-    mark = Mark(pod.uid, lambda: relieve("another master has taken over"))
-    state = ClusterState(job, mark, job_dir.journal)
+    replaced = partial(relieve, "another master has taken over")
+    state = ClusterState(client, name, pod.uid, replaced, job_dir.journal)
     announcer = Announcer(client.create, owner.about(pod.namespace))
-    with _signals(relieve):
+    with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
         async with announcer.announcing():
             try:
-                if why := crash_loop(await request(job.masters, "list the masters before this one"), owner.uid):
+                masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
+                if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                logging.basicConfig(
-                    level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
-                )
+                log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
             except (UserError, JobFailedError) as error:
@@ -150,9 +139,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
                 await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
-                await finalize(job, state, json_format.MessageToJson(failed), Phase.FAILED)
+                await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
-        await finalize(job, state, status, end.phase)
+        await state.finish(status, end.phase)
     return EXIT_CODES[end.phase]
 
 
@@ -181,27 +170,20 @@ class Master:
             RelievedError: the master was told to leave.
         """
         launchers: list[KubernetesLauncher] = []
+        job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
+        priority = parse_priority(self.spec.worker_pod_priority)
+        pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
 
         def make_launcher(report: Report) -> KubernetesLauncher:
-            launchers.append(self._launcher(client, report))
+            launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
             return launchers[0]
-
-        @asynccontextmanager
-        async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-            async with state.keeping_journal():
-                yield
 
         def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
             state.show(lambda: _unless_over(status()))
             return [announcer, *self._metrics(status)]
 
-        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
-        return await self._unless_relieved(serve(self.spec, self.job_dir, platform), launchers, relieved)
-
-    async def _unless_relieved(
-        self, work: Coroutine[Any, Any, EndJob], launchers: list[KubernetesLauncher], relieved: asyncio.Future[str]
-    ) -> EndJob:
-        serving = asyncio.ensure_future(work)
+        platform = Platform(self._server(), make_launcher, state, lambda post: state.keeping_journal(), make_observers)
+        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
         awaited: set[asyncio.Future[Any]] = {serving, relieved}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -213,7 +195,8 @@ class Master:
         raise RelievedError(f"leaving the job to another master: {relieved.result()}")
 
     def _server(self) -> Server:
-        server = Server(_bracketed(self.pod.address), TlsAccess.load(self.pod.tls))
+        address = self.pod.address
+        server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(self.pod.tls))
         port = server.bind(MASTER_PORT)
         # A port-forward comes in there; in a pod of its own network nobody else can have the port.
         reached = [server.bind_also(loopback, port) for loopback in _LOOPBACKS]
@@ -238,34 +221,10 @@ class Master:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []
 
-    def _launcher(self, client: Client, report: Report) -> KubernetesLauncher:
-        job, namespace, workers = self.spec.job_name, self.pod.namespace, self.spec.num_workers
-        cluster = Cluster(WorkerPodApi(client, job), pod_source(client, job), event_source(client))
-        priority = parse_priority(self.spec.worker_pod_priority)
-        pods = WorkerPods(job, namespace, self.owner, self.template, workers.maximum, priority)
-        return KubernetesLauncher(cluster, pods, report, Patience(image=self.spec.image_timeout), random.Random())
-
-
-@contextmanager
-def _signals(relieve: Callable[[str], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, relieve, f"it got {number.name}")
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
 
 def _unless_over(status: pb.JobStatus) -> str:
     """The status that is seen between two masters. The end of a job is shown only after everything else is done."""
     return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 if __name__ == "__main__":

@@ -1,28 +1,39 @@
-"""The master of a local job: on loopback, with a token in the job's directory, and stopped by signals."""
+"""`python -m elasticdl.master.service.local_master --job_dir DIR`: the master of one local job, from first to last.
+
+It is on loopback, with a token in the job's directory, and stopped by signals.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake (one line on stderr, nothing was started), 130 stopped.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import itertools
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE, python_path
 from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import EndJob
+from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
+from elasticdl.master.launchers.tether import die_with_parent
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
-from elasticdl.master.service.serve import Platform, serve
+from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.service.servicer import Server
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
@@ -30,6 +41,28 @@ PARENT_GONE = signal.SIGUSR1
 
 # Makes the launcher of a job, from what a worker must know to reach the master.
 LauncherFactory = Callable[[MasterAddress, Report], Launcher]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.service.local_master", description=__doc__)
+    parser.add_argument("--job_dir", required=True, type=Path, help="the job's directory, which holds job.json")
+    parser.add_argument(
+        "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
+    )
+    args = parser.parse_args(argv)
+    if args.die_with_parent:
+        die_with_parent(PARENT_GONE)
+        if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+            return EXIT_CODES[Phase.STOPPED]
+    job_dir = JobDir(args.job_dir.absolute())
+    try:
+        spec = read_spec(job_dir)
+        log_as(job_dir.name, spec)
+        end = asyncio.run(serve_here(spec, job_dir, local_launcher(spec, job_dir)))
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    return EXIT_CODES[end.phase]
 
 
 async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) -> EndJob:
@@ -44,7 +77,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFact
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-        async with stopped_by_signals(post):
+        with stopped_by_signals(post):
             job_dir.write_master(address)
             yield
 
@@ -73,25 +106,20 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
     return make
 
 
-@asynccontextmanager
-async def stopped_by_signals(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:
     """The first SIGTERM or SIGINT, or the parent's death, stops the job with a checkpoint; a second signal stops it at once."""
-    loop = asyncio.get_running_loop()
-    signals, seen = (signal.SIGTERM, signal.SIGINT), 0
+    requests = itertools.count()
 
     def stop(name: str) -> None:
-        nonlocal seen
-        seen += 1
-        post(e.StopRequested(f"the master got {name}", checkpoint=seen == 1, now=seen > 1))
+        first = next(requests) == 0
+        post(e.StopRequested(f"the master got {name}", checkpoint=first, now=not first))
 
     def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
         post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
 
-    for number in signals:
-        loop.add_signal_handler(number, stop, number.name)
-    loop.add_signal_handler(PARENT_GONE, orphaned)
-    try:
-        yield
-    finally:
-        for number in (*signals, PARENT_GONE):
-            loop.remove_signal_handler(number)
+    stops = {number: partial(stop, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+    return handling({**stops, PARENT_GONE: orphaned})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer
 from elasticdl.master.service.convert import to_message
 from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.sessions import Sessions
 
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
@@ -35,28 +35,25 @@ class Mailbox:
     """Where everybody leaves events, in order; only `Loop` takes them out."""
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
+        # A mark among the events is set when all before it is acted upon.
+        self.events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
         self._closed = False
 
     def post(self, event: e.Event) -> None:
-        self._events.put_nowait(event)
+        self.events.put_nowait(event)
 
     async def settled(self) -> None:
         """Wait until everything that was posted before is acted upon and saved, or never will be."""
         if not self._closed:
             mark = asyncio.Event()
-            self._events.put_nowait(mark)
+            self.events.put_nowait(mark)
             await mark.wait()
-
-    async def take(self) -> e.Event | asyncio.Event:
-        """The next event, or a mark to be set when all before it is acted upon."""
-        return await self._events.get()
 
     def close(self) -> None:
         """Nobody takes any more; those who wait for what they have posted go on."""
         self._closed = True
-        while not self._events.empty():
-            if isinstance(event := self._events.get_nowait(), asyncio.Event):
+        while not self.events.empty():
+            if isinstance(event := self.events.get_nowait(), asyncio.Event):
                 event.set()
 
 
@@ -66,7 +63,6 @@ class Ports:
 
     launcher: Launcher
     sessions: Sessions
-    relay: KeyValueRelay
     journal: Journal
     saver: StateSaver
     observer: Observer
@@ -113,7 +109,7 @@ class Loop:
         timer = running.call_soon(self._mailbox.post, e.Tick())
         try:
             while True:
-                event = await self._mailbox.take()
+                event = await self._mailbox.events.get()
                 if isinstance(event, asyncio.Event):
                     self.pending.put_nowait(event)
                     continue
@@ -127,8 +123,6 @@ class Loop:
         """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
         now = self._ports.clock()
         _log.debug("%s", event)
-        if not isinstance(event, e.ProgressReported):  # of which only what is new is told
-            self._ports.observer.observe(event)
         for instruction in self._job.step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
@@ -139,7 +133,8 @@ class Loop:
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
         if now - self._saved_at >= SAVE_SECONDS:
-            self._save(now).add_done_callback(_drop)
+            # If saving mere numbers fails, so does the next that is waited for.
+            self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
         self._saved_at = now
@@ -168,7 +163,7 @@ class Loop:
         if not done:
             self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
             await asyncio.wait({saved})
-            self._mailbox.post(e.StateSaved())
+            self._mailbox.post(e.StateSaveStalled(""))
         saved.result()
 
     async def act(self, instruction: i.Instruction) -> None:
@@ -183,12 +178,12 @@ class Loop:
                 ports.launcher.kill(worker_id)
             case i.PublishWorld(world, ids):
                 self._unpublished.remove(world.version)
-                self._begin_world(world)
+                ports.sessions.begin_world(world.version, world.worker_ids)
                 ports.sessions.send(ids, to_message(instruction))
                 if len(ids) == 1:  # told again: it may also have missed entries
-                    ports.relay.replay(ids[0])
+                    ports.sessions.replay(ids[0])
             case i.AdoptWorld(world):
-                self._begin_world(world)
+                ports.sessions.begin_world(world.version, world.worker_ids)
             case _:
                 self._tell(instruction)
 
@@ -200,15 +195,5 @@ class Loop:
                 self._ports.sessions.send((worker_id,), to_message(instruction))
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
-            case i.NewSteps(report):
-                self._ports.observer.observe(report)
-
-    def _begin_world(self, world: i.World) -> None:
-        self._ports.relay.begin_world(world.version, world.worker_ids)
-        self._ports.observer.world_formed(len(world.members))
-
-
-def _drop(saved: asyncio.Future[None]) -> None:
-    """If saving mere numbers fails, so does the next that is waited for."""
-    if not saved.cancelled():
-        saved.exception()
+            case i.NewSteps(steps):
+                self._ports.observer.trained(steps)

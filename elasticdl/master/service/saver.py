@@ -22,6 +22,7 @@ class SnapshotStore(Protocol):
         Raises:
             UserError: there is something that can't be read, or is no snapshot.
         """
+        return None
 
     async def save(self, snapshot: Snapshot) -> None:
         """Replace what is there, wholly or not at all.
@@ -31,11 +32,8 @@ class SnapshotStore(Protocol):
         """
 
 
-class Nowhere:
+class Nowhere(SnapshotStore):
     """For a master that can have no successor, since its workers end with it."""
-
-    async def load(self) -> Snapshot | None:
-        return None
 
     async def save(self, snapshot: Snapshot) -> None:
         """Nobody would read it."""
@@ -79,22 +77,17 @@ class StateSaver:
             try:
                 await self._store.save(snapshot)
             except OSError as error:
-                self._fail(str(error))
+                if not self.problem:
+                    _log.error("can't save the job's state, and try again: %s", error)
+                self.problem = str(error)
                 self._newest, self._waiting = self._newest or snapshot, [*waiting, *self._waiting]
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - raised again where the future is waited for
-                for future in filter(_wanted, waiting):
-                    future.set_exception(error)
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
             else:
                 self.problem = ""
-                for future in filter(_wanted, waiting):
-                    future.set_result(None)
-
-    def _fail(self, problem: str) -> None:
-        if not self.problem:
-            _log.error("can't save the job's state, and try again: %s", problem)
-        self.problem = problem
-
-
-def _wanted(future: asyncio.Future[None]) -> bool:
-    return not future.done()
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 
 from google.protobuf import json_format
+from pydantic import ValidationError
 
-from elasticdl.common.errors import UnreachableError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.jobdir import JobDir, write_aside
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import EndJob
+from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Settings
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
+from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer, Observers
-from elasticdl.master.observers.summary import write_summary
+from elasticdl.master.observers.summary import achieved, write_summary
 from elasticdl.master.service.convert import to_status
 from elasticdl.master.service.loop import Loop, Mailbox, Ports
 from elasticdl.master.service.saver import SnapshotStore, StateSaver
-from elasticdl.master.service.servicer import Server, Servicer, StatusFeed
-from elasticdl.master.service.sessions import KeyValueRelay, Sessions
+from elasticdl.master.service.servicer import Server, Servicer
+from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
 SLOWEST_HEARTBEAT = 5.0
 # For the store to take the first snapshot.
 START_SECONDS = 120.0
+EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
+EXIT_USER_ERROR = 2
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +56,38 @@ class Platform:
     lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
     # Observers of the place; what they are given makes the status, on the event loop only.
     make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
+
+
+def read_spec(job_dir: JobDir) -> JobSpec:
+    """
+    Raises:
+        UserError: it is not there, or says what it must not.
+    """
+    try:
+        return JobSpec.from_json(job_dir.spec.read_text())
+    except OSError as error:
+        raise UserError(f"can't read the job's specification {job_dir.spec}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{job_dir.spec}: {where}: {first['msg']}") from None
+
+
+def log_as(name: str, spec: JobSpec) -> None:
+    logging.basicConfig(level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def handling(signals: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Meanwhile signals of this process are handled on its event loop."""
+    loop = asyncio.get_running_loop()
+    for number, handler in signals.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
@@ -78,14 +114,15 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     saver = StateSaver(platform.store)
     await _save_generation(saver, wrap(job.snapshot()))
     mailbox, sessions = Mailbox(), Sessions()
-    relay = KeyValueRelay(sessions)
     observers = Observers([*_tensorboard(spec), *platform.make_observers(status)])
-    journal, feed = Journal(job_dir.journal, observers.recorded), StatusFeed(status)
+    journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post)
-    ports = Ports(launcher, sessions, relay, journal, saver, observers, time.monotonic, wrap)
-    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=_heartbeat_interval(spec), generation=generation)
+    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
+    heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
+    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=heartbeat_interval, generation=generation)
     try:
-        await platform.server.start(Servicer(mailbox.post, sessions, relay, feed, journal, welcome, mailbox.settled))
+        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
             journal.append("job_started", about)
@@ -98,7 +135,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     finally:
         await launcher.detach()  # only a decided end takes the workers along
         observers.close()
-        feed.end()
+        ended.set()
         journal.close()
         await platform.server.close()
 
@@ -128,22 +165,9 @@ def _tensorboard(spec: JobSpec) -> list[Observer]:
 def _write_books(
     spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training, wall_time: float
 ) -> None:
-    fields = {
-        "phase": str(end.phase),
-        "reason": end.reason,
-        "steps": training.step,
-        "epochs": training.epochs_done,
-        "samples": training.samples,
-        "metrics": training.metrics,
-    }
-    journal.append("job_finished", fields)
-    if not spec.output:
-        return
-    try:
-        write_summary(spec.output, end, training, job_dir.journal, wall_time)
-    except OSError as error:
-        _log.error("can't write summary.json to %s: %s", spec.output, error)
-
-
-def _heartbeat_interval(spec: JobSpec) -> float:
-    return min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
+    journal.append("job_finished", {"phase": str(end.phase), **achieved(end, training)})
+    if spec.output:
+        try:
+            write_summary(spec.output, end, training, job_dir.journal, wall_time)
+        except OSError as error:
+            _log.error("can't write summary.json to %s: %s", spec.output, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -18,7 +18,8 @@ from elasticdl.master.core import events as e
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.service.access import Access, Context, Guard
 from elasticdl.master.service.convert import connected, to_event
-from elasticdl.master.service.sessions import KeyValueRelay, Outbox, Sessions
+from elasticdl.master.service.loop import Mailbox
+from elasticdl.master.service.sessions import Outbox, Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -28,42 +29,14 @@ CLOSE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-class StatusFeed:
-    """The job's status, and its changes."""
-
-    def __init__(self, build: Callable[[], pb.JobStatus]) -> None:
-        self._build = build
-        self._ended = asyncio.Event()
-
-    def now(self) -> pb.JobStatus:
-        return self._build()
-
-    def end(self) -> None:
-        """The status will not change any more."""
-        self._ended.set()
-
-    async def updates(self) -> AsyncIterator[pb.JobStatus]:
-        """The status, again after each change, and at last as it is when the job has ended."""
-        shown = pb.JobStatus()
-        while not self._ended.is_set():
-            status = self._build()
-            if _without_clock(status) != _without_clock(shown):
-                shown = status
-                yield status
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), WATCH_SECONDS)
-        yield self._build()
-
-
 @dataclass(frozen=True, slots=True)
 class Servicer(pb_grpc.MasterServicer):
-    post: Callable[[e.Event], None]
+    mailbox: Mailbox
     sessions: Sessions
-    relay: KeyValueRelay
-    feed: StatusFeed
+    status: Callable[[], pb.JobStatus]
+    ended: asyncio.Event  # the status will not change any more
     journal: Journal
     welcome: pb.Welcome
-    settled: Callable[[], Awaitable[None]]  # waits until everything that was posted is acted upon and remembered
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -72,8 +45,8 @@ class Servicer(pb_grpc.MasterServicer):
         worker_id = first.hello.worker_id
         outbox = self.sessions.open(worker_id)
         outbox.put(pb.MasterMessage(welcome=self.welcome))
-        self.relay.replay(worker_id)
-        self.post(connected(first.hello))
+        self.sessions.replay(worker_id)
+        self.mailbox.post(connected(first.hello))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
             async for message in outbox.messages():
@@ -85,34 +58,42 @@ class Servicer(pb_grpc.MasterServicer):
         finally:
             reader.cancel()
             if self.sessions.close(worker_id, outbox):
-                self.post(e.WorkerDisconnected(worker_id))
+                self.mailbox.post(e.WorkerDisconnected(worker_id))
 
     async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
         """Post what the worker says; its last word closes the session."""
         try:
             async for message in messages:
                 if message.WhichOneof("body") == "kv_put":
-                    self.relay.put(worker_id, message.kv_put)
+                    self.sessions.put(worker_id, message.kv_put)
                 else:
-                    self.post(to_event(worker_id, message))
-            await self.settled()  # a worker may end once its session has
+                    self.mailbox.post(to_event(worker_id, message))
+            await self.mailbox.settled()  # a worker may end once its session has
         finally:
             if not outbox.replaced:
                 outbox.close()
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
-        return self.feed.now()
+        return self.status()
 
-    async def Watch(self, request: pb.StatusRequest, context: Context) -> AsyncIterator[pb.JobStatus]:
-        async for status in self.feed.updates():
-            yield status
+    async def Watch(self, request: pb.StatusRequest, context: Context) -> None:
+        """The status, again after each change, and at last as it is when the job has ended."""
+        shown = pb.JobStatus()
+        while not self.ended.is_set():
+            status = self.status()
+            if _without_clock(status) != _without_clock(shown):
+                shown = status
+                await context.write(status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), WATCH_SECONDS)
+        await context.write(self.status())
 
-    async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.JournalEntry]:
+    async def Events(self, request: pb.EventsRequest, context: Context) -> None:
         async for line in self.journal.entries(follow=request.follow):
-            yield pb.JournalEntry(json=line)
+            await context.write(pb.JournalEntry(json=line))
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
-        status = self.feed.now()
+        status = self.status()
         if status.phase in ("stopping", "succeeded", "failed", "stopped"):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the job is {status.phase}")
         try:
@@ -121,14 +102,14 @@ class Servicer(pb_grpc.MasterServicer):
             text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
-        self.post(e.ScaleRequested(workers))
-        await self.settled()
+        self.mailbox.post(e.ScaleRequested(workers))
+        await self.mailbox.settled()
         return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
-        self.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
-        await self.settled()
+        self.mailbox.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        await self.mailbox.settled()
         return pb.StopReply()
 
 
@@ -146,20 +127,20 @@ class Server:
         Raises:
             UserError: it is not to be had.
         """
-        try:
-            bound = self._access.add_port(self._server, f"{self._host}:{port}")
-        except RuntimeError:
-            bound = 0
+        bound = self._listen(self._host, port)
         if bound == 0:
             raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
         return bound
 
     def bind_also(self, host: str, port: int) -> bool:
         """Listen at one more address; returns whether it was free."""
+        return self._listen(host, port) != 0
+
+    def _listen(self, host: str, port: int) -> int:
         try:
-            return self._access.add_port(self._server, f"{host}:{port}") != 0
+            return self._access.add_port(self._server, f"{host}:{port}")
         except RuntimeError:
-            return False
+            return 0
 
     async def start(self, servicer: Servicer) -> None:
         pb_grpc.add_MasterServicer_to_server(servicer, self._server)

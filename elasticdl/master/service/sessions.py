@@ -29,10 +29,19 @@ class Outbox:
 
 
 class Sessions:
-    """A worker has at most one session; a newer one ends the older."""
+    """A worker has at most one session; a newer one ends the older.
+
+    What a member of a world puts into the key-value store of that world is passed on to the others. Entries belong to
+    one world and are never seen by a later one.
+    """
 
     def __init__(self) -> None:
         self._outboxes: dict[int, Outbox] = {}
+        self._version = 0
+        self._members: tuple[int, ...] = ()
+        self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
+        # Put before a world was known: a new master learns the world from its workers.
+        self._early: list[tuple[int, pb.KvPut]] = []
 
     def open(self, worker_id: int) -> Outbox:
         if older := self._outboxes.get(worker_id):
@@ -53,22 +62,6 @@ class Sessions:
             if outbox := self._outboxes.get(worker_id):
                 outbox.put(message)
 
-
-class KeyValueRelay:
-    """Passes on to the other members what one of them puts into the key-value store of their world.
-
-    Entries belong to one world and are never seen by a later one.
-    """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._version = 0
-        self._members: tuple[int, ...] = ()
-        self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
-        self._early: list[
-            tuple[int, pb.KvPut]
-        ] = []  # put before a world was known; a new master learns the world from its workers
-
     def begin_world(self, version: int, members: tuple[int, ...]) -> None:
         if version != self._version:
             self._version, self._members, self._entries = version, members, {}
@@ -86,10 +79,10 @@ class KeyValueRelay:
         message, name = pb.MasterMessage(kv_entry=entry), (put.scope, put.key)
         if self._entries.get(name) != message:
             self._entries[name] = message
-            self._sessions.send((other for other in self._members if other != worker_id), message)
+            self.send((other for other in self._members if other != worker_id), message)
 
     def replay(self, worker_id: int) -> None:
         """Send everything again to a member that has reconnected and may have missed some."""
         if worker_id in self._members:
             for message in self._entries.values():
-                self._sessions.send((worker_id,), message)
+                self.send((worker_id,), message)

@@ -1,4 +1,8 @@
-"""Tells the cluster what happens to a job, as events on its Job. Best effort: nothing waits for it, and it stops nothing."""
+"""What a person should find with `kubectl describe job`: events on the Job, best effort.
+
+Nothing waits for them, and they stop nothing. `notice_of` chooses from the journal; `Digest` sees to it that they are few,
+whatever happens to the job: what can't be told yet waits, and later ones of the same reason take its place and count.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,128 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.master.launchers.kubernetes.notices import Digest, Notice, make_event, notice_of
+from elasticdl.master.launchers.kubernetes.judge import ON_ITS_WAY
 from elasticdl.master.observers.observer import Observer
 
 FINISH_SECONDS = 5.0
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+BURST = 6
+SECONDS_EACH = 20.0
+LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
+
 _log = logging.getLogger(__name__)
+_LEFT = {
+    "preempted": "WorkerPreempted",
+    "evicted": "WorkerEvicted",
+    "node_lost": "WorkerNodeLost",
+    "deleted": "WorkerDeleted",
+    "out_of_memory": "WorkerOutOfMemory",
+    "killed": "WorkerKilled",
+    "crashed": "WorkerCrashed",
+    "frozen": "WorkerFrozen",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Times in seconds since the epoch."""
+
+    reason: str
+    message: str
+    first: float
+    last: float
+    warning: bool = False
+    count: int = 1
+
+
+def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
+    """What an entry of the journal is worth, if anything; some of what is in it came from workers."""
+
+    def notice(reason: str, message: str, *, warning: bool = False) -> Notice:
+        return Notice(reason, message, now, now, warning)
+
+    match event, fields:
+        case "job_started", {"workers": workers}:
+            return notice("JobStarted", f"asking for {workers} workers")
+        case "master_restarted", {"world": world, "missing": [*missing]}:
+            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
+            return notice("MasterRestarted", f"a new master has taken over at world {world}{lost}")
+        case "world_formed", {"world": world, "members": [*members], "reason": why}:
+            size = f"{len(members)} worker{'s' if len(members) != 1 else ''}"
+            return notice("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
+        case "worker_pending", {"worker": worker, "reason": str(why)} if not why.startswith(ON_ITS_WAY):
+            return notice("WorkerPending", f"worker {worker}: {why}")
+        case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
+            return notice(_LEFT[cause], f"worker {worker}: {why}", warning=True)
+        case "phase", {"phase": "waiting", "reason": why}:
+            return notice("WaitingForWorkers", str(why), warning=True)
+        case "job_finished", {"phase": str(phase), "reason": why}:
+            return notice(f"Job{phase.capitalize()}", str(why) or f"the job has {phase}", warning=phase == "failed")
+    return None
+
+
+class Digest:
+    """At most `BURST` at once, and one every `SECONDS_EACH` in the long run. Times are passed in."""
+
+    def __init__(self, now: float) -> None:
+        self._held: dict[str, Notice] = {}
+        self._room = float(BURST)
+        self._as_of = now
+
+    def add(self, notice: Notice) -> None:
+        older = self._held.get(notice.reason)
+        if older:
+            notice = replace(notice, first=older.first, count=older.count + notice.count)
+        self._held[notice.reason] = notice
+
+    def wait(self, now: float) -> float:
+        """Seconds until `take` has something; infinite if there is nothing."""
+        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
+        self._as_of = now
+        return max(0.0, (1.0 - self._room) * SECONDS_EACH) if self._held else math.inf
+
+    def take(self, now: float) -> Notice | None:
+        """The one that has waited longest, if one may be told."""
+        if self.wait(now) > 0:
+            return None
+        self._room -= 1.0
+        return self._held.pop(next(iter(self._held)))
+
+    def rest(self) -> list[Notice]:
+        """All, at the end of the job; they are one of each reason."""
+        held, self._held = list(self._held.values()), {}
+        return held
+
+
+def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of an event about ``subject``, which is a reference to an object."""
+    message = notice.message
+    while len(message.encode()) > LONGEST:
+        message = message[: -max(1, len(message) // 20)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
+        "involvedObject": dict(subject),
+        "reason": notice.reason,
+        "message": message,
+        "type": "Warning" if notice.warning else "Normal",
+        "count": notice.count,
+        "firstTimestamp": datetime.fromtimestamp(notice.first, UTC).strftime(TIME),
+        "lastTimestamp": datetime.fromtimestamp(notice.last, UTC).strftime(TIME),
+        "source": {"component": "elasticdl"},
+    }
+
+
+def _ids(workers: Sequence[Any]) -> str:
+    return ", ".join(map(str, workers))
 
 
 class Announcer(Observer):

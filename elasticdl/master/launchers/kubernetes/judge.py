@@ -15,14 +15,18 @@ gathered from the pod's reason, the events about it and what its node last told.
 | anything else | as its exit code says |
 
 Who used the eviction API of a cluster before 1.26 left no trace but the deletion.
+
+A Job starts another master whatever became of the last one, as it may have been lost with its node. Clusters before 1.26
+can't tell the two apart in the Job itself, so a master that starts looks at its predecessors (`crash_loop`).
 """
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from datetime import datetime
 from typing import Any
 
 from elasticdl.common.reason import flat
@@ -33,6 +37,9 @@ from elasticdl.master.launchers.local import judge_exit
 
 Object = Mapping[str, Any]
 
+MOST_CRASHES = 5
+# A master that ran for longer than this was able to work; the next one starts the count anew.
+SOON_SECONDS = 600.0
 _NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
 _DISRUPTIONS = {
     "PreemptionByScheduler": ExitCause.PREEMPTED,
@@ -60,22 +67,18 @@ ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on 
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
-class Wait(StrEnum):
-    """What a pod that does not run yet waits for."""
-
-    PLACE = "place"
-    IMAGE = "image"  # that can't be pulled, or started
-    MENDING = "mending"  # something else is wrong
-    NOTHING = "nothing"  # it is on its way
-
-
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``lasting``: it takes a change by a person."""
+    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it."""
 
-    wait: Wait
     reason: str
+    image: bool = False
     lasting: bool = False
+
+    @property
+    def on_its_way(self) -> bool:
+        """It waits for nothing in particular."""
+        return self.reason.startswith(ON_ITS_WAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,40 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
-        return _deletion(pod, told, code)
+        if told:
+            return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
     if end is None:
         return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
+
+
+def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
+    """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
+    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
+    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
+    crashes = list(itertools.takewhile(_crashed_soon, ended))
+    if len(crashes) < MOST_CRASHES:
+        return ""
+    verdict = judge_end(crashes[0], (), told=False, gone=False)
+    said = verdict.output.strip().splitlines()[-1:]
+    return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
+
+
+def _crashed_soon(pod: Object) -> bool:
+    cause = judge_end(pod, (), told=False, gone=False).cause
+    seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
+    return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
+
+
+def _end(pod: Object) -> Object:
+    """How its container ended; empty if it has not, or nobody saw it."""
+    end: Object = _main_status(pod).get("terminated") or {}
+    return end if end.get("startedAt") and end.get("finishedAt") else {}
+
+
+def _finished(pod: Object) -> datetime:
+    return datetime.fromisoformat(_end(pod)["finishedAt"])
 
 
 def _silent(pod: Object) -> bool:
@@ -153,12 +186,6 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
     return None
 
 
-def _deletion(pod: Object, told: bool, code: int) -> Ended:
-    if told:
-        return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
-    return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
-
-
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     cause, detail = judge_exit(code)
     if cause is ExitCause.CRASHED:
@@ -173,25 +200,21 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
     scheduled = _condition(pod, "PodScheduled")
     if not _scheduled(pod):
         if scheduled.get("reason") == "SchedulingGated":
-            return Waiting(Wait.PLACE, "it waits in its queue")
+            return Waiting("it waits in its queue")
         if message := scheduled.get("message"):
-            return Waiting(Wait.PLACE, flat(message))
-        return Waiting(Wait.NOTHING, ON_ITS_WAY[0])
+            return Waiting(flat(message))
+        return Waiting(ON_ITS_WAY[0])
     for waiting in _waiting_states(pod):
         reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
-            return Waiting(Wait.IMAGE, trouble.reason, trouble.lasting)
+            return Waiting(trouble.reason, image=True, lasting=trouble.lasting)
         if reason and reason not in _QUIET:
-            return Waiting(Wait.MENDING, f"its container can't be started on {_node(pod)}: {message or reason}")
-    warnings = [
-        event for event in events if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling"
-    ]
-    if warnings:
-        last = warnings[-1]
-        return Waiting(
-            Wait.MENDING, f"it can't be started on {_node(pod)}: {flat(last.get('message') or last['reason'])}"
-        )
-    return Waiting(Wait.NOTHING, ON_ITS_WAY[1] + _node(pod))
+            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}")
+    for event in reversed(events):
+        if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
+            why = flat(event.get("message") or event["reason"])
+            return Waiting(f"it can't be started on {_node(pod)}: {why}")
+    return Waiting(ON_ITS_WAY[1] + _node(pod))
 
 
 def _waiting_states(pod: Object) -> Iterable[Object]:

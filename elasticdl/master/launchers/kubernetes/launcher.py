@@ -18,24 +18,21 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from elasticdl.common.errors import UnreachableError
 from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, INVALID, ApiError
 from elasticdl.kubernetes.manifests.names import without_name, worker_name
 from elasticdl.kubernetes.retry import Backoff, retry
-from elasticdl.kubernetes.watch import Listing, Receiver, Source, Watch
+from elasticdl.kubernetes.watch import Listing, Receiver, Watch
 from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
-from elasticdl.master.launchers.kubernetes.pod_informer import PodInformer
-from elasticdl.master.launchers.kubernetes.ports import PodApi
-from elasticdl.master.launchers.kubernetes.task_runner import TaskRunner
-from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPods, worker_id_of
+from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPodApi, WorkerPods, worker_id_of
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8
@@ -44,15 +41,6 @@ FORCE_SECONDS = 15.0
 _WRONG = (400, INVALID)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The ports through which the launcher sees and changes a cluster."""
-
-    pods: PodApi
-    pod_source: Source
-    event_source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +58,41 @@ class Patience:
 
 class KubernetesLauncher:
     def __init__(
-        self, cluster: Cluster, pods: WorkerPods, report: Report, patience: Patience, rng: random.Random
+        self, api: WorkerPodApi, pods: WorkerPods, report: Report, patience: Patience, rng: random.Random
     ) -> None:
-        self._cluster = cluster
+        self._api = api
         self._pods = pods
         self._report = report
         self._patience = patience
         self._backoff = partial(Backoff, rng, patience.first_retry, patience.longest_retry)
         self._ledger = Ledger()
-        self._runner = TaskRunner(REQUESTS_AT_ONCE)
+        self._changed = asyncio.Event()  # what the ledger says
+        self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
+        self._tasks: set[asyncio.Task[Any]] = set()
         soon = partial(_soon, asyncio.get_running_loop())
         pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
         events_seen = Receiver(partial(soon, self.events_listed), partial(soon, self.event_changed))
-        self._informer = PodInformer(
-            Watch(cluster.pod_source, pods_seen, self._backoff(), time.monotonic),
-            Watch(cluster.event_source, events_seen, self._backoff(), time.monotonic),
-            lambda: self._runner.call(cluster.pod_source.list),
-            self._backoff(),
-        )
+        self._pod_watch = Watch(api.pods, pods_seen, self._backoff(), time.monotonic)
+        self._event_watch = Watch(api.events, events_seen, self._backoff(), time.monotonic)
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     # ---- the port ----
 
     async def find(self) -> tuple[FoundWorker, ...]:
-        """Also begins to watch; whoever launches without having asked is taken to want that, too.
+        """Also begins to watch.
 
         Raises:
             UnreachableError: the cluster can't be asked.
         """
-        listing = await self._informer.first(self._patience.start)
+        ask = partial(self._call, self._api.pods.list)
+        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._patience.start))
         ours = [pod for pod in listing.items if self._pods.owns(pod)]
-        if self._informer.begins():
-            for pod in ours:
-                if not self._ledger.known(worker_id_of(pod)):
-                    self._ledger.adopt(pod)
-            # What becomes of the workers is reported only after the caller knows that they were found.
-            asyncio.get_running_loop().call_soon(self._begin, listing)
+        for pod in ours:
+            self._ledger.adopt(pod)
+        # What becomes of the workers is reported only after the caller knows that they were found.
+        asyncio.get_running_loop().call_soon(self._begin, listing)
         return tuple(_found(pod) for pod in ours)
 
     async def launch(self, worker_id: int) -> None:
@@ -114,7 +100,7 @@ class KubernetesLauncher:
             raise ValueError(f"worker {worker_id} was launched before")
         place = self._ledger.launch(worker_id)
         self._creating[worker_id] = asyncio.Event()
-        self._runner.start(self._create(worker_id, self._pods.manifest(worker_id, place)))
+        self._start(self._create(worker_id, self._pods.manifest(worker_id, place)))
 
     def terminate(self, worker_id: int) -> None:
         self._end(worker_id, None)
@@ -123,7 +109,7 @@ class KubernetesLauncher:
         self._end(worker_id, KILL_GRACE)
 
     async def close(self) -> None:
-        if self._informer.closed:
+        if self._closed:
             return
         deadline = asyncio.get_running_loop().time() + self._patience.close
         for worker_id in self._ledger.workers:
@@ -131,38 +117,55 @@ class KubernetesLauncher:
         for given_up in self._creating.values():
             given_up.set()
         if self._ledger.workers:
-            self._runner.start(self._delete_all())
+            self._start(self._delete_all())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self._runner.until(lambda: not self._ledger.workers)
+                while self._ledger.workers:
+                    self._changed.clear()
+                    await self._changed.wait()
         if left := self._ledger.workers:
             _log.error("the pods of workers %s could not be deleted: they go with the job", left)
-        await self._leave()
+        await self.detach()
 
     async def detach(self) -> None:
         """Let the workers be: another master takes them over. Nothing can be launched afterwards."""
-        await self._leave()
-
-    # ---- beginning and end ----
-
-    def _begin(self, listing: Listing) -> None:
-        if not self._informer.closed:
-            self._informer.watch(listing)
-            self.pods_listed(listing.items)
-
-    async def _leave(self) -> None:
+        self._closed = True
         if self._image_timer:
             self._image_timer.cancel()
-        await asyncio.gather(self._informer.close(), self._runner.close())
+        for task in self._tasks:
+            task.cancel()
+        for watch in (self._pod_watch, self._event_watch):
+            watch.stop()
+        # A request that is under way is waited for, and has its own time limit.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        blocking = (self._pod_watch.join, self._event_watch.join, partial(self._threads.shutdown, cancel_futures=True))
+        await asyncio.gather(*(asyncio.to_thread(end) for end in blocking))
+
+    # ---- its own work ----
+
+    def _begin(self, listing: Listing) -> None:
+        if not self._closed:
+            self._pod_watch.start(listing)
+            self._event_watch.start()
+            self.pods_listed(listing.items)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ends with the launcher."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Do what blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def _delete_all(self) -> None:
         """By force, if pods do not go in time."""
         deadline = time.monotonic() + self._patience.force
         while self._ledger.workers:
             grace = KILL_GRACE if time.monotonic() < deadline else 0
-            await retry(
-                partial(self._runner.call, self._cluster.pods.delete_all, grace), "delete pods", self._backoff()
-            )
+            await retry(partial(self._call, self._api.delete_all, grace), "delete pods", self._backoff())
             await asyncio.sleep(self._patience.force)
 
     # ---- pods come and go ----
@@ -171,7 +174,6 @@ class KubernetesLauncher:
         """Ask for the pod until the cluster takes it, or nobody wants it any more."""
         given_up, backoff, certain = self._creating[worker_id], self._backoff(), True
         try:
-            await self.find()
             while not given_up.is_set():
                 try:
                     pod = await self._request(manifest)
@@ -187,9 +189,6 @@ class KubernetesLauncher:
                 self._look(worker_id, self._ledger.created(pod))
                 certain = False
                 break
-        except UnreachableError as error:
-            self._refuse(worker_id, str(error))
-            return
         finally:
             del self._creating[worker_id]
         if not given_up.is_set() and worker_id in self._ledger:
@@ -202,12 +201,12 @@ class KubernetesLauncher:
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
         try:
-            return await self._runner.call(self._cluster.pods.create, manifest)
+            return await self._call(self._api.create, manifest)
         except ApiError as failure:
             if failure.status != CONFLICT:
                 raise
             name = manifest["metadata"]["name"]
-            pod = await self._runner.call(self._cluster.pods.read, name)
+            pod = await self._call(self._api.read, name)
             if not self._pods.owns(pod):
                 raise ApiError(CONFLICT, f"there still is a pod {name} of another job") from failure
             return pod
@@ -222,11 +221,11 @@ class KubernetesLauncher:
         if given_up := self._creating.get(worker_id):
             given_up.set()
         else:
-            self._runner.start(self._delete(worker_id, grace))
+            self._start(self._delete(worker_id, grace))
 
     async def _delete(self, worker_id: int, grace: int | None) -> None:
         """Until the cluster has heard of it; one that is killed until it is gone."""
-        while await self._ask(worker_id, self._cluster.pods.delete, grace):
+        while await self._ask(worker_id, self._api.delete, grace):
             if not grace:
                 return
             await asyncio.sleep(self._patience.force)
@@ -237,7 +236,7 @@ class KubernetesLauncher:
 
     async def _check(self, worker_id: int) -> None:
         """It was not in the list of all pods: is it gone, or had it not yet come?"""
-        pod = await self._ask(worker_id, self._cluster.pods.read)
+        pod = await self._ask(worker_id, self._api.read)
         self._look(worker_id, self._ledger.seen(pod) if pod else self._ledger.gone(worker_id))
 
     async def _ask(self, worker_id: int, request: Callable[..., T], *arguments: object) -> T | None:
@@ -246,7 +245,7 @@ class KubernetesLauncher:
 
         async def attempt() -> T | None:
             try:
-                return await self._runner.call(request, name, *arguments)
+                return await self._call(request, name, *arguments)
             except ApiError as failure:
                 if failure.status != ABSENT:
                     raise
@@ -263,7 +262,7 @@ class KubernetesLauncher:
         for pod in ours:
             self.pod_changed("MODIFIED", pod)
         for worker_id in self._ledger.missing(ours):
-            self._runner.start(self._check(worker_id))
+            self._start(self._check(worker_id))
 
     def pod_changed(self, kind: str, pod: Manifest) -> None:
         if not self._pods.owns(pod):
@@ -274,8 +273,11 @@ class KubernetesLauncher:
             return
         self._look(worker_id, self._ledger.seen(pod))
         # Made late, for a master that is gone or a request that was given up; or only a container beside it still runs.
-        if self._ledger.unwanted(worker_id) and not (_is_over(pod) or pod["metadata"].get("deletionTimestamp")):
-            self._runner.start(self._delete(worker_id, KILL_GRACE))
+        ends = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or pod["metadata"].get(
+            "deletionTimestamp"
+        )
+        if self._ledger.unwanted(worker_id) and not ends:
+            self._start(self._delete(worker_id, KILL_GRACE))
 
     def events_listed(self, events: tuple[Manifest, ...]) -> None:
         for event in events:
@@ -292,7 +294,7 @@ class KubernetesLauncher:
             self._report(report)
         loop = asyncio.get_running_loop()
         if self._ledger.held(worker_id):
-            loop.call_later(self._patience.event, self._settle, worker_id)
+            loop.call_later(self._patience.event, lambda: self._look(worker_id, self._ledger.settle(worker_id)))
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
@@ -301,10 +303,7 @@ class KubernetesLauncher:
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
             self._image_timer = None
-        self._runner.changed()
-
-    def _settle(self, worker_id: int) -> None:
-        self._look(worker_id, self._ledger.settle(worker_id))
+        self._changed.set()
 
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
@@ -312,15 +311,10 @@ class KubernetesLauncher:
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
 
 
-def _is_over(pod: Manifest) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-
-
 def _found(pod: Manifest) -> FoundWorker:
     verdict = judge(pod, (), told=False)
-    runs = isinstance(verdict, Running)
-    host = verdict.host if isinstance(verdict, Running) else ""
-    return FoundWorker(worker_id_of(pod), host, PID if runs else 0, isinstance(verdict, Ended), is_doubtful(pod))
+    host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
+    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod))
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

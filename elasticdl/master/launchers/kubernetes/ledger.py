@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Wait, Waiting, judge, judge_end
+from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Waiting, judge, judge_end
 from elasticdl.master.launchers.kubernetes.worker_pods import place_of, worker_id_of
 
 Object = Mapping[str, Any]
@@ -59,7 +59,7 @@ class Ledger:
         """Why no worker has ever run, if it is because of the image."""
         if self.ever_placed:  # asked after every change of a pod, of which there may be thousands
             return None
-        waits = [entry.waits for entry in self._entries.values() if entry.waits and entry.waits.wait is Wait.IMAGE]
+        waits = [entry.waits for entry in self._entries.values() if entry.waits and entry.waits.image]
         return max(waits, key=lambda wait: wait.lasting, default=None)
 
     def known(self, worker_id: int) -> bool:
@@ -95,7 +95,7 @@ class Ledger:
     def refused(self, worker_id: int, reason: str) -> Reports:
         """The cluster does not take the pod, now; it is tried again."""
         entry = self._entries.get(worker_id)
-        return self._wait(worker_id, entry, Waiting(Wait.PLACE, reason)) if entry else []
+        return self._wait(worker_id, entry, Waiting(reason)) if entry else []
 
     def never(self, worker_id: int, cause: ExitCause, detail: str) -> Reports:
         """There is no pod and will be none."""
@@ -177,10 +177,10 @@ class Ledger:
     def _wait(self, worker_id: int, entry: Entry, waiting: Waiting) -> Reports:
         if entry.placed or waiting == entry.waits:
             return []
-        if entry.waits is None and waiting.wait is Wait.NOTHING:  # reported only to replace an older reason
+        if entry.waits is None and waiting.on_its_way:  # reported only to replace an older reason
             return []
         # The reason why an image can't be pulled is given once; then it is only said that it is tried again.
-        if entry.waits and entry.waits.wait is waiting.wait is Wait.IMAGE and not waiting.lasting:
+        if entry.waits and entry.waits.image and waiting.image and not waiting.lasting:
             return []
         entry.waits = waiting
         return [WorkerPending(worker_id, waiting.reason)]

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import UserError
 from elasticdl.common.journal import read_journal
 from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.manifests.names import master_name, state_name
 from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
-from elasticdl.kubernetes.retry import Backoff
+from elasticdl.kubernetes.retry import Backoff, retry
+from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.snapshot import Snapshot
 
 # The journal alone is written so often at most, and less often the longer it is.
@@ -29,39 +31,29 @@ BYTES_PER_SECOND = 100_000
 # A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
 MOST_BYTES = 600_000
 ATTEMPTS = 5
-CLAIM_SECONDS = 120.0  # for the cluster to answer a master that starts
+# For the cluster to answer at the beginning, and to take the last status at the end.
+PATIENCE = 120.0
 _CONFLICT = 409
 
 Manifest = dict[str, Any]
-
-
-class StateApi(Protocol):
-    """One ConfigMap. Both methods raise `ApiError`."""
-
-    def read_state(self) -> Manifest: ...
-
-    def patch_state(self, change: Manifest) -> Manifest:
-        """Merge; with a ``resourceVersion`` only into that version, else 409."""
+T = TypeVar("T")
 
 
 class ReplacedError(OSError):
     """Another master has taken over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """``holder``: who this master is; ``replaced`` is called when it is not the job's any more."""
-
-    holder: str
-    replaced: Callable[[], None]
-
-
 class ClusterState:
-    """The `SnapshotStore` of a master on a cluster, and the keeper of its journal. Used on one event loop."""
+    """The `SnapshotStore` of a master on a cluster, and the keeper of its journal. Used on one event loop.
 
-    def __init__(self, api: StateApi, mark: Mark, journal: Path) -> None:
-        self._api = api
-        self._mark = mark
+    ``holder``: the mark of this master; ``replaced`` is called when the job is not its any more.
+    """
+
+    def __init__(self, client: Client, job: str, holder: str, replaced: Callable[[], None], journal: Path) -> None:
+        self._client = client
+        self._job = job
+        self._holder = holder
+        self._replaced = replaced
         self._journal = journal
         self._packer = Packer()
         self._kept_from = 0  # the first byte of the journal that is packed
@@ -81,8 +73,10 @@ class ClusterState:
         Raises:
             UnreachableError: the cluster does not answer.
         """
+        mark = {"metadata": {"annotations": {HOLDER: self._holder}}}
         async with self._writing:
-            return await self._claim()
+            claim = partial(self._patch, mark, whoever=True)
+            return await retry(claim, "read the job's state", Backoff(random.Random()), PATIENCE)
 
     async def load(self) -> Snapshot | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -107,9 +101,17 @@ class ClusterState:
         status = {STATUS: text} if (text := self._status()) else {}
         await self._write({MEMORY: snapshot.to_json(), **status})
 
-    async def finish(self, status: str) -> None:
-        """The job is over: ``status`` is its last. Raises OSError if it can't be done now."""
-        await self._write({STATUS: status})
+    async def finish(self, status: str, phase: Phase) -> None:
+        """The job is over, ``status`` is its last: unless it succeeded, have the Job start no other master.
+
+        Raises:
+            UnreachableError: the cluster does not take it.
+        """
+        write = partial(self._write, {STATUS: status})
+        await retry(write, "write down how the job has ended", Backoff(random.Random()), PATIENCE)
+        if phase is not Phase.SUCCEEDED:
+            change = {"spec": {"backoffLimit": 0}}
+            await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
     @asynccontextmanager
     async def keeping_journal(self) -> AsyncIterator[None]:
@@ -124,12 +126,9 @@ class ClusterState:
     async def _keep_journal(self) -> None:
         while True:
             await asyncio.sleep(max(JOURNAL_SECONDS, self._size / BYTES_PER_SECOND))
-            if self._has_grown():
+            if self._journal.stat().st_size > self._read:
                 with contextlib.suppress(OSError):  # the next time, then
                     await self._write({})
-
-    def _has_grown(self) -> bool:
-        return self._journal.stat().st_size > self._read
 
     async def _write(self, data: dict[str, str]) -> None:
         """What could not be loaded stays as it is."""
@@ -164,17 +163,6 @@ class ClusterState:
             file.readline()
             return min(file.tell(), self._read)
 
-    async def _claim(self) -> Manifest:
-        deadline, backoff = time.monotonic() + CLAIM_SECONDS, Backoff(random.Random())
-        while True:
-            try:
-                return await self._patch({"metadata": {"annotations": {HOLDER: self._mark.holder}}}, whoever=True)
-            except OSError as error:
-                delay = backoff.delay()
-                if time.monotonic() + delay > deadline:
-                    raise UnreachableError(f"can't read the job's state: {error}") from error
-            await asyncio.sleep(delay)
-
     async def _patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:
         """Change what this master has written last; with ``whoever`` whatever is there.
 
@@ -187,7 +175,8 @@ class ClusterState:
                 version = version or await self._ask_for_version(whoever)
                 self._version = ""  # nobody knows, until there is an answer
                 metadata = {**change.get("metadata", {}), "resourceVersion": version}
-                done = await asyncio.to_thread(self._api.patch_state, {**change, "metadata": metadata})
+                change = {**change, "metadata": metadata}
+                done = await asyncio.to_thread(self._client.patch, "ConfigMap", state_name(self._job), change)
             except ApiError as failure:
                 if failure.status != _CONFLICT:
                     raise OSError(str(failure)) from failure
@@ -198,10 +187,10 @@ class ClusterState:
         raise OSError("the job's state changes under every attempt to write it")
 
     async def _ask_for_version(self, whoever: bool) -> str:
-        found = await asyncio.to_thread(self._api.read_state)
+        found = await asyncio.to_thread(self._client.read, "ConfigMap", state_name(self._job))
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
-        if not whoever and holder != self._mark.holder:
-            self._mark.replaced()
+        if not whoever and holder != self._holder:
+            self._replaced()
             raise ReplacedError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])
 
@@ -210,3 +199,12 @@ def _repaired(state: State) -> str:
     """Only whole lines, so that the next entry begins one."""
     whole, newline, _ = state.journal.rpartition("\n")
     return whole + newline
+
+
+async def request(ask: Callable[[], T], what: str) -> T:
+    """Ask until there is an answer.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), PATIENCE)

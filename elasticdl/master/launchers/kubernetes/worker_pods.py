@@ -1,4 +1,4 @@
-"""The manifest of one worker's pod: the job's template, and who this worker is."""
+"""The pods of a job's workers: how they are made, and what is asked of the cluster about them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common import environment as variables
+from elasticdl.common.credentials import Role
 from elasticdl.common.quantities import Priority
-from elasticdl.kubernetes.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, state_name, worker_name
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, selector, state_name, worker_name
+from elasticdl.kubernetes.watch import KindSource, Source
 
 Manifest = dict[str, Any]
+# What is over is kept for its log.
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,33 @@ class WorkerPods:
             and metadata["name"] == worker_name(self.job, int(number))
             and labels.get(PLACE_LABEL, "0").isdecimal()
         )
+
+
+class WorkerPodApi:
+    """The pods of one job's workers, and the events about any pod: those of a job can't be chosen, having no labels.
+
+    Every method blocks, and raises `ApiError`.
+    """
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._selector = selector(job, Role.WORKER)
+        self.pods: Source = KindSource(client, "Pod", label_selector=self._selector)
+        self.events: Source = KindSource(client, "Event", field_selector="involvedObject.kind=Pod")
+
+    def create(self, manifest: Manifest) -> Manifest:
+        return self._client.create(manifest)
+
+    def read(self, name: str) -> Manifest:
+        return self._client.read("Pod", name)
+
+    def delete(self, name: str, grace: int | None) -> bool:
+        """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
+        return self._client.delete("Pod", name, grace)
+
+    def delete_all(self, grace: int) -> None:
+        """Those that are not over."""
+        self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
 
 
 def worker_id_of(pod: Mapping[str, Any]) -> int:

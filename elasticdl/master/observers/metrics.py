@@ -1,0 +1,207 @@
+"""A job's numbers for Prometheus, and where it collects them: HTTPS, for the job's certificate of role metrics or owner.
+
+What is so at the moment is asked of the job's status when it is collected. What has happened is counted from the journal,
+the entries of earlier masters included, so that a master that is started again counts on.
+
+Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody
+waiting. The certificate is read anew for each, so that it may be renewed while the job runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from elasticdl.common.credentials import Identity, Role, TlsFolder
+from elasticdl.common.handshake import identify
+from elasticdl.common.journal import Entry
+from elasticdl.master.core.instructions import Phase
+from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
+from elasticdl.proto import elasticdl_pb2 as pb
+
+PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)
+STATES = ("pending", "starting", "standby", "member", "draining")
+READERS = frozenset({Role.METRICS, Role.OWNER})
+CONNECTIONS = 16
+SILENCE_SECONDS = 10.0
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_log = logging.getLogger(__name__)
+
+
+class Prometheus(Observer, Collector):
+    """``status`` is called by whoever collects, in its thread; ``past`` are the entries of earlier masters."""
+
+    def __init__(self, status: Callable[[], pb.JobStatus], past: Iterable[Entry] = ()) -> None:
+        self._status = status
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._launched = self._counter("elasticdl_workers_launched", "Workers that were asked for")
+        self._restarts = self._counter("elasticdl_worker_restarts", "Workers that took the place of one that left")
+        self._left = self._counter("elasticdl_workers_left", "Workers that are gone, by cause", ("cause",))
+        self._worlds = self._counter("elasticdl_worlds_formed", "Worlds that were formed")
+        self._masters = self._counter("elasticdl_master_restarts", "How often another master took the job over")
+        self._pauses = Histogram(
+            "elasticdl_pause_seconds",
+            "Time that a worker did not train, by what changed (grow, shrink, failure) and phase of the change",
+            ("kind", "phase"),
+            buckets=PAUSE_BUCKETS,
+            registry=self._registry,
+        )
+        for entry in past:
+            self.recorded(entry["event"], entry)
+
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        match event:
+            case "worker_launched":
+                self._launched.inc()
+                self._restarts.inc(fields.get("replaces") is True)
+            case "worker_left":
+                self._left.labels(fields.get("cause", "")).inc()
+            case "world_formed":
+                self._worlds.inc()
+            case "master_restarted":
+                self._masters.inc()
+            case "pause":
+                for part in PAUSE_PARTS:
+                    if isinstance(seconds := fields.get(part), int | float):
+                        self._pauses.labels(fields.get("kind", ""), part).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads. From any thread; raises what ``status`` raises."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # else the registry collects once to find out, before there is anything to ask
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._status()
+        phases = {str(phase): float(phase == now.phase) for phase in Phase}
+        yield _gauges("elasticdl_job_phase", "1 for the phase that the job is in", "phase", phases)
+        states = [worker.state for worker in now.workers]
+        counts = {state: float(states.count(state)) for state in STATES}
+        yield _gauges("elasticdl_workers", "Workers that are there or asked for, by state", "state", counts)
+        members = sum(worker.rank >= 0 for worker in now.workers)
+        yield GaugeMetricFamily("elasticdl_world_size", "Members of the world", members)
+        yield GaugeMetricFamily("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers)
+        yield GaugeMetricFamily("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers)
+        yield CounterMetricFamily("elasticdl_steps", "Steps of the model since its first", now.step)
+        yield CounterMetricFamily("elasticdl_samples", "Samples the model was trained on since its first", now.samples)
+        rate = now.samples_per_second
+        yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+class MetricsServer(Observer):
+    """Listens from the moment it is made until it is closed, which is all that it hears of a job.
+
+    ``exposition`` is called in a thread of the server's.
+
+    Raises:
+        OSError: the address is not to be had.
+        UserError: the certificate is not one to serve with.
+    """
+
+    def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
+        self._server = _Server(address, tls, exposition)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
+        self._tls = tls
+        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        job = identify(tls, serves=True).job
+        self.readers = {Identity(role, job).dns_name for role in READERS}
+        self.exposition = exposition
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)  # the base class asks for the host's name, which may take long
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(SILENCE_SECONDS)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(self._tls.certificate, self._tls.key)
+        context.load_verify_locations(self._tls.ca)
+        with context.wrap_socket(request, server_side=True) as connection:
+            super().finish_request(connection, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a connection from %s to the metrics came to nothing", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    connection: ssl.SSLSocket
+
+    def do_GET(self) -> None:
+        certificate: dict[str, Any] = self.connection.getpeercert() or {}
+        names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
+        if names.isdisjoint(self.server.readers):
+            self._answer(HTTPStatus.FORBIDDEN, b"it takes the certificate of the metrics or the owner\n")
+        elif self.path.partition("?")[0] != "/metrics":
+            self._answer(HTTPStatus.NOT_FOUND, b"there is only /metrics\n")
+        else:
+            try:
+                text = self.server.exposition()
+            except (TimeoutError, CancelledError, RuntimeError):  # the master is too busy, or ends
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the master does not answer\n")
+            else:
+                self._answer(HTTPStatus.OK, text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
+
+    def _answer(self, status: HTTPStatus, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
