@@ -1,4 +1,4 @@
-"""Following a job, wherever it runs: its status as it changes, the news in its journal, and what it has to show in the end."""
+"""Following a job, wherever it runs: what its master tells as it comes, and what the job has to show in the end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
-from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import is_over, news, summary_lines
@@ -19,34 +18,37 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
+POLL = 0.1
 RECONNECT_SECONDS = 0.5
 JOIN_SECONDS = 5.0
 
 
 class WatchEnded(Enum):
-    """The last thing in the inbox: the stream has ended as it should, with the job."""
+    """The last status of all has been told: the stream has ended as it should, with the job."""
 
     WATCH_ENDED = "watch ended"
 
 
-Inbox: TypeAlias = "queue.SimpleQueue[pb.JobStatus | WatchEnded]"
+class Watch:
+    """Threads that read from a master, through any change of masters; leaving the context closes the client.
 
-
-class StatusWatch:
-    """A thread that reads the job's status into `inbox`, through any change of masters; leaving the context closes the client.
-
-    ``failure`` says why there is no status at the moment; empty while a master answers.
+    ``reads`` of the client's methods are begun anew when they end: `watch` for the status, or `follow_events` for lines
+    of the journal, of which each master tells all. ``failure`` says why nothing is heard at the moment; empty while a
+    master answers.
     """
 
-    def __init__(self, client: MasterClient) -> None:
-        self.inbox: Inbox = queue.SimpleQueue()
+    def __init__(
+        self, client: MasterClient, *reads: Callable[[], Iterable[pb.JobStatus]] | Callable[[], Iterable[str]]
+    ) -> None:
+        self.inbox: queue.SimpleQueue[pb.JobStatus | str | WatchEnded] = queue.SimpleQueue()
         self.failure = ""
         self._client = client
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._threads = [threading.Thread(target=self._run, args=(read,), name="watch", daemon=True) for read in reads]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -54,25 +56,33 @@ class StatusWatch:
     ) -> None:
         self._over.set()
         self._client.close()
-        self._thread.join(JOIN_SECONDS)
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
 
-    def _run(self) -> None:
-        status = pb.JobStatus()
+    def next(self) -> pb.JobStatus | str | WatchEnded | None:
+        """What has come; None if nothing did for a moment."""
+        try:
+            return self.inbox.get(timeout=POLL)
+        except queue.Empty:
+            return None
+
+    def _run(self, read: Callable[[], Iterable[pb.JobStatus | str]]) -> None:
+        told: pb.JobStatus | str = ""
         while not self._over.is_set():
             try:
-                for status in self._client.watch():
+                for told in read():
                     self.failure = ""
-                    self.inbox.put(status)
+                    self.inbox.put(told)
             except UnreachableError as error:  # whether the master still lives is for the main thread to find out
                 self.failure = str(error)
-            if is_over(status):
+            if isinstance(told, pb.JobStatus) and is_over(told):
                 self.inbox.put(WatchEnded.WATCH_ENDED)
                 return
             self._over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
 
 
-def show_news(journal: LineStream, screen: Screen) -> None:
-    for line in journal.lines():
+def show_news(journal: Iterable[str], screen: Screen) -> None:
+    for line in journal:
         if (text := news(json.loads(line))) is not None:
             screen.line(text)
 

@@ -14,9 +14,9 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.network import interface_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble, image_trouble
 from elasticdl.kubernetes.manifests.merge import merge
 from elasticdl.kubernetes.manifests.pod import Program, finish_pod, make_pod
+from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, image_trouble
 from elasticdl.kubernetes.manifests.pod_template import PodTemplate, read_pod_templates
 from elasticdl.kubernetes.manifests.worker_pod import worker_pod
 

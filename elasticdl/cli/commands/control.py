@@ -47,7 +47,7 @@ def _stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
 
 
 def _delete(job: str, **given: Any) -> int:
-    print(cluster_module("deletion").delete(job, given["namespace"], given["kube_context"]))
+    print(cluster_module("cluster_job").delete(job, given["namespace"], given["kube_context"]))
     return 0
 
 

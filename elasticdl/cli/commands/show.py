@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -14,7 +15,6 @@ from rich.text import Text
 
 from elasticdl.cli.commands.places import Given, find, job_argument, list_current, list_on_cluster, place_options
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.line_streams import followed
 from elasticdl.cli.local.local_jobs import LocalJob
 from elasticdl.cli.parsing import Command, Option
 from elasticdl.cli.screens import render
@@ -99,18 +99,16 @@ def show_one(console: Console, job: JobHandle) -> None:
 
 
 def _events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
-    with find(job, given).journal(follow=follow) as journal:
-        for line in followed(journal):
+    with closing(find(job, given).journal(follow=follow)) as journal:
+        for line in journal:
             print(line if as_json else event_line(json.loads(line)), flush=follow)
     return 0
 
 
 def _logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with find(job, given).logs(worker, follow=follow) as logs:
-        for line in followed(logs):
+    with closing(find(job, given).logs(worker, follow=follow)) as logs:
+        for line in logs:
             print(line, flush=follow)
-        for line in logs.rest():
-            print(line)
     return 0
 
 
