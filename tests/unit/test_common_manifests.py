@@ -14,11 +14,9 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.common.network import interface_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.manifests.merge import merge
-from elasticdl.kubernetes.manifests.pod import Program, finish_pod, make_pod
+from elasticdl.kubernetes.manifests.merge import PodTemplate, merge, read_pod_templates
+from elasticdl.kubernetes.manifests.pod import finish_pod, master_pod, worker_pod
 from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, image_trouble
-from elasticdl.kubernetes.manifests.pod_template import PodTemplate, read_pod_templates
-from elasticdl.kubernetes.manifests.worker_pod import worker_pod
 
 
 def job(**options):
@@ -193,8 +191,7 @@ def test_resources_policy_grace_and_labels():
 
 
 def test_a_master_has_the_same_form():
-    program = Program(Role.MASTER, ("master",), {}, priority_class="urgent", spec={"serviceAccountName": "x"})
-    pod = make_pod(job(), program)
+    pod = master_pod(job(master_pod_priority="urgent", service_account="x"))
     assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
     assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
 

@@ -23,7 +23,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes import kubeconfig
 from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client, Object, connect
-from elasticdl.kubernetes.job_pods import find_master, is_running
+from elasticdl.kubernetes.job_pods import find_master, forwarded, is_running
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.names import (
     APPLICATION,
@@ -38,7 +38,6 @@ from elasticdl.kubernetes.manifests.names import (
 from elasticdl.kubernetes.manifests.packed_state import State, unpack_state
 from elasticdl.kubernetes.manifests.pod import SPEC_FILE
 from elasticdl.kubernetes.manifests.pod_status import finished, trouble_of
-from elasticdl.kubernetes.port_forward import forwarded
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5

@@ -22,11 +22,9 @@ from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER
 from elasticdl.kubernetes.client import Client, Object
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.merge import Manifest, merge, read_pod_templates
 from elasticdl.kubernetes.manifests.names import without_name
-from elasticdl.kubernetes.manifests.pod import Manifest, finish_pod
-from elasticdl.kubernetes.manifests.pod_template import read_pod_templates
-from elasticdl.kubernetes.manifests.worker_pod import worker_pod
+from elasticdl.kubernetes.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -55,7 +53,7 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     return Parts(
         spec=spec,
         namespace=namespace,
-        master=job_objects.finish_master_pod(adapted(job_objects.master_pod(spec), Role.MASTER), spec),
+        master=finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec),
         worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
         service=cluster_spec.adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),

@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.common.credentials import Role, TlsFiles
-from elasticdl.common.environment import HOST, NAMESPACE, POD_UID
-from elasticdl.common.quantities import parse_envs, parse_priority, requirements
+from elasticdl.common.quantities import parse_envs, parse_priority
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.manifests import names
-from elasticdl.kubernetes.manifests.merge import merge
-from elasticdl.kubernetes.manifests.pod import SPEC_FILE, SPEC_FOLDER, Manifest, Program, finish_pod, make_pod
-from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
+from elasticdl.kubernetes.manifests.merge import Manifest
+from elasticdl.kubernetes.manifests.pod import SPEC_FILE, TEMPLATE_FILE
 
-MASTER_COMMAND = ("python", "-m", "elasticdl.master.service.cluster_master", "--job_folder", SPEC_FOLDER)
 # Masters that may fail. One that is lost with its node counts only before Kubernetes 1.26, which does not know the policy
 # below; a crash is tried again after up to six minutes. A master that crashes again and again, or whose job is over, sets
 # this to 0 itself; so the bound is for those that never get so far, as in an image without this package.
@@ -45,41 +42,6 @@ class Parts:
     certificates: Mapping[Role, TlsFiles]
     # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
     announces: bool = True
-
-
-def master_pod(spec: JobSpec) -> Manifest:
-    """The master's pod, without a name."""
-    program = Program(
-        role=Role.MASTER,
-        command=MASTER_COMMAND,
-        resources=requirements(spec.master_resource_request, spec.master_resource_limit),
-        priority_class=spec.master_pod_priority,
-        env=(
-            _of_the_pod(HOST, "status.podIP"),
-            _of_the_pod(NAMESPACE, "metadata.namespace"),
-            _of_the_pod(POD_UID, "metadata.uid"),
-        ),
-        spec=_identity(spec),
-    )
-    return make_pod(spec, program)
-
-
-def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
-    """As `finish_pod`. An account that a template names for all pods is the workers': the master has to have its own."""
-    made = merge(pod, {"spec": {"serviceAccount": None, **_identity(spec)}})
-    return finish_pod(made, spec, Role.MASTER)
-
-
-def _identity(spec: JobSpec) -> Manifest:
-    return {"serviceAccountName": account_name(spec), "automountServiceAccountToken": True}
-
-
-def _of_the_pod(variable: str, path: str) -> Manifest:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def account_name(spec: JobSpec) -> str:
-    return spec.service_account or names.master_name(spec.job_name)
 
 
 def make_service(spec: JobSpec) -> Manifest:

@@ -39,7 +39,7 @@ from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
 from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT
-from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
+from elasticdl.kubernetes.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report

@@ -7,7 +7,7 @@ from typing import Protocol
 from elasticdl.common.credentials import Role
 from elasticdl.kubernetes.client import Client, Object
 from elasticdl.kubernetes.manifests.names import master_name, selector, state_name
-from elasticdl.kubernetes.watch import KindSource
+from elasticdl.kubernetes.watch import Source
 
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
@@ -73,10 +73,10 @@ class OwnJobApi:
         return self._client.patch("ConfigMap", self._state, change)
 
 
-def pod_source(client: Client, job: str) -> KindSource:
-    return KindSource(client, "Pod", label_selector=selector(job, Role.WORKER))
+def pod_source(client: Client, job: str) -> Source:
+    return Source(client, "Pod", label_selector=selector(job, Role.WORKER))
 
 
-def event_source(client: Client) -> KindSource:
+def event_source(client: Client) -> Source:
     """Events about any pod; those of a job can't be chosen, as events have no labels."""
-    return KindSource(client, "Event", field_selector="involvedObject.kind=Pod")
+    return Source(client, "Event", field_selector="involvedObject.kind=Pod")
