@@ -18,19 +18,20 @@ from typing import Self
 
 import platformdirs
 
-from elasticdl.common.credentials import Credentials, Token
+from elasticdl.common.credentials import Credentials, Endpoint, Token
 from elasticdl.common.errors import UserError
-from elasticdl.common.process import is_alive, start_of
+
+_START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
 
 
 @dataclass(frozen=True, slots=True)
 class MasterAddress:
-    """How to reach a running master: see `elasticdl.common.credentials.Reachable`."""
+    """How to reach a running master, and whether it is the one that it was."""
 
     address: str  # host:port
     token: str
     pid: int
-    started: int = 0  # see `elasticdl.common.process.start_of`
+    started: int = 0  # see `start_of`
 
     @classmethod
     def of_this_process(cls, address: str, token: str) -> Self:
@@ -45,8 +46,8 @@ class MasterAddress:
         return Token(self.token)
 
     @property
-    def title(self) -> str:
-        return f"the master at {self.address} (process {self.pid})"
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
 
 
 class _Below:
@@ -135,3 +136,21 @@ def _modified(job: JobDir) -> float:
         return job.path.stat().st_mtime
     except FileNotFoundError:  # another command has just deleted it
         return 0.0
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's process, but a process
+    return True
+
+
+def start_of(pid: int) -> int:
+    """When a process was started, in the kernel's ticks since the machine was; 0 if that can't be known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START])
+    except (OSError, IndexError, ValueError):
+        return 0

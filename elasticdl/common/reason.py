@@ -78,6 +78,11 @@ def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
     return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
 
 
+def name_of(function: object) -> str:
+    """Of a function or class its name; of any other object that can be called, that of its type."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def shown(path: Path) -> str:
     """A path as a person at the present directory would type it."""
     try:

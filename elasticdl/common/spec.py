@@ -219,13 +219,13 @@ class TimingOptions(OptionGroup):
 
 
 class JobSpec(
+    JobOptions,
     ModelOptions,
     DataOptions,
     BatchOptions,
     EvaluationOptions,
     CheckpointOptions,
     OutputOptions,
-    JobOptions,
     TimingOptions,
     KubernetesOptions,
 ):
@@ -250,14 +250,4 @@ class JobSpec(
         return self.model_dump_json(indent=1)
 
 
-OPTION_GROUPS: tuple[type[OptionGroup], ...] = (
-    JobOptions,
-    ModelOptions,
-    DataOptions,
-    BatchOptions,
-    EvaluationOptions,
-    CheckpointOptions,
-    OutputOptions,
-    TimingOptions,
-    KubernetesOptions,
-)
+OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help

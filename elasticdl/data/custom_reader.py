@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records
 
 Reader = Any

@@ -183,7 +183,7 @@ def test_a_master_that_does_not_answer_is_one_line(capsys):
 def test_another_jobs_token_does_not_work(running):
     address = JobDir(jobs_root() / "live").read_master()
     with (
-        connect(MasterAddress(address.address, "guessed", 1)) as client,
+        connect(MasterAddress(address.address, "guessed", 1).endpoint) as client,
         pytest.raises(UnreachableError, match="token"),
     ):
         client.scale(WorkerRange(minimum=1, maximum=1))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.common.jobdir import jobs_root
-from elasticdl.common.process import is_alive
+from elasticdl.common.jobdir import is_alive, jobs_root
 from elasticdl.common.spec import JobSpec
 
 TIMEOUT = 60.0

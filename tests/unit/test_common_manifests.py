@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.credentials import Role
+from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
-from elasticdl.common.network import interface_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.manifests.merge import PodTemplate, merge, read_pod_templates
 from elasticdl.kubernetes.manifests.pod import finish_pod, master_pod, worker_pod

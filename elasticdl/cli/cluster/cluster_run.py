@@ -26,8 +26,8 @@ from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import POLL, Watch, WatchEnded, show_end, show_news
+from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect, namespace_of

@@ -114,7 +114,7 @@ class LocalJob:
             ended = last_status(self.folder)
             lost = "its master has not started" if life is Life.STARTING else "it is lost"
             raise UserError(f"job {self.name} is not running: {f'it has {ended.phase}' if ended else lost}")
-        with connect(address) as client:
+        with connect(address.endpoint) as client:
             yield client
 
     def journal(self, *, follow: bool) -> Lines:

@@ -25,9 +25,9 @@ from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import Watch, WatchEnded, show_end, show_news
+from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.folders import require_writable_folders
-from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec
@@ -108,7 +108,7 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
         journal = Tail(job.journal)
         with open_screen(spec.log_loss_steps) as screen:
             if address is not None:  # else it ended sooner than it could be reached
-                with connect(address) as client:
+                with connect(address.endpoint) as client:
                     _Following(master, client, journal, screen, signals, spec.stop_grace).run()
             master.wait(CLOSING_TIME)
             show_news(journal.lines(), screen)

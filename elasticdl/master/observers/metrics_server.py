@@ -16,8 +16,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
-from elasticdl.common.handshake import identify
 from elasticdl.master.observers.observer import Observer
 
 READERS = frozenset({Role.METRICS, Role.OWNER})

@@ -28,9 +28,9 @@ from typing import Any
 from google.protobuf import json_format
 
 from elasticdl.common import environment as variables
+from elasticdl.common.channel import identify
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import read_journal
 from elasticdl.common.quantities import parse_priority
