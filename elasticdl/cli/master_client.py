@@ -48,9 +48,9 @@ class MasterClient:
     def stop(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
         self._call(self._stub.Stop, pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now))
 
-    def stop_soon(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
-        """As `stop`, without waiting for the answer."""
-        request = pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now)
+    def stop_soon(self, reason: str, now: bool = False) -> None:
+        """As `stop`, without waiting for the answer; with a checkpoint unless it is to be ``now``."""
+        request = pb.StopRequest(reason=reason, checkpoint=not now, now=now)
         self._under_way.append(self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT))
 
     def watch(self) -> Iterator[pb.JobStatus]:

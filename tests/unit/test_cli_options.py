@@ -14,9 +14,7 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.common.errors import UserError
-from elasticdl.common.kubernetes_options import KubernetesOptions
-from elasticdl.common.option_group import aliases_of, fields_of
-from elasticdl.common.spec import OPTION_GROUPS, JobSpec, WorkerRange
+from elasticdl.common.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, WorkerRange, aliases_of, fields_of
 
 OTHER_VALUES = {
     "num_workers": "2-4",

@@ -22,7 +22,7 @@ from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER
 from elasticdl.kubernetes.client import Client, Object
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.merge import Manifest, merge, read_pod_templates
+from elasticdl.kubernetes.manifests.merge import Manifest, merge, with_pod_templates
 from elasticdl.kubernetes.manifests.names import without_name
 from elasticdl.kubernetes.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
 
@@ -46,9 +46,7 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     cluster_spec = ClusterSpec(spec.cluster_spec)
 
     def adapted(pod: Manifest, role: Role) -> Manifest:
-        for template in read_pod_templates(spec, role):
-            pod = template.merged_into(pod)
-        return cluster_spec.adapt_pod(pod)
+        return cluster_spec.adapt_pod(with_pod_templates(pod, spec, role))
 
     return Parts(
         spec=spec,
@@ -82,7 +80,11 @@ class Submission:
         """
         spec = self.parts.spec
         for manifest in (job_objects.make_job(self.parts, parallelism=0), *job_objects.companions(self.parts)):
-            self._try(manifest)
+            try:
+                self._make(manifest, dry_run=True)
+            except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
+                if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
+                    raise
         for verb in ("delete", "patch"):  # there is none yet with which to try it
             if not self.client.may(verb, "jobs", "batch"):
                 raise UserError(f"you may not {verb} jobs in namespace {self.client.namespace}")
@@ -140,13 +142,6 @@ class Submission:
             if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
                 text += "; an account that somebody has made for the master can be named with --service_account"
             raise NotDoneError(error.status, text) from error
-
-    def _try(self, manifest: Manifest) -> None:
-        try:
-            self._make(manifest, dry_run=True)
-        except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
-            if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
-                raise
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace

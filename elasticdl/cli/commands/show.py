@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -13,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.commands.places import Given, find, job_argument, list_current, list_on_cluster, place_options
+from elasticdl.cli.commands.places import all_jobs, find, job_argument, place_options
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.local_jobs import LocalJob
 from elasticdl.cli.parsing import Command, Option
 from elasticdl.cli.screens import render
 from elasticdl.cli.wording import (
@@ -29,7 +27,6 @@ from elasticdl.cli.wording import (
     wanted_workers,
 )
 from elasticdl.common.errors import ElasticDLError
-from elasticdl.common.jobdir import list_jobs
 
 
 def _status(job: str | None, **given: Any) -> int:
@@ -37,20 +34,8 @@ def _status(job: str | None, **given: Any) -> int:
     if job is not None:
         show_one(console, find(job, given))
     else:
-        show_all(console, _all_jobs(given))
+        show_all(console, all_jobs(given))
     return 0
-
-
-def _all_jobs(given: Given) -> Sequence[JobHandle]:
-    """What is on this machine is shown also when the cluster does not answer."""
-    if given["namespace"] or given["kube_context"]:
-        return list_on_cluster(given)
-    here = [LocalJob(job) for job in list_jobs()]
-    try:
-        return [*here, *list_current()]
-    except ElasticDLError as error:
-        print(f"warning: the cluster's jobs are missing: {error}", file=sys.stderr, flush=True)
-        return here
 
 
 def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
@@ -71,16 +56,10 @@ def facts(job: JobHandle) -> tuple[str, ...]:
         status = job.status()
     except ElasticDLError as error:
         return "unreachable", "", "", "", str(error)
-    workers = (
-        f"{len(members(status))} of {wanted_workers(status)}" if status.max_workers and not is_over(status) else ""
-    )
-    return (
-        status.phase,
-        workers,
-        count_of(status.step, status.total_steps),
-        duration(status.elapsed),
-        status.reason,
-    )
+    workers = f"{len(members(status))} of {wanted_workers(status)}"
+    shown = workers if status.max_workers and not is_over(status) else ""
+    steps = count_of(status.step, status.total_steps)
+    return status.phase, shown, steps, duration(status.elapsed), status.reason
 
 
 def show_one(console: Console, job: JobHandle) -> None:

@@ -20,7 +20,7 @@ from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.line_streams import Tail
 from elasticdl.cli.local import checks
 from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
-from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess
+from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
@@ -100,7 +100,7 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
         UserError: the master refused to start.
         JobFailedError: the master did not start, or ended without saying how the job did.
     """
-    with MasterProcess(job, spec.stop_grace, impatient=signals.take) as master:
+    with started(job, spec.stop_grace, impatient=signals.take) as master:
         address = master.wait_until_up()
         if signals.first is not None:
             return
@@ -148,11 +148,11 @@ class _Following:
     def _interrupt(self) -> None:
         now, self.signalled = time.monotonic(), self.signalled + 1
         if self.signalled == 1:
-            self.client.stop_soon("interrupted", checkpoint=True)
+            self.client.stop_soon("interrupted")
             self.deadline = now + self.stop_grace + CLOSING_TIME
             self.screen.line("stopping after this step; press Ctrl-C again to stop at once")
         elif self.signalled == 2:
-            self.client.stop_soon("interrupted twice", checkpoint=False, now=True)
+            self.client.stop_soon("interrupted twice", now=True)
             self.deadline = now + KILL_SECONDS
             self.screen.line("stopping at once")
         else:

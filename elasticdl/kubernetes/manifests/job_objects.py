@@ -77,10 +77,25 @@ def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
 
 def companions(parts: Parts) -> list[Manifest]:
     """Everything but the Job, in the order in which it is to be made."""
-    made = [] if parts.spec.service_account else _account(parts)
-    made += [_certificate(parts, role, files) for role, files in parts.certificates.items()]
-    made += [_environment(parts)] if parts.spec.envs else []
-    made += [_specification(parts), _state(parts), _network_policy(parts), _metrics_policy(parts)]
+    spec, job = parts.spec, parts.spec.job_name
+    made = [] if spec.service_account else _account(parts)
+    for role, files in parts.certificates.items():
+        made.append(_secret(parts, names.tls_name(job, role), "kubernetes.io/tls", files.to_mapping()))
+    if spec.envs:  # more people may look at config maps and pods than at Secrets, and a variable may be a password
+        content = {name: value.encode() for name, value in parse_envs(spec.envs).items()}
+        made.append(_secret(parts, names.environment_name(job), "Opaque", content))
+    without_envs = spec.model_copy(update={"envs": ""})
+    data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
+    made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
+    made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
+    # out. Metrics may be collected from any namespace; the certificate decides who gets them.
+    own = {"matchLabels": {names.JOB_LABEL: job}}
+    master = {"matchLabels": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)}}
+    port = {"protocol": "TCP", "port": names.METRICS_PORT}
+    made.append(_policy(parts, job, own, {"from": [{"podSelector": own}]}))
+    anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
+    made.append(_policy(parts, names.metrics_policy_name(job), master, anybody))
     service = parts.service
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
 
@@ -132,46 +147,13 @@ def _account(parts: Parts) -> list[Manifest]:
     return [account, role, binding]
 
 
-def _certificate(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
-    name = names.tls_name(parts.spec.job_name, role)
-    return _make_secret(parts, name, "kubernetes.io/tls", files.to_mapping())
-
-
-def _make_secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
+def _secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     return {**_head(parts, "Secret", name), "type": kind, "data": data}
 
 
-def _environment(parts: Parts) -> Manifest:
-    """More people may look at config maps and pods than at Secrets, and what is in a variable may be a password."""
-    content = {name: value.encode() for name, value in parse_envs(parts.spec.envs).items()}
-    return _make_secret(parts, names.environment_name(parts.spec.job_name), "Opaque", content)
-
-
-def _specification(parts: Parts) -> Manifest:
-    spec = parts.spec.model_copy(update={"envs": ""})
-    data = {SPEC_FILE: spec.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
-    return {**_head(parts, "ConfigMap", names.spec_name(parts.spec.job_name)), "immutable": True, "data": data}
-
-
-def _state(parts: Parts) -> Manifest:
-    return _head(parts, "ConfigMap", names.state_name(parts.spec.job_name))
-
-
-def _network_policy(parts: Parts) -> Manifest:
-    """Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps out."""
-    job = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name}}
-    spec = {"podSelector": job, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": job}]}]}
-    return {**_head(parts, "NetworkPolicy", parts.spec.job_name, "networking.k8s.io/v1"), "spec": spec}
-
-
-def _metrics_policy(parts: Parts) -> Manifest:
-    """Metrics may be collected from any namespace; the certificate decides who gets them."""
-    master = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name, names.ROLE_LABEL: str(Role.MASTER)}}
-    port = {"protocol": "TCP", "port": names.METRICS_PORT}
-    ingress = [{"from": [{"namespaceSelector": {}}], "ports": [port]}]
-    spec = {"podSelector": master, "policyTypes": ["Ingress"], "ingress": ingress}
-    name = names.metrics_policy_name(parts.spec.job_name)
+def _policy(parts: Parts, name: str, pods: Manifest, ingress: Manifest) -> Manifest:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [ingress]}
     return {**_head(parts, "NetworkPolicy", name, "networking.k8s.io/v1"), "spec": spec}
 
 

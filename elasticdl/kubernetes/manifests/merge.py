@@ -16,7 +16,6 @@ Directives (`$patch`, `$retainKeys`) are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,42 +92,27 @@ def _merge_by_key(base: Sequence[Any], patch: Sequence[Any], key: str, place: st
     return list(merged.values())
 
 
-@dataclass(frozen=True, slots=True)
-class PodTemplate:
-    """``content``: metadata and spec, as far as the user gives them."""
-
-    source: str  # the option and the file
-    content: Mapping[str, Any]
-
-    def merged_into(self, pod: Manifest) -> Manifest:
-        """
-        Raises:
-            UserError: something of it can't be merged.
-        """
-        try:
-            return merge(pod, self.content)
-        except ValueError as error:
-            raise UserError(f"{self.source}: {error}") from None
-
-
-def read_pod_templates(spec: JobSpec, role: Role) -> list[PodTemplate]:
-    """Those for the pods of a role, the later ones to be merged last.
+def with_pod_templates(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
+    """A role's pod with the user's templates merged into it, its own after the one for all pods.
 
     Raises:
         UserError: one can't be read, is not YAML, or is no part of such a pod.
     """
     own = f"{role}_pod_template"
-    given = {"pod_template": spec.pod_template, own: getattr(spec, own)}
-    templates = [_read(f"--{option} {path}", path) for option, path in given.items() if path]
-    for template in templates if role is Role.MASTER else ():
-        if template.source.startswith(f"--{own} ") and any(key in template.content.get("spec", {}) for key in _ACCOUNT):
-            raise UserError(
-                f"{template.source}: name the master's account with --service_account, and leave it out here"
-            )
-    return templates
+    for option, path in (("pod_template", spec.pod_template), (own, getattr(spec, own))):
+        source = f"--{option} {path}"
+        template = _read(source, path) if path else {}
+        if role is Role.MASTER and option == own and any(key in template.get("spec", {}) for key in _ACCOUNT):
+            raise UserError(f"{source}: name the master's account with --service_account, and leave it out here")
+        try:
+            pod = merge(pod, template)
+        except ValueError as error:
+            raise UserError(f"{source}: {error}") from None
+    return pod
 
 
-def _read(source: str, path: str) -> PodTemplate:
+def _read(source: str, path: str) -> Manifest:
+    """Metadata and spec, as far as the user gives them."""
     try:
         content = yaml.safe_load(Path(path).read_text())
     except OSError as error:
@@ -147,4 +131,4 @@ def _read(source: str, path: str) -> PodTemplate:
         raise UserError(f"{source}: spec.restartPolicy must be Never: the master itself replaces workers")
     if "name" in content.get("metadata", {}):
         raise UserError(f"{source}: metadata.name must be left out, as each pod has a name of its own")
-    return PodTemplate(source, {key: content[key] for key in ("metadata", "spec") if key in content})
+    return {key: content[key] for key in ("metadata", "spec") if key in content}
