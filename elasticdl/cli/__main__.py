@@ -34,17 +34,7 @@ TABLE = {
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
 }
 COMMANDS = Commands("elasticdl", TABLE)
-COMMANDS.params.append(
-    click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=lambda *given: _version(*given)
-    )
-)
-
-
-def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
-        click.echo(f"elasticdl {elasticdl.__version__}")
-        ctx.exit()
+click.version_option(elasticdl.__version__, message="elasticdl %(version)s")(COMMANDS)
 
 
 def dispatch(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -106,6 +106,13 @@ class Command(click.Command):
     def _instead(self, ctx: click.Context, flag: str) -> str:
         near = instead_of(flag.removeprefix("--")) or did_you_mean(flag, self.flags())
         return near or f"`{ctx.command_path} --help` lists the options"
+
+
+def command(
+    *params: click.Parameter, help: str, kind: type[Command] = Command, **settings: Any
+) -> Callable[[Callable[..., int]], Command]:
+    """Makes a function, which takes the parameters' values and returns the exit code, the command of its name."""
+    return lambda function: kind(function.__name__, params=list(params), callback=function, help=help, **settings)
 
 
 class Commands(click.Group):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from elasticdl.common.journal import Entry
@@ -58,7 +59,7 @@ def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
 
 def _waiting_line(workers: list[pb.WorkerStatus]) -> str:
     ids = ", ".join(str(worker.worker_id) for worker in workers)
-    return f"worker{'s' if len(workers) > 1 else ''} {ids} wait{'s' if len(workers) == 1 else ''}: {workers[0].reason}"
+    return f"{'workers' if workers[1:] else 'worker'} {ids} {'wait' if workers[1:] else 'waits'}: {workers[0].reason}"
 
 
 def wanted_workers(status: pb.JobStatus) -> str:
@@ -84,45 +85,34 @@ def progress_line(status: pb.JobStatus) -> str:
     return ", ".join(parts)
 
 
-def _world_formed(entry: Entry) -> str:
-    ids = entry.get("members", [])
-    who = f"{plural(len(ids), 'worker')} ({', '.join(str(worker) for worker in ids)})"
-    return f"world {entry.get('world')}: {who} from step {entry.get('step')}: {entry.get('reason')}"
-
-
-def _worker_left(entry: Entry) -> str | None:
-    if not entry.get("code"):
-        return None
-    return f"worker {entry.get('worker')} left: {entry.get('reason')}"
-
-
-def _evaluation(entry: Entry) -> str:
-    return f"evaluation at step {entry.get('step')}: {metrics_text(entry.get('metrics', {}))}"
-
-
-def _epoch_finished(entry: Entry) -> str:
-    return f"epoch {entry.get('epoch', 0) + 1} finished: step {entry.get('step')}, loss {_number(entry.get('loss'))}"
-
-
 # The entries that somebody who watches a job wants to see go by.
-_NEWS: dict[str, Callable[[Entry], str | None]] = {
-    "world_formed": _world_formed,
-    "worker_left": _worker_left,
-    "evaluation": _evaluation,
-    "epoch_finished": _epoch_finished,
-    "checkpoint": lambda entry: f"checkpoint at step {entry.get('step')}: {entry.get('path')}",
-    "checkpoint_failed": lambda entry: f"warning: no checkpoint at step {entry.get('step')}: {entry.get('reason')}",
-    "resumed": lambda entry: f"resumed at step {entry.get('step')} from {entry.get('path')}",
-    "exported": lambda entry: f"model written to {entry.get('path')}",
-    "warning": lambda entry: f"warning: {entry.get('message')}",
-    "scale_requested": lambda entry: f"asked for {entry.get('workers')} workers",
+_NEWS = {
+    "world_formed": "world {world}: {who} from step {step}: {reason}",
+    "worker_left": "worker {worker} left: {reason}",
+    "evaluation": "evaluation at step {step}: {measured}",
+    "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
+    "checkpoint": "checkpoint at step {step}: {path}",
+    "checkpoint_failed": "warning: no checkpoint at step {step}: {reason}",
+    "resumed": "resumed at step {step} from {path}",
+    "exported": "model written to {path}",
+    "warning": "warning: {message}",
+    "scale_requested": "asked for {workers} workers",
 }
 
 
 def news(entry: Entry) -> str | None:
     """A line for somebody who watches the job; None if the entry is only for the record."""
-    write = _NEWS.get(entry.get("event", ""))
-    return write(entry) if write else None
+    event = entry.get("event", "")
+    if event not in _NEWS or (event == "worker_left" and not entry.get("code")):
+        return None
+    ids = entry.get("members", [])
+    said = {
+        "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
+        "measured": metrics_text(entry.get("metrics", {})),
+        "counted": entry.get("epoch", 0) + 1,
+        "loss": _number(entry.get("loss")),
+    }
+    return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
 
 
 def event_line(entry: Entry) -> str:

@@ -130,14 +130,15 @@ class _Forward(socketserver.ThreadingTCPServer):
 def _pump(here: socket.socket, tunnel: WebSocket) -> None:
     """One thread for both directions: a TLS connection may not be used by two at once."""
     there: socket.socket = tunnel.sock  # type: ignore[assignment]
-    frames, outgoing = _Frames(tunnel), b""
+    outgoing = b""
+    begun: set[bytes] = set()
     while True:
         sources = [there, here] if len(outgoing) < _CHUNK else [there]
         ready, writable, _ = select.select(sources, [there] if outgoing else [], [])
         if writable:
             outgoing = outgoing[there.send(outgoing[:_RECORD]) :]
         if there in ready:
-            data = frames.read()
+            data = _received(tunnel, begun)
             if data is None:
                 return
             here.sendall(data)
@@ -148,25 +149,19 @@ def _pump(here: socket.socket, tunnel: WebSocket) -> None:
             outgoing += ABNF.create_frame(_DATA + data, ABNF.OPCODE_BINARY).format()
 
 
-class _Frames:
-    def __init__(self, tunnel: WebSocket) -> None:
-        self._tunnel = tunnel
-        self._begun: set[bytes] = set()
-
-    def read(self) -> bytes | None:
-        """The data that is there, perhaps none; None at the end."""
-        found = b""
-        while True:
-            opcode, frame = self._tunnel.recv_data_frame(control_frame=True)
-            channel, data = frame.data[:1], frame.data[1:]
-            if opcode == ABNF.OPCODE_CLOSE:
+def _received(tunnel: WebSocket, begun: set[bytes]) -> bytes | None:
+    """The data that is there, perhaps none; None at the end. ``begun``: the channels that have told their port."""
+    found = b""
+    while True:
+        opcode, frame = tunnel.recv_data_frame(control_frame=True)
+        channel, data = frame.data[:1], frame.data[1:]
+        if opcode == ABNF.OPCODE_CLOSE:
+            return None
+        if opcode == ABNF.OPCODE_BINARY:
+            if channel in begun and channel != _DATA:
                 return None
-            if opcode == ABNF.OPCODE_BINARY:
-                if channel in self._begun and channel != _DATA:
-                    return None
-                found += data if channel in self._begun else b""
-                self._begun.add(channel)
-            socket_ = self._tunnel.sock
-            # What TLS has decrypted already does not make the socket ready again.
-            if not (isinstance(socket_, ssl.SSLSocket) and socket_.pending()):
-                return found
+            found += data if channel in begun else b""
+            begun.add(channel)
+        # What TLS has decrypted already does not make the socket ready again.
+        if not (isinstance(tunnel.sock, ssl.SSLSocket) and tunnel.sock.pending()):
+            return found

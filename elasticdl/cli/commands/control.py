@@ -8,15 +8,25 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from elasticdl.cli.commands.places import cluster_module, find, job_argument, place_options
-from elasticdl.cli.parsing import Command, Option
+from elasticdl.cli.commands.places import PLACE, cluster_module, find, job_argument
+from elasticdl.cli.parsing import Option, command
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
 
 
-def _scale(words: Sequence[str], **given: Any) -> int:
+@command(
+    click.Argument(
+        ["words"],
+        nargs=-1,
+        metavar="[JOB] N|MIN-MAX",
+        help="name of the job, which may be left out if only one runs; workers to have from now on, as in 3 or 2-4",
+    ),
+    *PLACE,
+    help="Change the number of workers of a running job.",
+)
+def scale(words: Sequence[str], **given: Any) -> int:
     if not words:
         raise UserError("the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`")
     if len(words) > 2:
@@ -37,7 +47,14 @@ def parse_workers(text: str) -> WorkerRange:
     return workers
 
 
-def _stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--now"], is_flag=True, help="end the workers at once, without a checkpoint"),
+    Option(["--no_checkpoint"], is_flag=True, help="finish the step, but write no checkpoint"),
+    help="Stop a running job: it finishes its step and writes a checkpoint if it has a folder for it.",
+)
+def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
     with handle.master() as master:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
@@ -46,39 +63,11 @@ def _stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     return 0
 
 
-def _delete(job: str, **given: Any) -> int:
-    print(cluster_module("cluster_job").delete(job, given["namespace"], given["kube_context"]))
-    return 0
-
-
-scale = Command(
-    "scale",
-    params=[
-        click.Argument(
-            ["words"],
-            nargs=-1,
-            metavar="[JOB] N|MIN-MAX",
-            help="name of the job, which may be left out if only one runs; workers to have from now on, as in 3 or 2-4",
-        ),
-        *place_options(),
-    ],
-    callback=_scale,
-    help="Change the number of workers of a running job.",
-)
-stop = Command(
-    "stop",
-    params=[
-        job_argument(),
-        *place_options(),
-        Option(["--now"], is_flag=True, help="end the workers at once, without a checkpoint"),
-        Option(["--no_checkpoint"], is_flag=True, help="finish the step, but write no checkpoint"),
-    ],
-    callback=_stop,
-    help="Stop a running job: it finishes its step and writes a checkpoint if it has a folder for it.",
-)
-delete = Command(
-    "delete",
-    params=[click.Argument(["job"], metavar="JOB", help="name of the job"), *place_options()],
-    callback=_delete,
+@command(
+    click.Argument(["job"], metavar="JOB", help="name of the job"),
+    *PLACE,
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
+def delete(job: str, **given: Any) -> int:
+    print(cluster_module("cluster_job").delete(job, given["namespace"], given["kube_context"]))
+    return 0

@@ -23,11 +23,10 @@ def job_argument(text: str = "name of the job; may be left out if only one runs"
     return click.Argument(["job"], required=False, metavar="[JOB]", help=text)
 
 
-def place_options() -> list[Option]:
-    return [
-        Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
-        Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
-    ]
+PLACE = (
+    Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
+    Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
+)
 
 
 def cluster_module(name: str) -> Any:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.commands.places import all_jobs, find, job_argument, place_options
+from elasticdl.cli.commands.places import PLACE, all_jobs, find, job_argument
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.parsing import Command, Option
+from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.cli.wording import (
     count_of,
@@ -29,7 +29,12 @@ from elasticdl.cli.wording import (
 from elasticdl.common.errors import ElasticDLError
 
 
-def _status(job: str | None, **given: Any) -> int:
+@command(
+    job_argument("name of the job; all jobs if not given"),
+    *PLACE,
+    help="Show one job, or all jobs.",
+)
+def status(job: str | None, **given: Any) -> int:
     console = Console(highlight=False)
     if job is not None:
         show_one(console, find(job, given))
@@ -77,49 +82,32 @@ def show_one(console: Console, job: JobHandle) -> None:
     print(job.whereabouts)
 
 
-def _events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
+_FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended")
+
+
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--json", "as_json"], is_flag=True, help="one JSON object a line"),
+    _FOLLOW,
+    help="Show what happened in a job: workers, worlds, pauses, evaluations, checkpoints.",
+)
+def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     with closing(find(job, given).journal(follow=follow)) as journal:
         for line in journal:
             print(line if as_json else event_line(json.loads(line)), flush=follow)
     return 0
 
 
-def _logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with closing(find(job, given).logs(worker, follow=follow)) as logs:
-        for line in logs:
-            print(line, flush=follow)
-    return 0
-
-
-def _follow() -> Option:
-    return Option(["--follow"], is_flag=True, help="go on until the job has ended")
-
-
-status = Command(
-    "status",
-    params=[job_argument("name of the job; all jobs if not given"), *place_options()],
-    callback=_status,
-    help="Show one job, or all jobs.",
-)
-events = Command(
-    "events",
-    params=[
-        job_argument(),
-        *place_options(),
-        Option(["--json", "as_json"], is_flag=True, help="one JSON object a line"),
-        _follow(),
-    ],
-    callback=_events,
-    help="Show what happened in a job: workers, worlds, pauses, evaluations, checkpoints.",
-)
-logs = Command(
-    "logs",
-    params=[
-        job_argument(),
-        *place_options(),
-        Option(["--worker"], type=click.INT, metavar="N", help="only this worker's, as it wrote it"),
-        _follow(),
-    ],
-    callback=_logs,
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--worker"], type=click.INT, metavar="N", help="only this worker's, as it wrote it"),
+    _FOLLOW,
     help="Show the logs of a job's master and workers.",
 )
+def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
+    with closing(find(job, given).logs(worker, follow=follow)) as lines:
+        for line in lines:
+            print(line, flush=follow)
+    return 0

@@ -13,7 +13,7 @@ import click
 
 import elasticdl
 from elasticdl.cli.image_builders import check_image, find_builder
-from elasticdl.cli.parsing import Command, Commands, Option
+from elasticdl.cli.parsing import Commands, Option, command
 from elasticdl.common.errors import UserError
 
 # That of docker/Dockerfile.cpu.
@@ -32,7 +32,29 @@ _USER = "1000:1000"
 IGNORED = "\n".join((".git", ".venv", ".dockerignore", "Dockerfile", "**/__pycache__", "**/*.pyc", ""))
 
 
-def _init(
+def _option(name: str, metavar: str, text: str, default: str = "") -> Option:
+    return Option([f"--{name}"], default=default, metavar=metavar, help=text)
+
+
+def _path(metavar: str, text: str, **settings: Any) -> click.Argument:
+    return click.Argument(["path"], metavar=metavar, help=text, **settings)
+
+
+@command(
+    _path("[PATH]", "folder of the model zoo (the current one)", required=False, default=""),
+    _option(
+        "base_image",
+        "IMAGE",
+        f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
+        BASE_IMAGE,
+    ),
+    _option("model_zoo", "PATH", "the same as PATH"),
+    _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
+    _option("cluster_spec", "FILE", "Python file that the image has in /cluster_spec"),
+    _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
+    help="Write a Dockerfile for a model zoo into its folder.",
+)
+def init(
     path: str, model_zoo: str, base_image: str, local_pkg_dir: str, cluster_spec: str, extra_pypi_index: str
 ) -> int:
     """Write the Dockerfile, and a .dockerignore if there is none; nothing is written if anything is wrong.
@@ -91,7 +113,12 @@ def _render(base_image: str, index: str, wheels: str, requirements: str, cluster
     return "\n".join([*lines, "", f"WORKDIR {ZOO_FOLDER}", f"USER {_USER}", ""])
 
 
-def _build(path: str, image: str) -> int:
+@command(
+    _path("PATH", "folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile"),
+    Option(["--image"], required=True, metavar="IMAGE", help="its name, as in registry.example.com/team/zoo:1"),
+    help="Build the image of a model zoo, with docker, buildah or podman, whichever works here.",
+)
+def build(path: str, image: str) -> int:
     """
     Raises:
         UserError: no Dockerfile, no program to build it with, or the image would run as root.
@@ -106,8 +133,12 @@ def _build(path: str, image: str) -> int:
     return 0
 
 
-def _push(image: str) -> int:
-    """Raises as `_build`."""
+@command(
+    click.Argument(["image"], metavar="IMAGE", help="its name, as it was given to `elasticdl zoo build`"),
+    help="Push an image to its registry, with docker, buildah or podman, whichever works here.",
+)
+def push(image: str) -> int:
+    """Raises as `build`."""
     find_builder().push(check_image("IMAGE", image))
     return 0
 
@@ -163,47 +194,6 @@ def _plain(name: str) -> str:
     return name
 
 
-def _option(name: str, metavar: str, text: str, default: str = "") -> Option:
-    return Option([f"--{name}"], default=default, metavar=metavar, help=text)
-
-
-def _path(metavar: str, text: str, **settings: Any) -> click.Argument:
-    return click.Argument(["path"], metavar=metavar, help=text, **settings)
-
-
-init = Command(
-    "init",
-    params=[
-        _path("[PATH]", "folder of the model zoo (the current one)", required=False, default=""),
-        _option(
-            "base_image",
-            "IMAGE",
-            f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
-            BASE_IMAGE,
-        ),
-        _option("model_zoo", "PATH", "the same as PATH"),
-        _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
-        _option("cluster_spec", "FILE", "Python file that the image has in /cluster_spec"),
-        _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
-    ],
-    callback=_init,
-    help="Write a Dockerfile for a model zoo into its folder.",
-)
-build = Command(
-    "build",
-    params=[
-        _path("PATH", "folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile"),
-        Option(["--image"], required=True, metavar="IMAGE", help="its name, as in registry.example.com/team/zoo:1"),
-    ],
-    callback=_build,
-    help="Build the image of a model zoo, with docker, buildah or podman, whichever works here.",
-)
-push = Command(
-    "push",
-    params=[click.Argument(["image"], metavar="IMAGE", help="its name, as it was given to `elasticdl zoo build`")],
-    callback=_push,
-    help="Push an image to its registry, with docker, buildah or podman, whichever works here.",
-)
 zoo = Commands(
     "zoo",
     {
