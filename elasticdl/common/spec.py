@@ -12,16 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from elasticdl.common.quantities import (
-    class_name,
-    parse_envs,
-    parse_priority,
-    parse_queue,
-    parse_resources,
-    parse_secret_envs,
-    parse_volumes,
-    requirements,
-)
+from elasticdl.common import quantities
 
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -242,7 +233,7 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
     return _kept(parse)
 
 
-Resources = Annotated[str, _kept(parse_resources)]
+Resources = Annotated[str, _kept(quantities.parse_resources)]
 Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
 Namespace = Annotated[
     str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
@@ -269,15 +260,15 @@ class KubernetesOptions(OptionGroup):
     """what each worker is promised, as in cpu=4,memory=8Gi,gpu=1; gpu stands for nvidia.com/gpu"""
     worker_resource_limit: Resources = ""
     """the most that a worker may use, in the same form"""
-    master_pod_priority: Annotated[str, _kept(class_name)] = ""
+    master_pod_priority: Annotated[str, _kept(quantities.class_name)] = ""
     """PriorityClass of the master"""
-    worker_pod_priority: Annotated[str, _kept(parse_priority)] = ""
+    worker_pod_priority: Annotated[str, _kept(quantities.parse_priority)] = ""
     """PriorityClass of the workers, or of a share of the most workers that there may be, as in high=0.5; a share alone is of the class high"""
-    volume: Annotated[str, _kept(parse_volumes)] = ""
+    volume: Annotated[str, _kept(quantities.parse_volumes)] = ""
     """volumes of every pod, as in claim_name=data,mount_path=/data or host_path=/scratch,mount_path=/scratch, with sub_path, type, read_only=true if you like and ; between two"""
-    envs: Annotated[str, _kept(parse_envs)] = ""
+    envs: Annotated[str, _kept(quantities.parse_envs)] = ""
     """environment variables of every pod, as in NAME=VALUE,OTHER=VALUE; kept in a Secret of the job's"""
-    env_from_secret: Annotated[str, _kept(parse_secret_envs)] = ""
+    env_from_secret: Annotated[str, _kept(quantities.parse_secret_envs)] = ""
     """environment variables of every pod from Secrets of the namespace: NAME=SECRET/KEY for one, SECRET for all of its keys, and , between two"""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """when nodes pull the image; if not given, always for the tag latest, else if not present"""
@@ -301,7 +292,7 @@ class KubernetesOptions(OptionGroup):
     """existing service account of the master; if not given, one is made that can do no more than needed"""
     gang: bool = False
     """train with all workers or none; --num_workers must be one number then"""
-    queue: Annotated[str, _kept(parse_queue)] = ""
+    queue: Annotated[str, _kept(quantities.parse_queue)] = ""
     """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
     elastic: bool = False
     """label the pods `elastic: "true"`, as Run:AI does"""
@@ -319,7 +310,9 @@ class KubernetesOptions(OptionGroup):
     def _within_limits(self) -> Self:
         for role in ("master", "worker"):
             try:
-                requirements(getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit"))
+                quantities.requirements(
+                    getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit")
+                )
             except ValueError as error:
                 raise ValueError(f"--{role}_resource_request and --{role}_resource_limit: {error}") from None
         return self

@@ -19,18 +19,11 @@ from typing import Any
 from kubernetes.stream.ws_client import create_websocket, get_websocket_url
 from websocket import ABNF, WebSocket, WebSocketException
 
+from elasticdl.common.credentials import Role
 from elasticdl.common.environment import LOOPBACK
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.kubernetes.client import Client, Object, path_of
-from elasticdl.kubernetes.manifests.names import (
-    JOB_LABEL,
-    MASTER_PORT,
-    ROLE_LABEL,
-    WORKER_LABEL,
-    Role,
-    master_name,
-    selector,
-)
+from elasticdl.kubernetes.manifests import names
 
 # The server's protocol: the first byte of a frame is its channel, of data or of errors; the first frame of a channel
 # holds only the port's number.
@@ -43,7 +36,7 @@ CLOSE_SECONDS = 0.05  # between two looks whether it is closed
 
 def find_master(client: Client, job: str) -> Object | None:
     """The newest pod of the job's master, whatever its state; None if there is none (any more, or yet)."""
-    pods = _owned(client, job, selector(job, Role.MASTER))
+    pods = _owned(client, job, names.selector(job, Role.MASTER))
     return max(pods, key=_age, default=None)
 
 
@@ -55,9 +48,9 @@ def is_running(pod: Object | None) -> bool:
 
 def find_pods(client: Client, job: str, worker: int | None) -> list[Object]:
     """The oldest first."""
-    only = f",{WORKER_LABEL}={worker}" if worker is not None else ""
-    pods = _owned(client, job, f"{JOB_LABEL}={job}{only}")
-    return sorted((pod for pod in pods if ROLE_LABEL in pod["metadata"]["labels"]), key=_age)
+    only = f",{names.WORKER_LABEL}={worker}" if worker is not None else ""
+    pods = _owned(client, job, f"{names.JOB_LABEL}={job}{only}")
+    return sorted((pod for pod in pods if names.ROLE_LABEL in pod["metadata"]["labels"]), key=_age)
 
 
 def _owned(client: Client, job: str, labels: str) -> list[Object]:
@@ -66,7 +59,7 @@ def _owned(client: Client, job: str, labels: str) -> list[Object]:
 
 def _is_owned(pod: Object, job: str) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
-    return any((owner["kind"], owner["name"]) == ("Job", master_name(job)) for owner in owners)
+    return any((owner["kind"], owner["name"]) == ("Job", names.master_name(job)) for owner in owners)
 
 
 def _age(pod: Object) -> str:
@@ -121,7 +114,7 @@ class _Forward(socketserver.ThreadingTCPServer):
 
     def _connect(self, pod: str) -> WebSocket:
         url, headers = self._client.signed("GET", path_of("Pod", self._client.namespace, pod, "portforward"))
-        url = get_websocket_url(url, [("ports", MASTER_PORT)])
+        url = get_websocket_url(url, [("ports", names.MASTER_PORT)])
         headers = {**headers, "sec-websocket-protocol": _PROTOCOL}
         tunnel: WebSocket = create_websocket(self._client.api.configuration, url, headers)
         return tunnel

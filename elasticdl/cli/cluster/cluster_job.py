@@ -17,7 +17,7 @@ from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.wording import is_over
-from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
+from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes import kubeconfig
@@ -25,16 +25,7 @@ from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client, Object, connect
 from elasticdl.kubernetes.job_pods import find_master, forwarded, is_running
 from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests.names import (
-    APPLICATION,
-    APPLICATION_LABEL,
-    JOB_LABEL,
-    Role,
-    master_name,
-    spec_name,
-    state_name,
-    tls_name,
-)
+from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.packed_state import State, unpack_state
 from elasticdl.kubernetes.manifests.pod import SPEC_FILE
 from elasticdl.kubernetes.manifests.pod_status import finished, trouble_of
@@ -46,7 +37,7 @@ _KINDS = ("Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "Serv
 # Users who may not list these can't have made them: the job's master has an account that was there.
 _OF_ADMINISTRATORS = ("RoleBinding", "Role", "ServiceAccount")
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
-_ANY_JOB = f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}"
+_ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 AGAIN_SECONDS = 1.0  # before a master is asked once more
 
 
@@ -67,21 +58,19 @@ class ClusterJob:
         return f"namespace {self.client.namespace} of the cluster at {self.client.server}"
 
     def spec(self) -> JobSpec:
-        return JobSpec.from_json(self.client.read("ConfigMap", spec_name(self.name))["data"][SPEC_FILE])
+        return JobSpec.from_json(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
 
     def status(self) -> pb.JobStatus:
         kept = self.kept_status()
         if kept is not None and is_over(kept):
             return kept
-        job = self.client.find("Job", master_name(self.name))
+        job = self.client.find("Job", names.master_name(self.name))
         if job is None:
             return described(self.name, "lost", "it was deleted")
         if how := finished(job):
             # Between the two looks it may have written how it ended.
-            kept = self.kept_status()
-            if kept is not None and is_over(kept):
-                return kept
-            return described(self.name, "lost", f"its Job is {how.lower()}, and its master has not said how it ended")
+            lost = f"its Job is {how.lower()}, and its master has not said how it ended"
+            return self._end() or described(self.name, "lost", lost)
         pod = find_master(self.client, self.name)
         reason = trouble_of(pod).reason
         last = f"there is no master at the moment: {reason}"
@@ -103,8 +92,13 @@ class ClusterJob:
         text = self.state().status
         return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
 
+    def _end(self) -> pb.JobStatus | None:
+        """The status with which it ended, if it has said so."""
+        kept = self.kept_status()
+        return kept if kept is not None and is_over(kept) else None
+
     def state(self) -> State:
-        found = self.client.find("ConfigMap", state_name(self.name))
+        found = self.client.find("ConfigMap", names.state_name(self.name))
         try:
             return unpack_state(found) if found else State()
         except ValueError as error:
@@ -114,8 +108,8 @@ class ClusterJob:
     def master(self) -> Iterator[MasterClient]:
         pod = find_master(self.client, self.name)
         if not is_running(pod):
-            kept = self.kept_status()
-            how = f"it has {kept.phase}" if kept and is_over(kept) else trouble_of(pod).reason
+            end = self._end()
+            how = f"it has {end.phase}" if end else trouble_of(pod).reason
             raise UserError(f"job {self.name} is not running: {how}")
         try:
             with self.endpoint() as endpoint, connect_master(endpoint) as master:
@@ -136,7 +130,7 @@ class ClusterJob:
     @contextmanager
     def endpoint(self) -> Iterator[Endpoint]:
         """The way to its master, whichever that is at the moment; the owner's certificate is here until the end."""
-        secret = self.client.read("Secret", tls_name(self.name, Role.OWNER))
+        secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
         files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
         with (
             tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
@@ -165,10 +159,9 @@ class ClusterJob:
 
     def has_ended(self) -> bool:
         """Whether nothing more will come of it."""
-        kept = self.kept_status()
-        if kept is not None and is_over(kept):
+        if self._end() is not None:
             return True
-        job = self.client.find("Job", master_name(self.name))
+        job = self.client.find("Job", names.master_name(self.name))
         return job is None or bool(finished(job))
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
@@ -188,7 +181,7 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
     """
     place = Place(namespace, context)
     client = connect(place)
-    if name is None or not client.find("Job", master_name(name)):
+    if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
         if not jobs:
             client.require_namespace()
@@ -204,7 +197,7 @@ def is_configured() -> bool:
 def find_current(name: str) -> ClusterJob | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(Place())
-    return ClusterJob(client, name) if client.find("Job", master_name(name)) else None
+    return ClusterJob(client, name) if client.find("Job", names.master_name(name)) else None
 
 
 def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
@@ -223,7 +216,7 @@ def _jobs(client: Client) -> list[Object]:
 
 
 def _name_of(job: Object) -> str:
-    return str(job["metadata"]["labels"][JOB_LABEL])
+    return str(job["metadata"]["labels"][names.JOB_LABEL])
 
 
 def delete(name: str, namespace: str, context: str) -> str:

@@ -6,8 +6,8 @@ The Job is made first, as the owner of the rest, but with nothing to start; when
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -111,7 +111,8 @@ class Submission:
             UserError: the cluster refuses something.
             UnreachableError: it does not answer any more.
         """
-        with self._undone_on_failure() as begun:
+        begun: list[Manifest] = []
+        try:
             job = self._make_one(job_objects.make_job(self.parts, parallelism=0), begun)
             for manifest in job_objects.companions(self.parts):
                 pause()
@@ -119,6 +120,11 @@ class Submission:
             self._await_account(pause)
             pause()
             self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+        except BaseException:
+            while begun:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self._unmake(begun)
+            raise
 
     def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
         """If the answer is lost it may have been made, under a name that was free a moment before."""
@@ -205,17 +211,6 @@ class Submission:
                     raise
             pause()
             time.sleep(_RETRY_SECONDS)
-
-    @contextmanager
-    def _undone_on_failure(self) -> Iterator[list[Manifest]]:
-        begun: list[Manifest] = []
-        try:
-            yield begun
-        except BaseException:
-            while begun:
-                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                    self._unmake(begun)
-            raise
 
     def _unmake(self, begun: list[Manifest]) -> None:
         while begun:

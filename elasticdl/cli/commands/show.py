@@ -12,20 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from elasticdl.cli import wording
 from elasticdl.cli.commands.places import PLACE, all_jobs, find, job_argument
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
-from elasticdl.cli.wording import (
-    count_of,
-    duration,
-    event_line,
-    is_over,
-    members,
-    metrics_text,
-    progress_line,
-    wanted_workers,
-)
 from elasticdl.common.errors import ElasticDLError
 
 
@@ -61,10 +52,10 @@ def facts(job: JobHandle) -> tuple[str, ...]:
         status = job.status()
     except ElasticDLError as error:
         return "unreachable", "", "", "", str(error)
-    workers = f"{len(members(status))} of {wanted_workers(status)}"
-    shown = workers if status.max_workers and not is_over(status) else ""
-    steps = count_of(status.step, status.total_steps)
-    return status.phase, shown, steps, duration(status.elapsed), status.reason
+    workers = f"{len(wording.members(status))} of {wording.wanted_workers(status)}"
+    shown = workers if status.max_workers and not wording.is_over(status) else ""
+    steps = wording.count_of(status.step, status.total_steps)
+    return status.phase, shown, steps, wording.duration(status.elapsed), status.reason
 
 
 def show_one(console: Console, job: JobHandle) -> None:
@@ -73,12 +64,12 @@ def show_one(console: Console, job: JobHandle) -> None:
         console.print(render(status, age=0.0))
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
-        print(progress_line(status))
+        print(wording.progress_line(status))
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
             print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {worker.reason}' if worker.reason else ''}")
     if status.metrics:
-        print(f"metrics: {metrics_text(status.metrics)}")
+        print(f"metrics: {wording.metrics_text(status.metrics)}")
     print(job.whereabouts)
 
 
@@ -95,7 +86,7 @@ _FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     with closing(find(job, given).journal(follow=follow)) as journal:
         for line in journal:
-            print(line if as_json else event_line(json.loads(line)), flush=follow)
+            print(line if as_json else wording.event_line(json.loads(line)), flush=follow)
     return 0
 
 

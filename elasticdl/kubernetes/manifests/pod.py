@@ -13,28 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticdl.common import environment as variables
+from elasticdl.common import quantities
 from elasticdl.common.credentials import Role
-from elasticdl.common.quantities import (
-    KUEUE,
-    parse_envs,
-    parse_quantity,
-    parse_queue,
-    parse_secret_envs,
-    parse_volumes,
-    requirements,
-)
 from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.merge import Manifest, merge
-from elasticdl.kubernetes.manifests.names import (
-    CONTAINER,
-    ELASTIC_LABEL,
-    environment_name,
-    labels,
-    master_address,
-    master_name,
-    spec_name,
-    tls_name,
-)
 
 TLS_FOLDER = "/etc/elasticdl/tls"
 SPEC_FOLDER = "/etc/elasticdl/job"
@@ -72,7 +55,7 @@ def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
 
 
 def _identity(spec: JobSpec) -> Manifest:
-    account = spec.service_account or master_name(spec.job_name)
+    account = spec.service_account or names.master_name(spec.job_name)
     return {"serviceAccountName": account, "automountServiceAccountToken": True}
 
 
@@ -80,23 +63,23 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
     """A worker's pod without its name and number."""
     own = [word.replace("$", "$$") for word in spec.command]  # Kubernetes replaces $(NAME) by a variable, and $$ by $
     env = [
-        _variable(variables.MASTER, master_address(spec.job_name, namespace)),
+        _variable(variables.MASTER, names.master_address(spec.job_name, namespace)),
         _variable(variables.MASTER_TIMEOUT, f"{MASTER_TIMEOUT:g}"),
         _of_the_pod(variables.HOST, "status.podIP"),
     ]
-    limits = requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
+    limits = quantities.requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
     if processors := limits.get("cpu"):  # else it would start a thread for each of the node's, and be throttled
-        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(parse_quantity(processors)))))
+        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(quantities.parse_quantity(processors)))))
     metadata, pod_spec = _queueing(spec)
     return make_pod(spec, Role.WORKER, (*OWN_PROGRAM, *own) if own else WORKER_COMMAND, env, metadata, pod_spec)
 
 
 def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:
     """Metadata and further keys of the pod's spec, by which a queueing scheduler knows the workers."""
-    queue, size = parse_queue(spec.queue), str(spec.num_workers.maximum)
+    queue, size = quantities.parse_queue(spec.queue), str(spec.num_workers.maximum)
     if queue is None:
         return {}, {}
-    if queue.scheduler == KUEUE:
+    if queue.scheduler == quantities.KUEUE:
         own_labels = {"kueue.x-k8s.io/queue-name": queue.name}
         if not spec.gang:
             return {"labels": own_labels}, {}
@@ -134,13 +117,13 @@ def make_pod(
         **(pod_spec or {}),
     }
     # Also here, not only in `finish_pod`: by its labels the user's module tells a master from a worker.
-    own = {"annotations": {}, "labels": labels(spec.job_name, role)}
+    own = {"annotations": {}, "labels": names.labels(spec.job_name, role)}
     return {"metadata": merge(own, metadata or {}), "spec": made}
 
 
 def finish_pod(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
     """The pod as the user left it, with the labels by which the job's pods are found, and a lost node's tolerations."""
-    fixed = {**labels(spec.job_name, role), **({ELASTIC_LABEL: "true"} if spec.elastic else {})}
+    fixed = {**names.labels(spec.job_name, role), **({names.ELASTIC_LABEL: "true"} if spec.elastic else {})}
     missing = _node_tolerations(pod["spec"].get("tolerations") or (), spec.node_timeout)
     return merge(pod, {"metadata": {"labels": fixed}, "spec": {"tolerations": missing}})
 
@@ -171,11 +154,13 @@ def _container(
     }
     all_env = (*env, *(_variable(name, value) for name, value in plain.items()), *_given_variables(spec))
     made: Manifest = {
-        "name": CONTAINER,
+        "name": names.CONTAINER,
         "image": spec.image,
         "command": list(command),
         "env": list({variable["name"]: variable for variable in all_env}.values()),
-        "resources": requirements(getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")),
+        "resources": quantities.requirements(
+            getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")
+        ),
         "volumeMounts": mounts,
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -185,7 +170,7 @@ def _container(
         # The end of what it printed is part of the status then, for a worker that failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if whole := [each.secret for each in parse_secret_envs(spec.env_from_secret) if not each.key]:
+    if whole := [each.secret for each in quantities.parse_secret_envs(spec.env_from_secret) if not each.key]:
         made["envFrom"] = [{"secretRef": {"name": secret}} for secret in whole]
     if spec.image_pull_policy:
         made["imagePullPolicy"] = spec.image_pull_policy
@@ -194,8 +179,10 @@ def _container(
 
 def _given_variables(spec: JobSpec) -> list[Manifest]:
     """The user's. Whoever may look at pods and config maps does not see the values: they are in Secrets."""
-    kept = [(name, environment_name(spec.job_name), name) for name in parse_envs(spec.envs)]
-    kept += [(each.name, each.secret, each.key) for each in parse_secret_envs(spec.env_from_secret) if each.key]
+    kept = [(name, names.environment_name(spec.job_name), name) for name in quantities.parse_envs(spec.envs)]
+    kept += [
+        (each.name, each.secret, each.key) for each in quantities.parse_secret_envs(spec.env_from_secret) if each.key
+    ]
     return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in kept]
 
 
@@ -209,23 +196,23 @@ def _of_the_pod(variable: str, path: str) -> Manifest:
 
 def _mounts(spec: JobSpec, role: Role) -> list[tuple[Manifest, Manifest]]:
     """Volumes, each with where it is mounted; one that is mounted at two places comes twice."""
-    secret = {"secretName": tls_name(spec.job_name, role), "defaultMode": _FILE_MODE}
+    secret = {"secretName": names.tls_name(spec.job_name, role), "defaultMode": _FILE_MODE}
     made = [
         _mount("tls", TLS_FOLDER, {"secret": secret}),
-        _mount("job", SPEC_FOLDER, {"configMap": {"name": spec_name(spec.job_name), "defaultMode": _FILE_MODE}}),
+        _mount("job", SPEC_FOLDER, {"configMap": {"name": names.spec_name(spec.job_name), "defaultMode": _FILE_MODE}}),
     ]
-    volumes = parse_volumes(spec.volume)
+    volumes = quantities.parse_volumes(spec.volume)
     # NCCL and loaders of data exchange through shared memory, of which a container has 64 MiB by itself.
     for name, path, medium in (("tmp", "/tmp", {}), ("shm", "/dev/shm", {"medium": "Memory"})):
         if path not in {volume.mount_path.rstrip("/") for volume in volumes}:
             made.append(_mount(name, path, {"emptyDir": medium}, read_only=False))
-    names: dict[str, str] = {}
+    known: dict[str, str] = {}
     for volume in volumes:
         kind = {"type": volume.host_path_type} if volume.host_path_type else {}
         source: Manifest = {"hostPath": {"path": volume.host_path, **kind}}
         if volume.claim_name:
             source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}
-        name = names.setdefault(repr(source), f"volume-{len(names)}")
+        name = known.setdefault(repr(source), f"volume-{len(known)}")
         made.append(_mount(name, volume.mount_path, source, volume.read_only, volume.sub_path))
     return made
 
