@@ -6,10 +6,9 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
@@ -29,46 +28,47 @@ class WatchEnded(Enum):
     WATCH_ENDED = "watch ended"
 
 
-class Watch:
+Told = pb.JobStatus | str
+
+
+@contextmanager
+def watched(client: MasterClient, *reads: Callable[[], Iterable[Told]]) -> Iterator[Watch]:
     """Threads that read from a master, through any change of masters; leaving the context closes the client.
 
-    ``reads`` of the client's methods are begun anew when they end: `watch` for the status, or `follow_events` for lines
-    of the journal, of which each master tells all. ``failure`` says why nothing is heard at the moment; empty while a
-    master answers.
+    ``reads`` are methods of the client, which are called anew when they end: `watch` for the status, or `events` for lines
+    of the journal, of which each master tells all.
     """
-
-    def __init__(
-        self, client: MasterClient, *reads: Callable[[], Iterable[pb.JobStatus]] | Callable[[], Iterable[str]]
-    ) -> None:
-        self.inbox: queue.SimpleQueue[pb.JobStatus | str | WatchEnded] = queue.SimpleQueue()
-        self.failure = ""
-        self._client = client
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(read,), name="watch", daemon=True) for read in reads]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._over.set()
-        self._client.close()
-        for thread in self._threads:
+    watch = Watch()
+    threads = [threading.Thread(target=watch.read_on, args=(read,), name="watch", daemon=True) for read in reads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield watch
+    finally:
+        watch.over.set()
+        client.close()
+        for thread in threads:
             thread.join(JOIN_SECONDS)
 
-    def next(self) -> pb.JobStatus | str | WatchEnded | None:
+
+class Watch:
+    """``failure`` says why nothing is heard at the moment; empty while a master answers."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Told | WatchEnded] = queue.SimpleQueue()
+        self.failure = ""
+        self.over = threading.Event()
+
+    def next(self) -> Told | WatchEnded | None:
         """What has come; None if nothing did for a moment."""
         try:
             return self.inbox.get(timeout=POLL)
         except queue.Empty:
             return None
 
-    def _run(self, read: Callable[[], Iterable[pb.JobStatus | str]]) -> None:
-        told: pb.JobStatus | str = ""
-        while not self._over.is_set():
+    def read_on(self, read: Callable[[], Iterable[Told]]) -> None:
+        told: Told = ""
+        while not self.over.is_set():
             try:
                 for told in read():
                     self.failure = ""
@@ -78,7 +78,7 @@ class Watch:
             if isinstance(told, pb.JobStatus) and is_over(told):
                 self.inbox.put(WatchEnded.WATCH_ENDED)
                 return
-            self._over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
+            self.over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
 
 
 def show_news(journal: Iterable[str], screen: Screen) -> None:

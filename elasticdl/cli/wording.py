@@ -54,12 +54,12 @@ def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
     for worker in status.workers:
         if worker.state == "pending" and worker.reason:
             waiting.setdefault(re.sub(r"\d+", "#", worker.reason), []).append(worker)
-    return {key: _waiting_line(workers) for key, workers in waiting.items()}
-
-
-def _waiting_line(workers: list[pb.WorkerStatus]) -> str:
-    ids = ", ".join(str(worker.worker_id) for worker in workers)
-    return f"{'workers' if workers[1:] else 'worker'} {ids} {'wait' if workers[1:] else 'waits'}: {workers[0].reason}"
+    lines = {}
+    for key, workers in waiting.items():
+        ids = ", ".join(str(worker.worker_id) for worker in workers)
+        who = f"workers {ids} wait" if workers[1:] else f"worker {ids} waits"
+        lines[key] = f"{who}: {workers[0].reason}"
+    return lines
 
 
 def wanted_workers(status: pb.JobStatus) -> str:

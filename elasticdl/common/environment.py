@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,6 @@ CONNECTED = "ELASTICDL_CONNECTED"
 # On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
 # (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.
 REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
-
-Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +121,22 @@ def interface_of(address: str) -> str:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         raise UserError(f"{address!r} is no IP address of this machine") from None
-    interfaces = list(_interfaces())
+    interfaces = [
+        (
+            name,
+            ipaddress.ip_interface(
+                f"{each.address.partition('%')[0]}/{int(ipaddress.ip_address(each.netmask)).bit_count()}"
+            ),
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask
+    ]
     found = [name for name, each in interfaces if each.ip == wanted]
     found += [name for name, each in interfaces if wanted in each.network]
     if found:
         return found[0]
     raise UserError(f"no network interface of this machine has the address {address}")
-
-
-def _interfaces() -> Iterator[tuple[str, Interface]]:
-    for name, addresses in psutil.net_if_addrs().items():
-        for each in addresses:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
-                bits = int(ipaddress.ip_address(each.netmask)).bit_count()
-                yield name, ipaddress.ip_interface(f"{each.address.partition('%')[0]}/{bits}")
 
 
 def refuse_variables(environ: Mapping[str, str]) -> None:

@@ -133,8 +133,11 @@ def _parse_volume(text: str) -> Volume:
     read_only = given.get("read_only", "false")
     if read_only.lower() not in ("true", "false"):
         raise ValueError(f"read_only={read_only}: must be true or false")
+    # The path in its only spelling, so that two can be compared; one with .. stays, to be refused.
+    path = given.get("mount_path", "")
+    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
     volume = Volume(
-        mount_path=_plain_path(given.get("mount_path", "")),
+        mount_path=f"/{plain}" if path.startswith("/") else plain,
         claim_name=given.get("claim_name", ""),
         host_path=given.get("host_path", ""),
         host_path_type=given.get("type", ""),
@@ -170,12 +173,6 @@ def _check_volume(text: str, volume: Volume) -> None:
 
 def _is_no_place(path: str) -> bool:
     return not path.startswith("/") or ".." in path.split("/")
-
-
-def _plain_path(path: str) -> str:
-    """The same path in its only spelling, so that two can be compared; one with .. stays, to be refused."""
-    begin = "/" if path.startswith("/") else ""
-    return begin + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def parse_envs(text: str) -> dict[str, str]:

@@ -169,8 +169,11 @@ class Client:
     ) -> urllib3.BaseHTTPResponse:
         """The answer, of which nothing has been read yet. ``query``: names as Python has them, such as label_selector."""
         content_type = {"Content-Type": MERGE if method == "PATCH" else JSON} if body else {}
-        names = [(_camel(name), _text(value)) for name, value in (query or {}).items()]
-        url, headers = self.signed(method, path, names, {"Accept": f"{JSON}, */*", **content_type})
+        sent = [
+            (re.sub(r"_(\w)", lambda found: found[1].upper(), name), value) for name, value in (query or {}).items()
+        ]
+        texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
+        url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
         with self.translated(what):
             answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
             if not 200 <= answer.status <= 299:
@@ -223,11 +226,3 @@ def namespace_of(place: Place) -> str:
     if place.namespace:
         return place.namespace
     return connect(place).namespace if is_configured(place) else kubeconfig.DEFAULT_NAMESPACE
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

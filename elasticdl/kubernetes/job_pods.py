@@ -54,12 +54,13 @@ def find_pods(client: Client, job: str, worker: int | None) -> list[Object]:
 
 
 def _owned(client: Client, job: str, labels: str) -> list[Object]:
-    return [pod for pod in client.list("Pod", label_selector=labels) if _is_owned(pod, job)]
-
-
-def _is_owned(pod: Object, job: str) -> bool:
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any((owner["kind"], owner["name"]) == ("Job", names.master_name(job)) for owner in owners)
+    owner = ("Job", names.master_name(job))
+    pods = client.list("Pod", label_selector=labels)
+    return [
+        pod
+        for pod in pods
+        if any((each["kind"], each["name"]) == owner for each in pod["metadata"].get("ownerReferences") or ())
+    ]
 
 
 def _age(pod: Object) -> str:

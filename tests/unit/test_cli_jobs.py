@@ -212,7 +212,7 @@ def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, no
 
 
 def test_a_job_that_does_not_stop_is_not_waited_for_forever(capsys, monkeypatch, running):
-    monkeypatch.setattr("elasticdl.cli.commands.control.CLOSING_TIME", -JobSpec().stop_grace)
+    monkeypatch.setattr("elasticdl.cli.commands.jobs.CLOSING_TIME", -JobSpec().stop_grace)
     code, _, err = run(capsys, "stop", "live")
     assert code == 1
     assert "`elasticdl stop live --now` ends it at once" in err

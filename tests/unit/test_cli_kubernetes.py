@@ -525,7 +525,7 @@ class Masters:
 def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
     monkeypatch.setattr(status_watch, "RECONNECT_SECONDS", 0.0)
     masters = Masters(["running"], [], ["waiting", "succeeded"])
-    with status_watch.Watch(masters, masters.watch) as watch:
+    with status_watch.watched(masters, masters.watch) as watch:
         *seen, last = (watch.inbox.get(timeout=10) for _ in range(4))
     assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
     assert last is status_watch.WatchEnded.WATCH_ENDED

@@ -25,7 +25,7 @@ from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import POLL, Watch, WatchEnded, show_end, show_news
+from elasticdl.cli.status_watch import POLL, Watch, WatchEnded, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
@@ -142,7 +142,7 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
         job.endpoint() as endpoint,
         connect_master(endpoint) as client,
         open_screen(spec.log_loss_steps) as screen,
-        Watch(client, client.watch, partial(client.events, follow=True)) as watch,
+        watched(client, client.watch, partial(client.events, follow=True)) as watch,
     ):
         Following(job, screen, watch, signals, spec.image_timeout).run()
     if signals.first is not None:

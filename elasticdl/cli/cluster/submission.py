@@ -16,7 +16,7 @@ from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_secret_envs, parse_volumes
+from elasticdl.common.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
 from elasticdl.kubernetes.client import Client, Object
@@ -180,8 +180,8 @@ class Submission:
                 raise
 
     def _try_workers(self) -> None:
-        spec = self.parts.spec
-        priority = {"priorityClassName": name} if (name := job_objects.urgent_class(spec)) else {}
+        urgent = parse_priority(self.parts.spec.worker_pod_priority)  # of some or all of them
+        priority = {"priorityClassName": urgent.class_name} if urgent else {}
         try:
             self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
         except NotDoneError as error:

@@ -24,7 +24,7 @@ from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, star
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import Watch, WatchEnded, show_end, show_news
+from elasticdl.cli.status_watch import WatchEnded, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.folders import require_writable_folders
@@ -131,7 +131,7 @@ class _Following:
 
     def run(self) -> None:
         """Until the job has ended, its master is gone, or the user's patience is (then the master is killed)."""
-        with Watch(self.client, self.client.watch) as watch:
+        with watched(self.client, self.client.watch) as watch:
             while not self.master.has_ended() or not watch.inbox.empty():
                 show_news(self.journal.lines(), self.screen)
                 if self.signals.take():

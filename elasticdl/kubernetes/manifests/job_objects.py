@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.common.credentials import Role, TlsFiles
-from elasticdl.common.quantities import parse_envs, parse_priority
+from elasticdl.common.quantities import parse_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.merge import Manifest
@@ -95,7 +95,8 @@ def companions(parts: Parts) -> list[Manifest]:
     port = {"protocol": "TCP", "port": names.METRICS_PORT}
     made.append(_policy(parts, job, own, {"from": [{"podSelector": own}]}))
     anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
-    made.append(_policy(parts, names.metrics_policy_name(job), master, anybody))
+    # With a dot, which no job's name has: no other job's policy has this name.
+    made.append(_policy(parts, f"{job}.metrics", master, anybody))
     service = parts.service
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
 
@@ -111,12 +112,6 @@ def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
     """A whole pod, to ask the cluster whether it would take it."""
     metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
-
-
-def urgent_class(spec: JobSpec) -> str:
-    """The PriorityClass of some or all of the workers; empty for none."""
-    priority = parse_priority(spec.worker_pod_priority)
-    return priority.class_name if priority else ""
 
 
 def rules(job: str, *, announces: bool = True) -> list[Manifest]:

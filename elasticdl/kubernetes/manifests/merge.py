@@ -64,7 +64,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], where: str = "") ->
 
 def _merge_value(key: str, base: Any, value: Any, place: str) -> Any:
     if key in _KEYS or key in _APPENDED:
-        _check_list(value, place)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ValueError(f"{place} must be a list, not {value!r}")
         there = base or []
         return _merge_by_key(there, value, _KEYS[key], place) if key in _KEYS else [*there, *value]
     if isinstance(base, Mapping):
@@ -74,11 +75,6 @@ def _merge_value(key: str, base: Any, value: Any, place: str) -> Any:
     if isinstance(value, Mapping):
         return merge({}, value, place)
     return value
-
-
-def _check_list(value: Any, place: str) -> None:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError(f"{place} must be a list, not {value!r}")
 
 
 def _merge_by_key(base: Sequence[Any], patch: Sequence[Any], key: str, place: str) -> list[Any]:

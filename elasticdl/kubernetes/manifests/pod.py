@@ -110,7 +110,7 @@ def make_pod(
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": grace_period(spec),
+        "terminationGracePeriodSeconds": math.ceil(spec.stop_grace + GRACE_MARGIN),
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(spec, role, command, env, [mount for _, mount in mounts])],
         "volumes": list({volume["name"]: volume for volume, _ in mounts}.values()),
@@ -136,11 +136,6 @@ def _node_tolerations(given: Sequence[Mapping[str, Any]], seconds: int) -> list[
         for key in _LOST_NODE
         if not said & {key, ""}
     ]
-
-
-def grace_period(spec: JobSpec) -> int:
-    """Seconds from being told to leave to being killed."""
-    return math.ceil(spec.stop_grace + GRACE_MARGIN)
 
 
 def _container(
