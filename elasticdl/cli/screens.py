@@ -87,6 +87,7 @@ def open_screen(log_loss_steps: int) -> Iterator[Screen]:
 
 def render(status: pb.JobStatus, age: float) -> Panel:
     """The panel of a status that came ``age`` seconds ago."""
+    left = max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
     facts = Table.grid(padding=(0, 3))
     facts.add_row(
         f"epoch {wording.epoch_text(status)}",
@@ -94,7 +95,7 @@ def render(status: pb.JobStatus, age: float) -> Panel:
         f"loss {status.loss:.4g}" if status.samples else "loss -",
         f"{status.samples_per_second:,.0f} samples/s",
         f"elapsed {wording.duration(status.elapsed + age)}",
-        "" if wording.is_over(status) else f"left {wording.duration(time_left(status, age))}",
+        "" if wording.is_over(status) else f"left {wording.duration(left)}",
     )
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
@@ -106,10 +107,6 @@ def render(status: pb.JobStatus, age: float) -> Panel:
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
-
-
-def time_left(status: pb.JobStatus, age: float) -> float:
-    return max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
 
 
 def workers_table(status: pb.JobStatus) -> Table:

@@ -1,15 +1,18 @@
-"""How numbers, statuses and journal entries read: pure functions that return text."""
+"""How numbers, statuses, journal entries and logs read: pure functions that return text."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
+
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
 def duration(seconds: float) -> str:
@@ -154,3 +157,27 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
     if output:
         lines.append(f"  output   {output}")
     return lines
+
+
+def prefix(writer: str) -> str:
+    return f"{writer:9} | "
+
+
+def by_writer(names: Iterable[str]) -> list[str]:
+    """The master, then the workers by number."""
+    return sorted(names, key=lambda name: (name != "master", len(name), name))
+
+
+def merged(written: Mapping[str, list[str]]) -> list[str]:
+    """Lines by their prefix, in the order of time as far as they tell it."""
+    streams = (_dated(start, lines) for start, lines in written.items())
+    return [line for _, line in heapq.merge(*streams, key=lambda item: item[0])]
+
+
+def _dated(start: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Each line with the time that it, or a line before it, begins with."""
+    moment = ""
+    for line in lines:
+        found = _TIMESTAMP.match(line)
+        moment = found[0].replace("T", " ").replace(",", ".") if found else moment
+        yield moment, start + line

@@ -121,21 +121,18 @@ def interface_of(address: str) -> str:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         raise UserError(f"{address!r} is no IP address of this machine") from None
-    interfaces = [
-        (
-            name,
-            ipaddress.ip_interface(
-                f"{each.address.partition('%')[0]}/{int(ipaddress.ip_address(each.netmask)).bit_count()}"
-            ),
-        )
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask
-    ]
-    found = [name for name, each in interfaces if each.ip == wanted]
-    found += [name for name, each in interfaces if wanted in each.network]
-    if found:
-        return found[0]
+    nearby = ""
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
+                bits = int(ipaddress.ip_address(each.netmask)).bit_count()
+                interface = ipaddress.ip_interface(f"{each.address.partition('%')[0]}/{bits}")
+                if interface.ip == wanted:
+                    return name
+                if wanted in interface.network:
+                    nearby = nearby or name
+    if nearby:
+        return nearby
     raise UserError(f"no network interface of this machine has the address {address}")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 import platformdirs
+import psutil
 
 from elasticdl.common.credentials import Credentials, Endpoint, Token
 from elasticdl.common.errors import UserError
@@ -39,7 +40,7 @@ class MasterAddress:
 
     def is_alive(self) -> bool:
         """Whether the master's process is there, and not another one that was given its number since."""
-        return is_alive(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
+        return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
 
     @property
     def credentials(self) -> Credentials:
@@ -136,16 +137,6 @@ def _modified(job: JobDir) -> float:
         return job.path.stat().st_mtime
     except FileNotFoundError:  # another command has just deleted it
         return 0.0
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # somebody else's process, but a process
-    return True
 
 
 def start_of(pid: int) -> int:

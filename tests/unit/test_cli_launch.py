@@ -10,9 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
-from elasticdl.common.jobdir import is_alive, jobs_root
+from elasticdl.common.jobdir import jobs_root
 from elasticdl.common.spec import JobSpec
 
 TIMEOUT = 60.0
@@ -82,7 +83,7 @@ def masters() -> list[int]:
             continue  # it has just ended
         if str(jobs_root()) in line:
             found.append(int(path.parent.name))
-    return [pid for pid in found if is_alive(pid)]
+    return [pid for pid in found if psutil.pid_exists(pid)]
 
 
 def test_a_job_from_start_to_end(command, tmp_path):

@@ -250,18 +250,14 @@ def _delete_once(client: Client, name: str) -> list[str]:
     """What there was."""
     found = []
     for kind in _KINDS:
-        for each in _listed(client, kind, name):
-            metadata = each["metadata"]
+        try:
+            listed = client.list(kind, label_selector=f"{_ANY_JOB}={name}")
+        except NotDoneError as error:
+            if error.by_rights and kind in _OF_ADMINISTRATORS:
+                continue
+            raise
+        for metadata in (each["metadata"] for each in listed):
             found.append(f"{kind} {metadata['name']}")
             if not metadata.get("deletionTimestamp"):
                 client.delete(kind, metadata["name"])
     return found
-
-
-def _listed(client: Client, kind: str, name: str) -> list[Object]:
-    try:
-        return client.list(kind, label_selector=f"{_ANY_JOB}={name}")
-    except NotDoneError as error:
-        if error.by_rights and kind in _OF_ADMINISTRATORS:
-            return []
-        raise

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +23,7 @@ from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.screens import Screen, open_screen
-from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
+from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import POLL, Watch, WatchEnded, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
@@ -60,44 +59,23 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
     with caught(interrupt):
-        submission = _checked(spec, connect(place))
-    parts, client = submission.parts, submission.client
+        client = connect(place)
+        parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
+        submission = Submission(client, parts, partial(print, file=sys.stderr, flush=True)).within_rights()
+        submission.check()
+        parts = submission.parts
     if yaml:
         return _write(parts, yaml)
     if dry_run:
         print(_dumped(parts), end="")
         return 0
     signals = SignalLog()
-    with caught(_patient(signals)):
-        submission.make(lambda: _raise_if_signalled(signals))
+    with caught(signals.add_or_raise):
+        submission.make(signals.raise_first)
     job = ClusterJob(client, parts.spec.job_name, place)
     print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
-    _raise_if_signalled(signals)
+    signals.raise_first()
     return 0 if detach else follow(job, parts.spec)
-
-
-def _checked(spec: JobSpec, client: Client) -> Submission:
-    parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
-    submission = Submission(client, parts, lambda line: print(line, file=sys.stderr, flush=True)).within_rights()
-    submission.check()
-    return submission
-
-
-def _patient(signals: SignalLog) -> Callable[[int], None]:
-    """The first signal lets the present request finish, as nobody would know what it did; the second breaks it off."""
-
-    def handle(number: int) -> None:
-        impatient = signals.first is not None
-        signals.add(number)
-        if impatient:
-            raise Interrupted(number)
-
-    return handle
-
-
-def _raise_if_signalled(signals: SignalLog) -> None:
-    if signals.first is not None:
-        raise Interrupted(signals.first)
 
 
 def _named(spec: JobSpec, client: Client | None) -> JobSpec:
@@ -147,7 +125,7 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
         Following(job, screen, watch, signals, spec.image_timeout).run()
     if signals.first is not None:
         print(f"job {job.name} goes on: `elasticdl stop {job.name}{job.place.flags}` stops it", flush=True)
-        raise Interrupted(signals.first)
+        signals.raise_first()
     status = job.status()
     show_end(status, map(json.loads, job.state().journal.splitlines()), spec.output)
     if status.phase != "succeeded":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.line_streams import by_writer, merged, prefix
+from elasticdl.cli.wording import by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client, Object
@@ -154,7 +154,7 @@ def _writer(pod: Object) -> str:
 
 
 def _prefix(pod: Object, worker: int | None) -> str:
-    return prefix(_writer(pod), None if worker is None else _writer(pod))
+    return prefix(_writer(pod)) if worker is None else ""
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:

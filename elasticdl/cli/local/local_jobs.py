@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from google.protobuf import json_format
 
 from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
-from elasticdl.cli.line_streams import Tail, by_writer, followed, merged, prefix
 from elasticdl.cli.master_client import MasterClient, connect
+from elasticdl.cli.wording import by_writer, merged, prefix
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, list_jobs
 from elasticdl.common.spec import JobSpec
@@ -21,6 +22,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
 POLL = 0.05
+LOOK_SECONDS = 0.2  # between two looks at a file that grows
 STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
 
 
@@ -130,10 +132,10 @@ class LocalJob:
         def look() -> list[str]:
             for name in [only] if only else self._writers():
                 tails.setdefault(name, Tail(self.folder.logs / f"{name}.log"))
-            return merged({prefix(name, only): tail.lines() for name, tail in tails.items()})
+            return merged({"" if only else prefix(name): tail.lines() for name, tail in tails.items()})
 
         yield from followed(look, lambda: follow and _goes_on(self.folder))
-        yield from (prefix(name, only) + rest for name, tail in tails.items() if (rest := tail.rest()))
+        yield from (("" if only else prefix(name)) + rest for name, tail in tails.items() if (rest := tail.rest()))
 
     def _writers(self) -> list[str]:
         """Who has written a log."""
@@ -145,3 +147,38 @@ class LocalJob:
             self.name, lambda: not (address and address.is_alive()) or self.folder.status.exists(), timeout, POLL
         )
         return last_status(self.folder)
+
+
+class Tail:
+    """What comes to a file, which need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """Whole lines that have come since the last look, without their ends."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                fresh = file.read()
+        except FileNotFoundError:
+            return []
+        self._position += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+    def rest(self) -> str:
+        """The unfinished last line."""
+        return self._rest.decode(errors="replace")
+
+
+def followed(look: Callable[[], Iterable[str]], may_grow: Callable[[], bool]) -> Iterator[str]:
+    """All that ``look`` finds, until nothing more can come."""
+    more = True
+    while more:
+        more = may_grow()  # asked first: what came meanwhile is read once more
+        yield from look()
+        if more:
+            time.sleep(LOOK_SECONDS)

@@ -17,9 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from elasticdl.cli.job_handle import made_up_name
-from elasticdl.cli.line_streams import Tail
 from elasticdl.cli.local import checks
-from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
+from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
