@@ -60,20 +60,10 @@ def _metavar(annotation: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The options somebody gave, by name, and where."""
+    """The options somebody gave, by name, and how they wrote each, for the start of a message."""
 
-    flags: Mapping[str, object]
-    config: Mapping[str, object]
-    config_file: str = ""
-
-    def merged(self) -> dict[str, object]:
-        return {**self.config, **self.flags}
-
-    def place(self, name: str) -> str:
-        """How the person wrote it, for the start of a message."""
-        if name in self.flags:
-            return f"--{name} {self.flags[name]}"
-        return f"{self.config_file}: {name}: {self.config.get(name)}"
+    values: Mapping[str, object]
+    places: Mapping[str, str]
 
 
 def read_options(params: Mapping[str, object], groups: Groups) -> Given:
@@ -85,10 +75,10 @@ def read_options(params: Mapping[str, object], groups: Groups) -> Given:
     fields = {name: field for group in groups for name, field in fields_of(group).items()}
     known = {alias: name for name, field in fields.items() for alias in (name, *aliases_of(field))}
     flags = {name: params[name] for name in fields if params.get(name) is not None}
-    config_file = params.get("config")
-    if config_file is None:
-        return Given(flags, {})
-    return Given(flags, _read_config(Path(str(config_file)), known), str(config_file))
+    file = params.get("config")
+    config = {} if file is None else _read_config(Path(str(file)), known)
+    places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
+    return Given({**config, **flags}, {**places, **{name: f"--{name} {value}" for name, value in flags.items()}})
 
 
 def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
@@ -117,7 +107,7 @@ def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
         UserError: one line about the first option that is wrong.
     """
     try:
-        return JobSpec.model_validate({**given.merged(), "command": command})
+        return JobSpec.model_validate({**given.values, "command": command})
     except ValidationError as error:
         raise UserError(_explain(error.errors()[0], given)) from None
 
@@ -133,5 +123,5 @@ def _explain(finding: ErrorDetails, given: Given) -> str:
         wanted = f"does not fit: {JobSpec.model_fields[name].description}"
     else:
         wanted = finding["msg"].replace("Input should be", "must be").partition(", unable to")[0]
-    value = given.merged().get(name)
-    return f"{given.place(name)}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
+    value = given.values.get(name)
+    return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
@@ -20,12 +19,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 POLL = 0.1
 RECONNECT_SECONDS = 0.5
 JOIN_SECONDS = 5.0
-
-
-class WatchEnded(Enum):
-    """The last status of all has been told: the stream has ended as it should, with the job."""
-
-    WATCH_ENDED = "watch ended"
 
 
 Told = pb.JobStatus | str
@@ -52,14 +45,22 @@ def watched(client: MasterClient, *reads: Callable[[], Iterable[Told]]) -> Itera
 
 
 class Watch:
-    """``failure`` says why nothing is heard at the moment; empty while a master answers."""
+    """``failure`` says why nothing is heard at the moment; empty while a master answers.
+
+    ``ended``: the status stream has ended as it should, with the job; what it told last may still be in the inbox.
+    """
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Told | WatchEnded] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.failure = ""
+        self.ended = False
         self.over = threading.Event()
 
-    def next(self) -> Told | WatchEnded | None:
+    def goes_on(self) -> bool:
+        """Whether something has been told that was not taken, or more may come."""
+        return not self.ended or not self.inbox.empty()
+
+    def next(self) -> Told | None:
         """What has come; None if nothing did for a moment."""
         try:
             return self.inbox.get(timeout=POLL)
@@ -76,7 +77,7 @@ class Watch:
             except UnreachableError as error:  # whether the master still lives is for the main thread to find out
                 self.failure = str(error)
             if isinstance(told, pb.JobStatus) and is_over(told):
-                self.inbox.put(WatchEnded.WATCH_ENDED)
+                self.ended = True
                 return
             self.over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
 

@@ -28,8 +28,6 @@ JSON, MERGE = "application/json", "application/merge-patch+json"
 # The name under which the client's configuration keeps a token, if there is one.
 _CREDENTIALS = ["BearerToken"]
 _METHODS: Mapping[str, str] = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
-
-
 _CORE = "/api/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

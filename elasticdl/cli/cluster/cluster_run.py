@@ -24,7 +24,7 @@ from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import POLL, Watch, WatchEnded, show_end, show_news, watched
+from elasticdl.cli.status_watch import POLL, Watch, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
@@ -163,10 +163,8 @@ class Following:
     def run(self) -> None:
         """Until the job is over, and its master has written how, or a signal came."""
         look_at = time.monotonic() + LOOK_SECONDS
-        while self.signals.first is None:
+        while self.signals.first is None and self.watch.goes_on():
             heard = self.watch.next()
-            if heard is WatchEnded.WATCH_ENDED:
-                break
             if isinstance(heard, str):
                 show_news(filter(self.told.is_new, [heard]), self.screen)
             elif heard is not None:

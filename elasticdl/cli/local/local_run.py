@@ -23,7 +23,7 @@ from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, star
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import WatchEnded, show_end, show_news, watched
+from elasticdl.cli.status_watch import show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.folders import require_writable_folders
@@ -131,16 +131,13 @@ class _Following:
     def run(self) -> None:
         """Until the job has ended, its master is gone, or the user's patience is (then the master is killed)."""
         with watched(self.client, self.client.watch) as watch:
-            while not self.master.has_ended() or not watch.inbox.empty():
+            while not watch.inbox.empty() or not (watch.ended or self.master.has_ended()):
                 show_news(self.journal.lines(), self.screen)
                 if self.signals.take():
                     self._interrupt()
                 if time.monotonic() >= self.deadline:
                     return self.master.kill()
-                told = watch.next()
-                if told is WatchEnded.WATCH_ENDED:
-                    return None
-                if isinstance(told, pb.JobStatus):
+                if isinstance(told := watch.next(), pb.JobStatus):
                     self.screen.show(told)
         return None
 
