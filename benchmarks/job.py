@@ -98,7 +98,7 @@ class ElasticJob:
         address = self.dir.read_master()
         if address is None:
             raise Failed(f"job {self._name} has no master any more")
-        with connect(address) as client:
+        with connect(address.endpoint) as client:
             client.scale(WorkerRange(minimum=minimum, maximum=maximum))
 
     def stop(self, seconds: float = 30.0) -> None:

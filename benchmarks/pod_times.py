@@ -18,7 +18,7 @@ from kubernetes import client
 from benchmarks.processes import Failed
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.retry import Backoff
-from elasticdl.kubernetes.watch import KindSource, Receiver, Watch
+from elasticdl.kubernetes.watch import Receiver, Source, Watch
 
 Times = Mapping["Fact", float]
 
@@ -60,7 +60,7 @@ class PodTimes:
 
     @contextmanager
     def watching(self, api: client.ApiClient, namespace: str) -> Iterator[None]:
-        source = KindSource(Client(api, namespace), "Pod")
+        source = Source(Client(api, namespace), "Pod")
         watch = Watch(source, Receiver(self.listed, self.changed), Backoff(random.Random()), time.monotonic)
         watch.start()
         try:

@@ -14,7 +14,7 @@ from elasticdl.common.quantities import GPU
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import JOB_LABEL, ROLE_LABEL
 from elasticdl.kubernetes.retry import Backoff
-from elasticdl.kubernetes.watch import KindSource, Receiver, Watch
+from elasticdl.kubernetes.watch import Receiver, Source, Watch
 
 Pod = dict[str, Any]
 Pods = Mapping[str, Pod]
@@ -51,7 +51,7 @@ class PodWatch:
     def __init__(self, core: client.CoreV1Api, namespace: str, tell: Callable[[Pods], None]) -> None:
         self._pods: Pods = {}
         self._tell = tell
-        source = KindSource(Client(core.api_client, namespace), "Pod")
+        source = Source(Client(core.api_client, namespace), "Pod")
         self._watch = Watch(
             source, Receiver(self.listed, self.changed), Backoff(random.Random(), 0.1, 2.0), time.monotonic
         )

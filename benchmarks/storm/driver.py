@@ -20,7 +20,7 @@ from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
 from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.schedule import Disturbance, Kind, Moment
 from benchmarks.storm.training import check_journal
-from elasticdl.cli.commands.control import parse_workers
+from elasticdl.cli.commands.jobs import parse_workers
 
 # What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
 RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]

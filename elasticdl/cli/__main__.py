@@ -21,30 +21,20 @@ from elasticdl.cli.parsing import Commands
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.errors import ElasticDLError, UserError
 
-_START, _SHOW, _CONTROL, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "show", "control", "zoo_image"))
+_START, _JOBS, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "zoo_image"))
 TABLE = {
     "train": (_START, "train a model-zoo module on workers that may come and go"),
     "run": (_START, "run your own training script on workers that may come and go"),
-    "status": (_SHOW, "show one job, or all jobs"),
-    "scale": (_CONTROL, "change the number of workers of a running job"),
-    "logs": (_SHOW, "show the logs of a job's master and workers"),
-    "events": (_SHOW, "show what happened in a job: worlds, pauses, evaluations, checkpoints"),
-    "stop": (_CONTROL, "stop a running job"),
-    "delete": (_CONTROL, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
+    "status": (_JOBS, "show one job, or all jobs"),
+    "scale": (_JOBS, "change the number of workers of a running job"),
+    "logs": (_JOBS, "show the logs of a job's master and workers"),
+    "events": (_JOBS, "show what happened in a job: worlds, pauses, evaluations, checkpoints"),
+    "stop": (_JOBS, "stop a running job"),
+    "delete": (_JOBS, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
 }
 COMMANDS = Commands("elasticdl", TABLE)
-COMMANDS.params.append(
-    click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=lambda *given: _version(*given)
-    )
-)
-
-
-def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
-        click.echo(f"elasticdl {elasticdl.__version__}")
-        ctx.exit()
+click.version_option(elasticdl.__version__, message="elasticdl %(version)s")(COMMANDS)
 
 
 def dispatch(argv: Sequence[str]) -> int:

@@ -30,11 +30,7 @@ OPTIONS = {
     ("populate_env_names",): "`--envs NAME=VALUE`",
     ("force_use_kube_config_file",): "`--kube_context NAME`, or leave it out",
     ("log_file_path",): "`elasticdl logs`",
-    (
-        "num_evaluators",
-        "evaluator_resource_request",
-        "evaluator_resource_limit",
-    ): "leave it out: the workers evaluate",
+    ("num_evaluators", "evaluator_resource_request", "evaluator_resource_limit"): "leave it out: the workers evaluate",
 }
 
 COMMANDS = {
@@ -45,14 +41,9 @@ COMMANDS = {
     "predict": "load the model that `--output` has written, and call it in a program of your own",
 }
 
-_OPTION = {name: instead for names, instead in OPTIONS.items() for name in names}
+_INSTEAD = {name: instead for names, instead in OPTIONS.items() for name in names} | COMMANDS
 
 
-def option_instead(name: str) -> str:
-    """``name``: without dashes. Empty if ElasticDL had no such option, or this command line has it, too."""
-    return f"that was ElasticDL's: {_OPTION[name]}" if name in _OPTION else ""
-
-
-def command_instead(name: str) -> str:
-    """As `option_instead`."""
-    return f"that was ElasticDL's: {COMMANDS[name]}" if name in COMMANDS else ""
+def instead_of(name: str) -> str:
+    """``name``: of a command, or of an option without dashes. Empty if ElasticDL had none such, or this command line has it, too."""
+    return f"that was ElasticDL's: {_INSTEAD[name]}" if name in _INSTEAD else ""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -23,31 +23,15 @@ _ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """How a program is told what every one of them can do."""
+class Builder:
+    """A program that builds images and pushes them, and how it is told so; what it prints is the user's to see."""
 
     name: str
-    build: str
+    build_word: str
     user: Sequence[str]
     # Fails if the program can't work here, as docker's client can't without its daemon; empty: it needs nobody.
     probe: Sequence[str] = ()
-
-
-# In the order of preference.
-_PROGRAMS = (
-    Program("docker", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
-    # Older releases know no other word for it.
-    Program("buildah", "bud", ("inspect", "--type", "image", "--format", "{{.OCIv1.Config.User}}")),
-    Program("podman", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Builder:
-    """A program that builds images and pushes them; what it prints is the user's to see."""
-
-    path: str
-    program: Program
+    path: str = ""
 
     def build(self, folder: Path, dockerfile: Path, image: str) -> None:
         """Build ``folder``, which the Dockerfile copies from, as ``image``.
@@ -60,12 +44,12 @@ class Builder:
         if base and self._user(base[1]) is None:
             raise UserError(
                 f"{dockerfile}: {base[1]} is not here; once, in a checkout of elasticdl: "
-                f"{self.program.name} {self.program.build} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
+                f"{self.name} {self.build_word} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
             )
-        self._run(self.program.build, "--tag", image, "--file", str(dockerfile), str(folder))
+        self._run(self.build_word, "--tag", image, "--file", str(dockerfile), str(folder))
         user = self._user(image)
         if user is None:
-            raise ElasticDLError(f"`{self.program.name} {self.program.build}` ended well, but {image} is not there")
+            raise ElasticDLError(f"`{self.name} {self.build_word}` ended well, but {image} is not there")
         if not _NOT_ROOT.fullmatch(user):
             raise UserError(
                 f"{image} is built, but its user is {user or 'root'}, and pods of jobs run only as a user that is a "
@@ -78,10 +62,9 @@ class Builder:
 
     def _user(self, image: str) -> str | None:
         """Whom ``image`` runs as; None if it is not here."""
-        return _ask([self.path, *self.program.user, image])
+        return _ask([self.path, *self.user, image])
 
     def _run(self, *arguments: str) -> None:
-        name = f"{self.program.name} {arguments[0]}"
         print(shlex.join([self.path, *arguments]), file=sys.stderr, flush=True)
         try:
             # No deadline: somebody waits before it who can end it, and how long an image takes only they know.
@@ -89,31 +72,39 @@ class Builder:
         except OSError as error:
             raise ElasticDLError(f"{self.path} can't be run: {error.strerror}") from None
         if done.returncode != 0:
-            raise ElasticDLError(f"`{name}` ended with {done.returncode}; what it printed above says why")
+            raise ElasticDLError(
+                f"`{self.name} {arguments[0]}` ended with {done.returncode}; what it printed above says why"
+            )
+
+
+# In the order of preference.
+_BUILDERS = (
+    Builder("docker", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
+    # Older releases know no other word for it.
+    Builder("buildah", "bud", ("inspect", "--type", "image", "--format", "{{.OCIv1.Config.User}}")),
+    Builder("podman", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
+)
 
 
 def find_builder() -> Builder:
-    """The first program that is there and works.
+    """The first that is there and works.
 
     Raises:
         UserError: there is none.
     """
     mute = []
-    for program in _PROGRAMS:
-        path = shutil.which(program.name)
-        if path and (not program.probe or _ask([path, *program.probe]) is not None):
-            return Builder(path, program)
-        mute += [program.name] if path else []
-    names = ", ".join(program.name for program in _PROGRAMS[:-1]) + f" nor {_PROGRAMS[-1].name}"
+    for builder in _BUILDERS:
+        path = shutil.which(builder.name)
+        if path and (not builder.probe or _ask([path, *builder.probe]) is not None):
+            return replace(builder, path=path)
+        mute += [builder.name] if path else []
+    names = ", ".join(builder.name for builder in _BUILDERS[:-1]) + f" nor {_BUILDERS[-1].name}"
     found = f"; {' and '.join(mute)} is there, but `{mute[0]} version` fails: does its daemon run?" if mute else ""
     raise UserError(f"neither {names} works here: install one of them, or use a machine that has it{found}")
 
 
 def check_image(option: str, image: str) -> str:
-    """
-    Raises:
-        UserError: ``image`` can't be the name of one.
-    """
+    """Raises UserError for what can't be the name of an image."""
     if not _IMAGE.fullmatch(image):
         raise UserError(f"{option} {image!r} is no name of an image; expected one like registry.example.com/team/zoo:1")
     return image

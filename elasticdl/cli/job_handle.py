@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import MasterClient
+from elasticdl.cli.parsing import did_you_mean
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
+
+Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
 class JobHandle(Protocol):
@@ -33,9 +39,9 @@ class JobHandle(Protocol):
     def master(self) -> AbstractContextManager[MasterClient]:
         """A client of its master, which must run."""
 
-    def journal(self, *, follow: bool) -> AbstractContextManager[LineStream]: ...
+    def journal(self, *, follow: bool) -> Lines: ...
 
-    def logs(self, worker: int | None, *, follow: bool) -> AbstractContextManager[LineStream]:
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
@@ -46,9 +52,59 @@ class JobHandle(Protocol):
         """
 
 
-def not_ended(job: str, timeout: float, flags: str = "") -> str:
-    """What is said of a job that was told to end and has not."""
-    return (
-        f"job {job} has not ended {timeout:.0f} s after it was told to; "
-        f"`elasticdl stop {job}{flags} --now` ends it at once"
-    )
+def described(job: str, phase: str, reason: str) -> pb.JobStatus:
+    """The status of a job that has not told any."""
+    return pb.JobStatus(job_name=job, phase=phase, reason=reason, time_left=-1)
+
+
+def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:
+    """The job of that name; without a name the only one that runs.
+
+    Raises:
+        UserError: there is none, or which one is meant is not clear.
+    """
+    if name in known:
+        return str(name)
+    if name is not None:
+        near = did_you_mean(name, known)
+        raise UserError(f"there is no job {name}{where}{f': {near}' if near else ''}{hint}")
+    if len(running) == 1:
+        return running[0]
+    if running:
+        raise UserError(f"{len(running)} jobs are running, so name one: {', '.join(running)}")
+    raise UserError(f"no job is running{where}; name one to look at an old one{hint}")
+
+
+def wait_for_end(job: str, has_ended: Callable[[], bool], timeout: float, poll: float, flags: str = "") -> None:
+    """Of a job that was told to end. Raises as `JobHandle.wait_until_over`."""
+    deadline = time.monotonic() + timeout
+    while not has_ended():
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"job {job} has not ended {timeout:.0f} s after it was told to; "
+                f"`elasticdl stop {job}{flags} --now` ends it at once"
+            )
+        time.sleep(poll)
+
+
+_ATTEMPTS = 20
+ADJECTIVES = (
+    "amber", "bold", "brave", "bright", "brisk", "calm", "clever", "cosy", "eager", "fair", "gentle", "golden",
+    "happy", "keen", "kind", "lively", "lucky", "mellow", "merry", "mighty", "nimble", "noble", "patient", "proud",
+    "quick", "quiet", "silver", "steady", "sunny", "swift", "tidy", "warm", "wise", "witty", "young", "zesty",
+)  # fmt: skip
+ANIMALS = (
+    "badger", "bear", "beaver", "bison", "crane", "deer", "dolphin", "eagle", "falcon", "ferret", "finch", "fox",
+    "gecko", "hare", "hawk", "heron", "ibex", "koala", "lark", "lemur", "lion", "lynx", "marten", "moose",
+    "newt", "otter", "owl", "panda", "puffin", "raven", "robin", "seal", "stoat", "swan", "tiger", "wren",
+)  # fmt: skip
+
+
+def made_up_name(is_taken: Callable[[str], bool]) -> str:
+    """As ``brave-otter-42``: easy to say, to type and to tell from another."""
+    rng = random.SystemRandom()
+    for _ in range(_ATTEMPTS):
+        name = f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{rng.randrange(10, 100)}"
+        if not is_taken(name):
+            return name
+    return f"job-{rng.randrange(10**9)}"

@@ -8,10 +8,9 @@ from typing import TypeVar
 
 import grpc
 
-from elasticdl.common.channel import metadata, open_channel
-from elasticdl.common.credentials import Reachable, TlsFolder
+from elasticdl.common.channel import metadata, open_channel, refusal
+from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
-from elasticdl.common.handshake import refusal
 from elasticdl.common.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
@@ -29,7 +28,7 @@ Reply = TypeVar("Reply")
 class MasterClient:
     """The calls of the command line. Use `connect`, which closes the channel."""
 
-    def __init__(self, channel: grpc.Channel, master: Reachable) -> None:
+    def __init__(self, channel: grpc.Channel, master: Endpoint) -> None:
         self._channel = channel
         self._stub = rpc.MasterStub(channel)
         self._master = master
@@ -49,9 +48,9 @@ class MasterClient:
     def stop(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
         self._call(self._stub.Stop, pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now))
 
-    def stop_soon(self, reason: str, checkpoint: bool = True, now: bool = False) -> None:
-        """As `stop`, without waiting for the answer."""
-        request = pb.StopRequest(reason=reason, checkpoint=checkpoint, now=now)
+    def stop_soon(self, reason: str, now: bool = False) -> None:
+        """As `stop`, without waiting for the answer; with a checkpoint unless it is to be ``now``."""
+        request = pb.StopRequest(reason=reason, checkpoint=not now, now=now)
         self._under_way.append(self._stub.Stop.future(request, metadata=self._metadata, timeout=CALL_TIMEOUT))
 
     def watch(self) -> Iterator[pb.JobStatus]:
@@ -94,7 +93,7 @@ class MasterClient:
 
 
 @contextmanager
-def connect(master: Reachable) -> Iterator[MasterClient]:
+def connect(master: Endpoint) -> Iterator[MasterClient]:
     """A client that is closed at the end.
 
     Raises:
@@ -106,6 +105,6 @@ def connect(master: Reachable) -> Iterator[MasterClient]:
         yield MasterClient(channel, master)
 
 
-def _raise_if_refused(master: Reachable) -> None:
+def _raise_if_refused(master: Endpoint) -> None:
     if why := refusal(master.address, master.credentials):
         raise RefusedError(f"{master.title} is not to be had: {why}")

@@ -16,14 +16,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elasticdl.cli.former import option_instead
+from elasticdl.cli.former import instead_of
 from elasticdl.cli.parsing import Option, Switch, did_you_mean
 from elasticdl.common.errors import UserError
-from elasticdl.common.option_group import aliases_of, fields_of
 from elasticdl.common.reason import flat
-from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.common.spec import JobSpec, WorkerRange, aliases_of, fields_of
 
 Groups = Iterable[type[BaseModel]]
+# Findings of pydantic that say less than the description of the option.
+_UNTELLING = ("model_type", "string_pattern_mismatch")
 
 
 def spec_options(groups: Groups) -> list[Option]:
@@ -59,20 +60,10 @@ def _metavar(annotation: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The options somebody gave, by name, and where."""
+    """The options somebody gave, by name, and how they wrote each, for the start of a message."""
 
-    flags: Mapping[str, object]
-    config: Mapping[str, object]
-    config_file: str = ""
-
-    def merged(self) -> dict[str, object]:
-        return {**self.config, **self.flags}
-
-    def place(self, name: str) -> str:
-        """How the person wrote it, for the start of a message."""
-        if name in self.flags:
-            return f"--{name} {self.flags[name]}"
-        return f"{self.config_file}: {name}: {self.config.get(name)}"
+    values: Mapping[str, object]
+    places: Mapping[str, str]
 
 
 def read_options(params: Mapping[str, object], groups: Groups) -> Given:
@@ -84,10 +75,10 @@ def read_options(params: Mapping[str, object], groups: Groups) -> Given:
     fields = {name: field for group in groups for name, field in fields_of(group).items()}
     known = {alias: name for name, field in fields.items() for alias in (name, *aliases_of(field))}
     flags = {name: params[name] for name in fields if params.get(name) is not None}
-    config_file = params.get("config")
-    if config_file is None:
-        return Given(flags, {})
-    return Given(flags, _read_config(Path(str(config_file)), known), str(config_file))
+    file = params.get("config")
+    config = {} if file is None else _read_config(Path(str(file)), known)
+    places = {name: f"{file}: {name}: {value}" for name, value in config.items()}
+    return Given({**config, **flags}, {**places, **{name: f"--{name} {value}" for name, value in flags.items()}})
 
 
 def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
@@ -104,7 +95,7 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
         raise UserError(f"--config {path} must be a mapping of options, as in `num_workers: 2-4`")
     for key in content:
         if key not in known:
-            near = option_instead(str(key)) or did_you_mean(str(key), known)
+            near = instead_of(str(key)) or did_you_mean(str(key), known)
             raise UserError(f"{path}: unknown option {key}: {near or 'remove it'}")
     return {known[key]: value for key, value in content.items()}
 
@@ -116,38 +107,21 @@ def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
         UserError: one line about the first option that is wrong.
     """
     try:
-        return JobSpec.model_validate({**given.merged(), "command": command})
+        return JobSpec.model_validate({**given.values, "command": command})
     except ValidationError as error:
-        raise UserError(explain(error.errors()[0], given)) from None
+        raise UserError(_explain(error.errors()[0], given)) from None
 
 
-def explain(finding: ErrorDetails, given: Given) -> str:
+def _explain(finding: ErrorDetails, given: Given) -> str:
     """One line from one of pydantic's findings: the option, its value, and what would be right."""
     if not finding["loc"]:  # about several options at once; the text names them
         return str(finding["ctx"]["error"])
     name = str(finding["loc"][0])
-    value, wanted = given.merged().get(name), _wanted(finding, JobSpec.model_fields[name].description)
-    return f"{given.place(name)}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
-
-
-def _wanted(finding: ErrorDetails, description: str | None) -> str:
-    limits = finding.get("ctx", {})
-    match finding["type"].split("_")[0], finding["type"]:
-        case _, "value_error":
-            return str(limits["error"])
-        case _, "greater_than_equal":
-            return f"must be at least {limits['ge']:g}"
-        case _, "greater_than":
-            return f"must be above {limits['gt']:g}"
-        case _, "less_than_equal":
-            return f"must be at most {limits['le']:g}"
-        case _, "literal_error":
-            return f"must be one of {limits['expected']}"
-        case "int", _:
-            return "must be a whole number"
-        case "float", _:
-            return "must be a number"
-        case "bool", _:
-            return "must be true or false"
-        case _:
-            return f"does not fit: {description}"
+    if finding["type"] == "value_error":
+        wanted = str(finding["ctx"]["error"])
+    elif finding["type"] in _UNTELLING:
+        wanted = f"does not fit: {JobSpec.model_fields[name].description}"
+    else:
+        wanted = finding["msg"].replace("Input should be", "must be").partition(", unable to")[0]
+    value = given.values.get(name)
+    return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from elasticdl.cli.former import command_instead, option_instead
+from elasticdl.cli.former import instead_of
 from elasticdl.common.errors import UserError
 
 SEPARATOR = "--"
@@ -104,8 +104,15 @@ class Command(click.Command):
                 raise UserError(f"{word}: expected one argument; {_see(ctx)}")
 
     def _instead(self, ctx: click.Context, flag: str) -> str:
-        near = option_instead(flag.removeprefix("--")) or did_you_mean(flag, self.flags())
+        near = instead_of(flag.removeprefix("--")) or did_you_mean(flag, self.flags())
         return near or f"`{ctx.command_path} --help` lists the options"
+
+
+def command(
+    *params: click.Parameter, help: str, kind: type[Command] = Command, **settings: Any
+) -> Callable[[Callable[..., int]], Command]:
+    """Makes a function, which takes the parameters' values and returns the exit code, the command of its name."""
+    return lambda function: kind(function.__name__, params=list(params), callback=function, help=help, **settings)
 
 
 class Commands(click.Group):
@@ -124,7 +131,7 @@ class Commands(click.Group):
             UserError: there is none of that name.
         """
         if cmd_name not in self._table:
-            near = command_instead(cmd_name) or did_you_mean(cmd_name, self._table)
+            near = instead_of(cmd_name) or did_you_mean(cmd_name, self._table)
             raise UserError(f"unknown command {cmd_name}: {near or 'there are ' + ', '.join(self._table)}")
         found: click.Command = getattr(importlib.import_module(self._table[cmd_name][0]), cmd_name)
         return found
@@ -146,15 +153,18 @@ class Commands(click.Group):
 
 
 def _finding(error: click.UsageError, ctx: click.Context) -> str:
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.make_metavar(ctx)
-        return f"the following arguments are required: {name}"
-    if isinstance(error, click.BadOptionUsage):
-        takes = "requires" in error.message
-        return f"{error.option_name}: {'expected one argument' if takes else 'takes no value'}"
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
-    return error.format_message().rstrip(".")
+    match error:
+        case click.MissingParameter(param=click.Parameter() as param):
+            name = param.opts[0] if isinstance(param, click.Option) else param.make_metavar(ctx)
+            return f"the following arguments are required: {name}"
+        case click.BadOptionUsage():
+            return (
+                f"{error.option_name}: {'expected one argument' if 'requires' in error.message else 'takes no value'}"
+            )
+        case click.BadParameter(param=click.Parameter() as param):
+            return f"{param.opts[0]}: {error.message.rstrip('.')}"
+        case _:
+            return error.format_message().rstrip(".")
 
 
 def _see(ctx: click.Context) -> str:

@@ -15,16 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli.wording import (
-    count_of,
-    duration,
-    epoch_text,
-    is_over,
-    members,
-    progress_line,
-    waiting_lines,
-    wanted_workers,
-)
+from elasticdl.cli import wording
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -48,13 +39,13 @@ class PlainScreen:
         self._waiting: set[str] = set()
 
     def show(self, status: pb.JobStatus) -> None:
-        waiting = waiting_lines(status)
+        waiting = wording.waiting_lines(status)
         for key in waiting.keys() - self._waiting:
             self._write(waiting[key])
         self._waiting = set(waiting)
         if status.step // self._every > self._shown // self._every:
             self._shown = status.step
-            self._write(progress_line(status))
+            self._write(wording.progress_line(status))
 
     def line(self, text: str) -> None:
         self._write(text)
@@ -96,19 +87,20 @@ def open_screen(log_loss_steps: int) -> Iterator[Screen]:
 
 def render(status: pb.JobStatus, age: float) -> Panel:
     """The panel of a status that came ``age`` seconds ago."""
+    left = max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
     facts = Table.grid(padding=(0, 3))
     facts.add_row(
-        f"epoch {epoch_text(status)}",
-        f"step {count_of(status.step, status.total_steps)}",
+        f"epoch {wording.epoch_text(status)}",
+        f"step {wording.count_of(status.step, status.total_steps)}",
         f"loss {status.loss:.4g}" if status.samples else "loss -",
         f"{status.samples_per_second:,.0f} samples/s",
-        f"elapsed {duration(status.elapsed + age)}",
-        "" if is_over(status) else f"left {duration(time_left(status, age))}",
+        f"elapsed {wording.duration(status.elapsed + age)}",
+        "" if wording.is_over(status) else f"left {wording.duration(left)}",
     )
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
     parts: list[RenderableType] = [facts, bar]
-    if not is_over(status):
+    if not wording.is_over(status):
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
@@ -117,18 +109,14 @@ def render(status: pb.JobStatus, age: float) -> Panel:
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
 
 
-def time_left(status: pb.JobStatus, age: float) -> float:
-    return max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
-
-
 def workers_table(status: pb.JobStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("worker", "state", "rank", "host", "pid", "why"):
         table.add_column(title)
-    training = {worker.worker_id for worker in members(status)}
+    training = {worker.worker_id for worker in wording.members(status)}
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
         table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(worker.reason))
-    table.caption = f"{len(training)} of {wanted_workers(status)} workers train"
+    table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train"
     table.caption_justify = "left"
     return table

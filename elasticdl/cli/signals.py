@@ -39,6 +39,17 @@ class SignalLog:
         self.first = self.first or number
         self._pending.append(number)
 
+    def add_or_raise(self, number: int) -> None:
+        """The first lets the present request finish, as nobody would know what it did; the second breaks it off."""
+        impatient = self.first is not None
+        self.add(number)
+        if impatient:
+            raise Interrupted(number)
+
+    def raise_first(self) -> None:
+        if self.first is not None:
+            raise Interrupted(self.first)
+
     def take(self) -> bool:
         """Take the oldest signal; whether there was one."""
         try:

@@ -1,4 +1,4 @@
-"""Following a job, wherever it runs: its status as it changes, the news in its journal, and what it has to show in the end."""
+"""Following a job, wherever it runs: what its master tells as it comes, and what the job has to show in the end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Iterable
-from enum import Enum
-from types import TracebackType
-from typing import Self, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from elasticdl.cli.line_streams import LineStream
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import is_over, news, summary_lines
@@ -19,60 +16,74 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
+POLL = 0.1
 RECONNECT_SECONDS = 0.5
 JOIN_SECONDS = 5.0
 
 
-class WatchEnded(Enum):
-    """The last thing in the inbox: the stream has ended as it should, with the job."""
-
-    WATCH_ENDED = "watch ended"
+Told = pb.JobStatus | str
 
 
-Inbox: TypeAlias = "queue.SimpleQueue[pb.JobStatus | WatchEnded]"
+@contextmanager
+def watched(client: MasterClient, *reads: Callable[[], Iterable[Told]]) -> Iterator[Watch]:
+    """Threads that read from a master, through any change of masters; leaving the context closes the client.
+
+    ``reads`` are methods of the client, which are called anew when they end: `watch` for the status, or `events` for lines
+    of the journal, of which each master tells all.
+    """
+    watch = Watch()
+    threads = [threading.Thread(target=watch.read_on, args=(read,), name="watch", daemon=True) for read in reads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield watch
+    finally:
+        watch.over.set()
+        client.close()
+        for thread in threads:
+            thread.join(JOIN_SECONDS)
 
 
-class StatusWatch:
-    """A thread that reads the job's status into `inbox`, through any change of masters; leaving the context closes the client.
+class Watch:
+    """``failure`` says why nothing is heard at the moment; empty while a master answers.
 
-    ``failure`` says why there is no status at the moment; empty while a master answers.
+    ``ended``: the status stream has ended as it should, with the job; what it told last may still be in the inbox.
     """
 
-    def __init__(self, client: MasterClient) -> None:
-        self.inbox: Inbox = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.failure = ""
-        self._client = client
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.ended = False
+        self.over = threading.Event()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def goes_on(self) -> bool:
+        """Whether something has been told that was not taken, or more may come."""
+        return not self.ended or not self.inbox.empty()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._over.set()
-        self._client.close()
-        self._thread.join(JOIN_SECONDS)
+    def next(self) -> Told | None:
+        """What has come; None if nothing did for a moment."""
+        try:
+            return self.inbox.get(timeout=POLL)
+        except queue.Empty:
+            return None
 
-    def _run(self) -> None:
-        status = pb.JobStatus()
-        while not self._over.is_set():
+    def read_on(self, read: Callable[[], Iterable[Told]]) -> None:
+        told: Told = ""
+        while not self.over.is_set():
             try:
-                for status in self._client.watch():
+                for told in read():
                     self.failure = ""
-                    self.inbox.put(status)
+                    self.inbox.put(told)
             except UnreachableError as error:  # whether the master still lives is for the main thread to find out
                 self.failure = str(error)
-            if is_over(status):
-                self.inbox.put(WatchEnded.WATCH_ENDED)
+            if isinstance(told, pb.JobStatus) and is_over(told):
+                self.ended = True
                 return
-            self._over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
+            self.over.wait(RECONNECT_SECONDS)  # on a cluster another master may take over
 
 
-def show_news(journal: LineStream, screen: Screen) -> None:
-    for line in journal.lines():
+def show_news(journal: Iterable[str], screen: Screen) -> None:
+    for line in journal:
         if (text := news(json.loads(line))) is not None:
             screen.line(text)
 

@@ -1,14 +1,18 @@
-"""How numbers, statuses and journal entries read: pure functions that return text."""
+"""How numbers, statuses, journal entries and logs read: pure functions that return text."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from elasticdl.common.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
+
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
 def duration(seconds: float) -> str:
@@ -53,12 +57,12 @@ def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
     for worker in status.workers:
         if worker.state == "pending" and worker.reason:
             waiting.setdefault(re.sub(r"\d+", "#", worker.reason), []).append(worker)
-    return {key: _waiting_line(workers) for key, workers in waiting.items()}
-
-
-def _waiting_line(workers: list[pb.WorkerStatus]) -> str:
-    ids = ", ".join(str(worker.worker_id) for worker in workers)
-    return f"worker{'s' if len(workers) > 1 else ''} {ids} wait{'s' if len(workers) == 1 else ''}: {workers[0].reason}"
+    lines = {}
+    for key, workers in waiting.items():
+        ids = ", ".join(str(worker.worker_id) for worker in workers)
+        who = f"workers {ids} wait" if workers[1:] else f"worker {ids} waits"
+        lines[key] = f"{who}: {workers[0].reason}"
+    return lines
 
 
 def wanted_workers(status: pb.JobStatus) -> str:
@@ -84,45 +88,34 @@ def progress_line(status: pb.JobStatus) -> str:
     return ", ".join(parts)
 
 
-def _world_formed(entry: Entry) -> str:
-    ids = entry.get("members", [])
-    who = f"{plural(len(ids), 'worker')} ({', '.join(str(worker) for worker in ids)})"
-    return f"world {entry.get('world')}: {who} from step {entry.get('step')}: {entry.get('reason')}"
-
-
-def _worker_left(entry: Entry) -> str | None:
-    if not entry.get("code"):
-        return None
-    return f"worker {entry.get('worker')} left: {entry.get('reason')}"
-
-
-def _evaluation(entry: Entry) -> str:
-    return f"evaluation at step {entry.get('step')}: {metrics_text(entry.get('metrics', {}))}"
-
-
-def _epoch_finished(entry: Entry) -> str:
-    return f"epoch {entry.get('epoch', 0) + 1} finished: step {entry.get('step')}, loss {_number(entry.get('loss'))}"
-
-
 # The entries that somebody who watches a job wants to see go by.
-_NEWS: dict[str, Callable[[Entry], str | None]] = {
-    "world_formed": _world_formed,
-    "worker_left": _worker_left,
-    "evaluation": _evaluation,
-    "epoch_finished": _epoch_finished,
-    "checkpoint": lambda entry: f"checkpoint at step {entry.get('step')}: {entry.get('path')}",
-    "checkpoint_failed": lambda entry: f"warning: no checkpoint at step {entry.get('step')}: {entry.get('reason')}",
-    "resumed": lambda entry: f"resumed at step {entry.get('step')} from {entry.get('path')}",
-    "exported": lambda entry: f"model written to {entry.get('path')}",
-    "warning": lambda entry: f"warning: {entry.get('message')}",
-    "scale_requested": lambda entry: f"asked for {entry.get('workers')} workers",
+_NEWS = {
+    "world_formed": "world {world}: {who} from step {step}: {reason}",
+    "worker_left": "worker {worker} left: {reason}",
+    "evaluation": "evaluation at step {step}: {measured}",
+    "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
+    "checkpoint": "checkpoint at step {step}: {path}",
+    "checkpoint_failed": "warning: no checkpoint at step {step}: {reason}",
+    "resumed": "resumed at step {step} from {path}",
+    "exported": "model written to {path}",
+    "warning": "warning: {message}",
+    "scale_requested": "asked for {workers} workers",
 }
 
 
 def news(entry: Entry) -> str | None:
     """A line for somebody who watches the job; None if the entry is only for the record."""
-    write = _NEWS.get(entry.get("event", ""))
-    return write(entry) if write else None
+    event = entry.get("event", "")
+    if event not in _NEWS or (event == "worker_left" and not entry.get("code")):
+        return None
+    ids = entry.get("members", [])
+    said = {
+        "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
+        "measured": metrics_text(entry.get("metrics", {})),
+        "counted": entry.get("epoch", 0) + 1,
+        "loss": _number(entry.get("loss")),
+    }
+    return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
 
 
 def event_line(entry: Entry) -> str:
@@ -164,3 +157,27 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
     if output:
         lines.append(f"  output   {output}")
     return lines
+
+
+def prefix(writer: str) -> str:
+    return f"{writer:9} | "
+
+
+def by_writer(names: Iterable[str]) -> list[str]:
+    """The master, then the workers by number."""
+    return sorted(names, key=lambda name: (name != "master", len(name), name))
+
+
+def merged(written: Mapping[str, list[str]]) -> list[str]:
+    """Lines by their prefix, in the order of time as far as they tell it."""
+    streams = (_dated(start, lines) for start, lines in written.items())
+    return [line for _, line in heapq.merge(*streams, key=lambda item: item[0])]
+
+
+def _dated(start: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Each line with the time that it, or a line before it, begins with."""
+    moment = ""
+    for line in lines:
+        found = _TIMESTAMP.match(line)
+        moment = found[0].replace("T", " ").replace(",", ".") if found else moment
+        yield moment, start + line

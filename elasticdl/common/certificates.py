@@ -29,7 +29,6 @@ _USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
-_NO_USE = dict.fromkeys(_USES, False)
 
 
 def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role, TlsFiles]:
@@ -38,22 +37,22 @@ def issue(job: str, now: datetime, lifetime: timedelta = LIFETIME) -> dict[Role,
     ``job`` must be a DNS label, as job names are; ``now`` must know its time zone.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([_named(NameOID.COMMON_NAME, f"elasticdl {job}"), _named(NameOID.ORGANIZATION_NAME, job)])
+    name = _name(f"elasticdl {job}", job)
     authority = (
         _begun(name, name, key, now, lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**{**_NO_USE, "key_cert_sign": True, "crl_sign": True}), critical=True)
+        .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .sign(key, hashes.SHA256())
     )
     certificates = {}
     for role in Role:
         own_key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([_named(NameOID.COMMON_NAME, role), _named(NameOID.ORGANIZATION_NAME, job)])
+        use = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.MASTER else ExtendedKeyUsageOID.CLIENT_AUTH
         certificate = (
-            _begun(subject, name, own_key, now, lifetime)
+            _begun(_name(role, job), name, own_key, now, lifetime)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.KeyUsage(**{**_NO_USE, "digital_signature": True}), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([_use(role)]), critical=False)
+            .add_extension(_key_usage("digital_signature"), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(Identity(role, job).dns_name)]), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
@@ -82,9 +81,10 @@ def _begun(
     )
 
 
-def _named(oid: x509.ObjectIdentifier, value: str) -> x509.NameAttribute[str]:
-    return x509.NameAttribute(oid, value)
+def _name(common: str, job: str) -> x509.Name:
+    names = {NameOID.COMMON_NAME: common, NameOID.ORGANIZATION_NAME: job}
+    return x509.Name([x509.NameAttribute(oid, value) for oid, value in names.items()])
 
 
-def _use(role: Role) -> x509.ObjectIdentifier:
-    return ExtendedKeyUsageOID.SERVER_AUTH if role is Role.MASTER else ExtendedKeyUsageOID.CLIENT_AUTH
+def _key_usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in _USES})

@@ -1,11 +1,22 @@
-"""How a connection to a master is opened, by the command line and by workers alike."""
+"""How a connection to a master is opened, and what can be told of certificates before and after: whose they are, and why
+the other side is not ours.
+
+gRPC tells a caller no more than that a socket was closed, and tries again. The checks here find the causes that trying
+again does not cure, in a person's words. They use nothing but the standard library, send no token, and are no guard:
+the guard is TLS itself.
+"""
 
 from __future__ import annotations
 
+import socket
+import ssl
+from contextlib import suppress
+from typing import Any
+
 import grpc
 
-from elasticdl.common.credentials import Credentials, Identity, Role, Token
-from elasticdl.common.handshake import identify
+from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Credentials, Identity, Role, TlsFolder, Token
+from elasticdl.common.errors import UserError
 
 TOKEN_KEY = "elasticdl-token"  # under which each call carries the token
 
@@ -24,6 +35,12 @@ SERVER_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.so_reuseport", 0),  # else a second master could take the same port unnoticed
     ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),  # else pings count as an attack
 )
+TIMEOUT = 5.0  # seconds
+
+# From OpenSSL's x509_vfy.h; Python names neither.
+NOT_YET_VALID, HAS_EXPIRED = 9, 10
+FLIGHTS = 2  # of each side, after which a handshake is over
+ONE_SECRET = f"take all of {CA}, {CERTIFICATE} and {KEY} from one Secret of the job"
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
@@ -44,3 +61,107 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
 def metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:
     """What each call must carry."""
     return ((TOKEN_KEY, credentials.value),) if isinstance(credentials, Token) else ()
+
+
+def identify(tls: TlsFolder, *, serves: bool = False) -> Identity:
+    """Whose the certificate in a folder is, found by shaking hands with oneself.
+
+    ``serves``: it is to be a master's, and not a caller's.
+
+    Raises:
+        UserError: it is unreadable, has expired, or its own authority does not vouch for it.
+    """
+    client, server = _client_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    verifier = client if serves else server
+    tls.read()  # its error is the better one
+    try:
+        for context in (client, server):
+            context.load_cert_chain(tls.certificate, tls.key, password="")  # else a locked key asks the terminal
+        verifier.load_verify_locations(tls.ca)
+        verifier.verify_mode = ssl.CERT_REQUIRED
+        (name,) = _shake_hands(client, server, verifier)
+        return Identity.from_dns_name(name)
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(f"{tls.certificate} {_judge(error)}") from None
+    except OSError as error:
+        reason = str(error.reason if isinstance(error, ssl.SSLError) else error.strerror).lower().replace("_", " ")
+        raise UserError(f"{tls.path} does not hold a certificate and its key ({reason}): {ONE_SECRET}") from None
+    except ValueError:
+        raise UserError(f"{tls.certificate} was not made for a job of elasticdl: {ONE_SECRET}") from None
+
+
+def refusal(address: str, credentials: Credentials) -> str | None:
+    """Why the master at ``host:port`` and a caller with these credentials will never come together.
+
+    None if nothing of the kind was found, as with a master that is not there.
+    """
+    if isinstance(credentials, Token):
+        return "it takes certificates, not a token: it is no job of this machine" if _speaks_tls(address) else None
+    try:
+        return _stranger(address, credentials, identify(credentials).job)
+    except UserError as error:
+        return str(error)
+
+
+def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
+    context = _client_context()
+    context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+        context.load_verify_locations(tls.ca)
+        _connect(address, context, Identity(Role.MASTER, job).dns_name)
+    except ssl.SSLCertVerificationError:
+        return f"it is not the master of the job {job} whose certificates {tls.path} holds: {ONE_SECRET}"
+    except ssl.SSLError as error:
+        plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # the latter since OpenSSL 3.2
+        return "it does not speak TLS: it takes a token, not certificates" if plain else None
+    except OSError:
+        return None
+    return None
+
+
+def _speaks_tls(address: str) -> bool:
+    with suppress(OSError):
+        _connect(address, _client_context(), server_name=None)
+        return True
+    return False
+
+
+def _client_context() -> ssl.SSLContext:
+    """Believes whatever it is shown, until told otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _connect(address: str, context: ssl.SSLContext, server_name: str | None) -> None:
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
+        context.wrap_socket(plain, server_hostname=server_name),
+    ):
+        pass
+
+
+def _shake_hands(
+    client_context: ssl.SSLContext, server_context: ssl.SSLContext, verifier: ssl.SSLContext
+) -> tuple[str, ...]:
+    """The DNS names in the certificate that the verifier was shown."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(FLIGHTS):
+        for side in (client, server):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    shown: dict[str, Any] = (client if verifier is client_context else server).getpeercert() or {}
+    return tuple(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+
+
+def _judge(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code == HAS_EXPIRED:
+        return "has expired: submit the job again, which makes new ones"
+    if error.verify_code == NOT_YET_VALID:
+        return "is not valid yet: set this machine's clock"
+    return f"is not one that {CA} vouches for here ({error.verify_message}): {ONE_SECRET}"

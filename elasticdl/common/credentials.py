@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from elasticdl.common.errors import UserError
 
@@ -117,25 +117,10 @@ class TlsFolder:
 Credentials: TypeAlias = Token | TlsFolder
 
 
-class Reachable(Protocol):
-    """A master as a client sees it."""
-
-    @property
-    def address(self) -> str:
-        """host:port"""
-
-    @property
-    def credentials(self) -> Credentials: ...
-
-    @property
-    def title(self) -> str:
-        """For messages: "the master at 127.0.0.1:50001 (process 7)"."""
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A master that was found in whatever way."""
+    """A master as a client sees it."""
 
-    address: str
+    address: str  # host:port
     credentials: Credentials
-    title: str
+    title: str  # for messages: "the master at 127.0.0.1:50001 (process 7)"

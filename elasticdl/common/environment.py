@@ -1,18 +1,21 @@
 """The environment variables by which a launcher connects a worker process with its master.
 
 A launcher writes them (`WorkerEnvironment.to_env`), the library reads them (`WorkerEnvironment.from_env`);
-their absence means that the script runs alone.
+their absence means that the script runs alone. And what else of a worker's machine and environment has to fit.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from elasticdl.common.credentials import Credentials, TlsFolder, Token
 from elasticdl.common.errors import UserError
-from elasticdl.common.network import interface_of
 
 LOOPBACK = "127.0.0.1"
 MASTER = "ELASTICDL_MASTER"
@@ -31,6 +34,10 @@ SHARED_GPU = "ELASTICDL_SHARED_GPU"
 MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
+
+# On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
+# (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.
+REFUSED_VARIABLES = ("HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +109,41 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
     if not token:
         raise KeyError(f"{TOKEN} (or {TLS})")
     return Token(token)
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address or, failing that, the network that it is in.
+
+    Raises:
+        UserError: there is none, or it is no address.
+    """
+    try:
+        wanted = ipaddress.ip_address(address)
+    except ValueError:
+        raise UserError(f"{address!r} is no IP address of this machine") from None
+    nearby = ""
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and each.netmask:
+                bits = int(ipaddress.ip_address(each.netmask)).bit_count()
+                interface = ipaddress.ip_interface(f"{each.address.partition('%')[0]}/{bits}")
+                if interface.ip == wanted:
+                    return name
+                if wanted in interface.network:
+                    nearby = nearby or name
+    if nearby:
+        return nearby
+    raise UserError(f"no network interface of this machine has the address {address}")
+
+
+def refuse_variables(environ: Mapping[str, str]) -> None:
+    """
+    Raises:
+        UserError: a variable of Horovod is set that a job whose world changes can't bear.
+    """
+    for name in REFUSED_VARIABLES:
+        if name in environ:
+            raise UserError(
+                f"{name} is set in the environment: Horovod 0.28.1 corrupts its parameters when it is started again "
+                f"with it, as at every change of workers; unset {name}"
+            )

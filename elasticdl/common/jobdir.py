@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Self
 
 import platformdirs
+import psutil
 
-from elasticdl.common.credentials import Credentials, Token
+from elasticdl.common.credentials import Credentials, Endpoint, Token
 from elasticdl.common.errors import UserError
-from elasticdl.common.process import is_alive, start_of
+
+_START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
 
 
 @dataclass(frozen=True, slots=True)
 class MasterAddress:
-    """How to reach a running master: see `elasticdl.common.credentials.Reachable`."""
+    """How to reach a running master, and whether it is the one that it was."""
 
     address: str  # host:port
     token: str
     pid: int
-    started: int = 0  # see `elasticdl.common.process.start_of`
+    started: int = 0  # see `start_of`
 
     @classmethod
     def of_this_process(cls, address: str, token: str) -> Self:
@@ -38,15 +40,15 @@ class MasterAddress:
 
     def is_alive(self) -> bool:
         """Whether the master's process is there, and not another one that was given its number since."""
-        return is_alive(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
+        return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
 
     @property
     def credentials(self) -> Credentials:
         return Token(self.token)
 
     @property
-    def title(self) -> str:
-        return f"the master at {self.address} (process {self.pid})"
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
 
 
 class _Below:
@@ -135,3 +137,11 @@ def _modified(job: JobDir) -> float:
         return job.path.stat().st_mtime
     except FileNotFoundError:  # another command has just deleted it
         return 0.0
+
+
+def start_of(pid: int) -> int:
+    """When a process was started, in the kernel's ticks since the machine was; 0 if that can't be known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START])
+    except (OSError, IndexError, ValueError):
+        return 0

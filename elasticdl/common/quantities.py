@@ -14,7 +14,6 @@ is wrong and what would be right.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -33,6 +32,7 @@ _VENDOR_RESOURCE = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*/[A-Za-z0-9]([-A-Z
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
 _HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice")
+_VOLUME_KEYS = ("claim_name", "host_path", "mount_path", "sub_path", "type", "read_only")
 OWN_VARIABLES = "ELASTICDL_"
 OWN_FOLDER = "/etc/elasticdl"
 ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io"
@@ -85,14 +85,8 @@ def _check_resource(key: str, name: str, quantity: str) -> None:
     if name == "cpu" and value < Decimal("0.001"):
         raise ValueError(f"{key}={quantity}: a thousandth of a processor (1m) is the least")
     if name != "cpu" and value != value.to_integral_value():
-        raise ValueError(
-            f"{key}={quantity} is less than a byte or a part of one: did you mean {_in_mebibytes(quantity)}?"
-        )
-
-
-def _in_mebibytes(quantity: str) -> str:
-    digits = re.match(r"[\d.]+", quantity)
-    return f"{digits[0] if digits else ''}Mi"
+        meant = re.sub(r"[^\d.].*", "", quantity)
+        raise ValueError(f"{key}={quantity} is less than a byte or a part of one: did you mean {meant}Mi?")
 
 
 def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
@@ -132,57 +126,53 @@ def parse_volumes(text: str) -> tuple[Volume, ...]:
 
 
 def _parse_volume(text: str) -> Volume:
-    keys = ("claim_name", "host_path", "mount_path", "sub_path", "type", "read_only")
     given = _pairs(text, "claim_name=data,mount_path=/data")
     for key in given:
-        if key not in keys:
-            raise ValueError(f"{key} is no part of a volume: use {', '.join(keys)}")
+        if key not in _VOLUME_KEYS:
+            raise ValueError(f"{key} is no part of a volume: use {', '.join(_VOLUME_KEYS)}")
+    read_only = given.get("read_only", "false")
+    if read_only.lower() not in ("true", "false"):
+        raise ValueError(f"read_only={read_only}: must be true or false")
+    # The path in its only spelling, so that two can be compared; one with .. stays, to be refused.
+    path = given.get("mount_path", "")
+    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
     volume = Volume(
-        mount_path=_plain_path(given.get("mount_path", "")),
+        mount_path=f"/{plain}" if path.startswith("/") else plain,
         claim_name=given.get("claim_name", ""),
         host_path=given.get("host_path", ""),
         host_path_type=given.get("type", ""),
         sub_path=given.get("sub_path", ""),
-        read_only=_parse_switch("read_only", given.get("read_only", "false")),
+        read_only=read_only.lower() == "true",
     )
     _check_volume(text, volume)
     return volume
 
 
 def _check_volume(text: str, volume: Volume) -> None:
-    if bool(volume.claim_name) == bool(volume.host_path):
-        raise ValueError(
-            f"{text}: give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
-        )
-    if not volume.mount_path:
-        raise ValueError(f"{text}: mount_path is missing: say where in the pods the files are to appear")
-    for name, path in (("mount_path", volume.mount_path), ("host_path", volume.host_path)):
-        if path and (not path.startswith("/") or ".." in path.split("/")):
-            raise ValueError(f"{name}={path}: must be an absolute path without ..")
-    if f"{volume.mount_path}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or not volume.mount_path.strip("/"):
-        raise ValueError(f"mount_path={volume.mount_path}: is taken already; choose another")
-    if volume.claim_name and not _DNS_NAME.fullmatch(volume.claim_name):
-        raise ValueError(
-            f"claim_name={volume.claim_name}: must be a name of lower-case letters, digits, dashes and dots"
-        )
-    if volume.sub_path.startswith("/") or ".." in volume.sub_path.split("/"):
-        raise ValueError(f"sub_path={volume.sub_path}: must be a path within the volume")
-    if volume.host_path_type and not volume.host_path:
-        raise ValueError(f"{text}: type belongs to host_path, not to claim_name; leave it out")
-    if volume.host_path_type and volume.host_path_type not in _HOST_PATH_TYPES:
-        raise ValueError(f"type={volume.host_path_type}: must be one of {', '.join(_HOST_PATH_TYPES)}")
+    mount, host, sub, kind = volume.mount_path, volume.host_path, volume.sub_path, volume.host_path_type
+    is_taken = f"{mount}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or not mount.strip("/")
+    either = "give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
+    findings = (
+        (bool(volume.claim_name) == bool(host), f"{text}: {either}"),
+        (not mount, f"{text}: mount_path is missing: say where in the pods the files are to appear"),
+        (_is_no_place(mount), f"mount_path={mount}: must be an absolute path without .."),
+        (host and _is_no_place(host), f"host_path={host}: must be an absolute path without .."),
+        (is_taken, f"mount_path={mount}: is taken already; choose another"),
+        (
+            volume.claim_name and not _DNS_NAME.fullmatch(volume.claim_name),
+            f"claim_name={volume.claim_name}: must be a name of lower-case letters, digits, dashes and dots",
+        ),
+        (sub.startswith("/") or ".." in sub.split("/"), f"sub_path={sub}: must be a path within the volume"),
+        (kind and not host, f"{text}: type belongs to host_path, not to claim_name; leave it out"),
+        (kind and kind not in _HOST_PATH_TYPES, f"type={kind}: must be one of {', '.join(_HOST_PATH_TYPES)}"),
+    )
+    for is_wrong, said in findings:
+        if is_wrong:
+            raise ValueError(said)
 
 
-def _plain_path(path: str) -> str:
-    """The same path in its only spelling, so that two can be compared; one with .. stays, to be refused."""
-    begin = "/" if path.startswith("/") else ""
-    return begin + "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def _parse_switch(key: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ValueError(f"{key}={value}: must be true or false")
-    return value.lower() == "true"
+def _is_no_place(path: str) -> bool:
+    return not path.startswith("/") or ".." in path.split("/")
 
 
 def parse_envs(text: str) -> dict[str, str]:
@@ -264,16 +254,6 @@ def parse_queue(text: str) -> Queue | None:
     if scheduler not in QUEUES or not _DNS_NAME.fullmatch(name):
         raise ValueError(f"{text}: must be {' or '.join(f'{known}=QUEUE' for known in QUEUES)}")
     return Queue(scheduler, name)
-
-
-def keep_text(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """A check for a field that keeps the text as it was written."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return check
 
 
 def class_name(text: str) -> str:

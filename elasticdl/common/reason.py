@@ -56,7 +56,8 @@ def one_line(error: BaseException) -> str:
     elif lines and lines[0] == TRACED:
         lines = _own_words(lines)
     if not lines:
-        code = _raising_code(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        code = linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip() if frames else ""
         return f"{type(error).__name__}, which says nothing{f', raised by `{code}`' if code else ''}"
     first = PLACE_IN_GRAPH.sub("", lines[0])
     details = [line.strip() for line in lines[1:] if line.strip().lower().startswith(DETAILS)]
@@ -78,6 +79,11 @@ def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
     return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
 
 
+def name_of(function: object) -> str:
+    """Of a function or class its name; of any other object that can be called, that of its type."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def shown(path: Path) -> str:
     """A path as a person at the present directory would type it."""
     try:
@@ -92,11 +98,6 @@ def is_users(filename: str) -> bool:
     if filename.startswith("<") or not path.exists() or _LIBRARIES.intersection(path.parts):
         return False
     return not any(path.resolve().is_relative_to(folder) for folder in (PACKAGE, _STANDARD))
-
-
-def _raising_code(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip() if frames else ""
 
 
 def _said(error: BaseException) -> str:

@@ -7,12 +7,12 @@ The command line, ``--config job.yaml`` and the JSON that a worker receives are 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from elasticdl.common.kubernetes_options import KubernetesOptions
-from elasticdl.common.option_group import OptionGroup
+from elasticdl.common import quantities
 
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -51,73 +51,81 @@ def parse_worker_range(value: object) -> object:
 Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
 
 
+class OptionGroup(BaseModel):
+    """Options that belong together. The docstring of a group is its title in the help, that of a field its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def fields_of(group: type[BaseModel]) -> dict[str, Any]:
+    """The fields that a group declares itself, by name, in order."""
+    return {name: field for name, field in group.model_fields.items() if name in group.__annotations__}
+
+
+def aliases_of(field: Any) -> tuple[str, ...]:
+    """Further names under which people may give an option."""
+    return tuple((field.json_schema_extra or {}).get("aliases", ()))
+
+
 class ModelOptions(OptionGroup):
     """Model"""
 
-    model_zoo: str = Field(".", description="folder that holds the model-zoo modules")
-    model_def: str = Field(
-        "",
-        description="module below --model_zoo, as in digits.cnn_torch, optionally with the function that makes the model (custom_model)",
-    )
-    model_params: str = Field(
-        "", description="arguments of the function that makes the model, as in \"units=64; activation='relu'\""
-    )
-    loss: str = Field("loss", description="name of the module's loss(labels, predictions)")
-    optimizer: str = Field("optimizer", description="name of the module's optimizer(parameters)")
-    dataset: str = Field("dataset", description="name of the module's dataset(mode, path)")
-    feed: str = Field(
-        "feed",
-        description="name of the module's feed(dataset, mode, metadata) over the records of files, or of its older form dataset_fn, instead of dataset(mode, path)",
-    )
-    custom_data_reader: str = Field(
-        "custom_data_reader",
-        description="name of the module's custom_data_reader(data_origin, ...), if feed takes its records from one",
-    )
-    eval_metrics_fn: str = Field("eval_metrics_fn", description="name of the module's eval_metrics_fn(), if it has one")
-    callbacks: str = Field("callbacks", description="name of the module's callbacks(), if it has one")
+    model_zoo: str = "."
+    """folder that holds the model-zoo modules"""
+    model_def: str = ""
+    """module below --model_zoo, as in digits.cnn_torch, optionally with the function that makes the model (custom_model)"""
+    model_params: str = ""
+    """arguments of the function that makes the model, as in "units=64; activation='relu'\""""
+    loss: str = "loss"
+    """name of the module's loss(labels, predictions)"""
+    optimizer: str = "optimizer"
+    """name of the module's optimizer(parameters)"""
+    dataset: str = "dataset"
+    """name of the module's dataset(mode, path)"""
+    feed: str = "feed"
+    """name of the module's feed(dataset, mode, metadata) over the records of files, or of its older form dataset_fn, instead of dataset(mode, path)"""
+    custom_data_reader: str = "custom_data_reader"
+    """name of the module's custom_data_reader(data_origin, ...), if feed takes its records from one"""
+    eval_metrics_fn: str = "eval_metrics_fn"
+    """name of the module's eval_metrics_fn(), if it has one"""
+    callbacks: str = "callbacks"
+    """name of the module's callbacks(), if it has one"""
 
 
 class DataOptions(OptionGroup):
     """Data"""
 
-    training_data: str = Field("", description="path given to dataset('training', path); for feed: files")
-    validation_data: str = Field("", description="path given to dataset('evaluation', path); for feed: files")
-    data_reader_params: str = Field(
-        "",
-        description="how feed's files are read, as in \"columns=['age', 'income']; sep=';'\", or arguments of custom_data_reader",
-    )
-    num_epochs: int = Field(1, ge=1, description="passes over the training data")
-    max_step: int = Field(0, ge=0, description="stop after this many steps; 0: at the end of the last epoch")
-    seed: int = Field(0, ge=0, description="of the sample order, the initial weights and every random draw in training")
-    shuffle: bool = Field(True, description="a new order of samples each epoch")
-    data_workers: int = Field(
-        0, ge=0, description="processes per worker that load samples ahead; 0: load in the worker itself"
-    )
+    training_data: str = ""
+    """path given to dataset('training', path); for feed: files"""
+    validation_data: str = ""
+    """path given to dataset('evaluation', path); for feed: files"""
+    data_reader_params: str = ""
+    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
+    num_epochs: int = Field(1, ge=1)
+    """passes over the training data"""
+    max_step: int = Field(0, ge=0)
+    """stop after this many steps; 0: at the end of the last epoch"""
+    seed: int = Field(0, ge=0)
+    """of the sample order, the initial weights and every random draw in training"""
+    shuffle: bool = True
+    """a new order of samples each epoch"""
+    data_workers: int = Field(0, ge=0)
+    """processes per worker that load samples ahead; 0: load in the worker itself"""
 
 
 class BatchOptions(OptionGroup):
     """Batch size and learning rate"""
 
-    global_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="samples per step over all workers, whatever their number; the learning rate is left alone",
-    )
-    minibatch_size: int | None = Field(
-        None,
-        ge=1,
-        description="samples per step and worker, so the global batch grows with the workers; 64 if neither is given",
-    )
-    max_worker_batch_size: int | None = Field(
-        None, ge=1, description="most samples that a worker runs through the model at once; more are accumulated"
-    )
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="with --minibatch_size: multiply the learning rate by the number of workers, or by its square root",
-    )
-    learning_rate_ramp_steps: int = Field(
-        0, ge=0, description="steps over which the learning rate moves to its new value after a change of workers"
-    )
+    global_batch_size: int | None = Field(None, ge=1)
+    """samples per step over all workers, whatever their number; the learning rate is left alone"""
+    minibatch_size: int | None = Field(None, ge=1)
+    """samples per step and worker, so the global batch grows with the workers; 64 if neither is given"""
+    max_worker_batch_size: int | None = Field(None, ge=1)
+    """most samples that a worker runs through the model at once; more are accumulated"""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """with --minibatch_size: multiply the learning rate by the number of workers, or by its square root"""
+    learning_rate_ramp_steps: int = Field(0, ge=0)
+    """steps over which the learning rate moves to its new value after a change of workers"""
 
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
@@ -139,34 +147,36 @@ class BatchOptions(OptionGroup):
 class EvaluationOptions(OptionGroup):
     """Evaluation"""
 
-    evaluation_steps: int = Field(
-        0, ge=0, description="also evaluate each so many steps; 0: at the end of each epoch only"
-    )
+    evaluation_steps: int = Field(0, ge=0)
+    """also evaluate each so many steps; 0: at the end of each epoch only"""
 
 
 class CheckpointOptions(OptionGroup):
     """Checkpoints"""
 
-    checkpoint_dir: str = Field("", description="folder or fsspec URL for checkpoints")
-    checkpoint_steps: int = Field(0, ge=0, description="write one each so many steps; 0: at the end of each epoch")
-    keep_checkpoint_max: int = Field(3, ge=0, description="checkpoints to keep; 0: all")
-    resume: bool = Field(True, description="continue from the newest checkpoint in --checkpoint_dir if there is one")
+    checkpoint_dir: str = ""
+    """folder or fsspec URL for checkpoints"""
+    checkpoint_steps: int = Field(0, ge=0)
+    """write one each so many steps; 0: at the end of each epoch"""
+    keep_checkpoint_max: int = Field(3, ge=0)
+    """checkpoints to keep; 0: all"""
+    resume: bool = True
+    """continue from the newest checkpoint in --checkpoint_dir if there is one"""
 
 
 class OutputOptions(OptionGroup):
     """Output"""
 
-    output: str = Field("", description="folder for the final model and summary.json")
-    tensorboard_log_dir: str = Field("", description="folder for TensorBoard scalars")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="least severe messages in the logs"
-    )
-    log_loss_steps: int = Field(
-        100, ge=1, description="steps between two lines of progress when the output is not a terminal"
-    )
-    sample_record: str = Field(
-        "", description="folder where each worker records the indices of the samples it consumes"
-    )
+    output: str = ""
+    """folder for the final model and summary.json"""
+    tensorboard_log_dir: str = ""
+    """folder for TensorBoard scalars"""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """least severe messages in the logs"""
+    log_loss_steps: int = Field(100, ge=1)
+    """steps between two lines of progress when the output is not a terminal"""
+    sample_record: str = ""
+    """folder where each worker records the indices of the samples it consumes"""
 
     @model_validator(mode="after")
     def _local(self) -> Self:
@@ -180,58 +190,149 @@ class OutputOptions(OptionGroup):
 class JobOptions(OptionGroup):
     """Job and workers"""
 
-    job_name: str = Field(
-        "",
-        pattern=r"^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$",
-        description="name of the job: up to 53 lower-case letters, digits and dashes; made up if not given",
-    )
-    num_workers: Workers = Field(
-        WorkerRange(minimum=1, maximum=1), description="number of workers, or MIN-MAX to grow and shrink within"
-    )
-    slots: int = Field(
-        0,
-        ge=0,
-        description="workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs",
-    )
-    port: int = Field(0, ge=0, le=65535, description="port of the master; 0: any free one")
+    job_name: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$")
+    """name of the job: up to 53 lower-case letters, digits and dashes; made up if not given"""
+    num_workers: Workers = WorkerRange(minimum=1, maximum=1)
+    """number of workers, or MIN-MAX to grow and shrink within"""
+    slots: int = Field(0, ge=0)
+    """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
+    port: int = Field(0, ge=0, le=65535)
+    """port of the master; 0: any free one"""
 
 
 class TimingOptions(OptionGroup):
     """Timing, in seconds"""
 
-    join_window: float = Field(0.3, ge=0, description="wait this long for further newcomers before the world changes")
-    start_timeout: float = Field(
-        600.0,
-        gt=0,
-        description="a worker that is not ready this long after its start is given up and replaced",
-    )
-    heartbeat_timeout: float = Field(
-        10.0, gt=0, description="a worker silent for this long is taken to be frozen or cut off, and replaced"
-    )
-    progress_timeout: float = Field(
-        300.0, gt=0, description="a worker that makes no progress for this long is taken to be stuck, and replaced"
-    )
-    stop_grace: float = Field(
-        30.0,
-        gt=0,
-        description="time for workers to leave by themselves, and write a last checkpoint, before they are killed",
-    )
+    join_window: float = Field(0.3, ge=0)
+    """wait this long for further newcomers before the world changes"""
+    start_timeout: float = Field(600.0, gt=0)
+    """a worker that is not ready this long after its start is given up and replaced"""
+    heartbeat_timeout: float = Field(10.0, gt=0)
+    """a worker silent for this long is taken to be frozen or cut off, and replaced"""
+    progress_timeout: float = Field(300.0, gt=0)
+    """a worker that makes no progress for this long is taken to be stuck, and replaced"""
+    stop_grace: float = Field(30.0, gt=0)
+    """time for workers to leave by themselves, and write a last checkpoint, before they are killed"""
+
+
+def _kept(parse: Callable[[str], object]) -> AfterValidator:
+    """A check of a text that is kept as it was written."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    def parse(text: str) -> None:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {wanted}")
+
+    return _kept(parse)
+
+
+Resources = Annotated[str, _kept(quantities.parse_resources)]
+Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
+Namespace = Annotated[
+    str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
+]
+OnlyNever = Annotated[str, _matching("Never", "Never: the master itself replaces workers that are gone")]
+
+
+class KubernetesOptions(OptionGroup):
+    """Kubernetes"""
+
+    # What the values mean is in `elasticdl.common.quantities`.
+
+    image: Image = Field("", json_schema_extra={"aliases": ["image_name"]})
+    """container image of the job, which makes it run on a Kubernetes cluster instead of this machine"""
+    namespace: Namespace = ""
+    """namespace of the job; if not given, that of the kubeconfig context"""
+    kube_context: str = ""
+    """context of the kubeconfig; if not given, the current one"""
+    master_resource_request: Resources = "cpu=0.1,memory=1024Mi"
+    """what the master is promised, as in cpu=0.5,memory=2Gi"""
+    master_resource_limit: Resources = ""
+    """the most that the master may use, in the same form"""
+    worker_resource_request: Resources = "cpu=1,memory=4096Mi"
+    """what each worker is promised, as in cpu=4,memory=8Gi,gpu=1; gpu stands for nvidia.com/gpu"""
+    worker_resource_limit: Resources = ""
+    """the most that a worker may use, in the same form"""
+    master_pod_priority: Annotated[str, _kept(quantities.class_name)] = ""
+    """PriorityClass of the master"""
+    worker_pod_priority: Annotated[str, _kept(quantities.parse_priority)] = ""
+    """PriorityClass of the workers, or of a share of the most workers that there may be, as in high=0.5; a share alone is of the class high"""
+    volume: Annotated[str, _kept(quantities.parse_volumes)] = ""
+    """volumes of every pod, as in claim_name=data,mount_path=/data or host_path=/scratch,mount_path=/scratch, with sub_path, type, read_only=true if you like and ; between two"""
+    envs: Annotated[str, _kept(quantities.parse_envs)] = ""
+    """environment variables of every pod, as in NAME=VALUE,OTHER=VALUE; kept in a Secret of the job's"""
+    env_from_secret: Annotated[str, _kept(quantities.parse_secret_envs)] = ""
+    """environment variables of every pod from Secrets of the namespace: NAME=SECRET/KEY for one, SECRET for all of its keys, and , between two"""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """when nodes pull the image; if not given, always for the tag latest, else if not present"""
+    image_timeout: float = Field(300.0, gt=0)
+    """the job is given up when the master, or no worker ever, could pull the image for so many seconds"""
+    node_timeout: int = Field(10, ge=0)
+    """a pod on a node that is not ready or does not answer is given up so many seconds after the cluster has noticed"""
+    recovery_timeout: float = Field(60.0, gt=0)
+    """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
+    restart_policy: OnlyNever = "Never"
+    """of a worker's pod; only Never, as the master replaces workers that are gone"""
+    pod_template: str = ""
+    """YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...; a service account is the workers'"""
+    master_pod_template: str = ""
+    """the same for the master's pod alone, after --pod_template"""
+    worker_pod_template: str = ""
+    """the same for the workers' pods alone, after --pod_template"""
+    cluster_spec: str = ""
+    """Python file with an object `cluster` whose with_pod(pod) and with_service(service) adapt both"""
+    service_account: str = ""
+    """existing service account of the master; if not given, one is made that can do no more than needed"""
+    gang: bool = False
+    """train with all workers or none; --num_workers must be one number then"""
+    queue: Annotated[str, _kept(quantities.parse_queue)] = ""
+    """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
+    elastic: bool = False
+    """label the pods `elastic: "true"`, as Run:AI does"""
+
+    @model_validator(mode="after")
+    def _on_a_cluster(self) -> Self:
+        for name, field in fields_of(KubernetesOptions).items() if not self.image else ():
+            if getattr(self, name) != field.default:
+                raise ValueError(
+                    f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> Self:
+        for role in ("master", "worker"):
+            try:
+                quantities.requirements(
+                    getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit")
+                )
+            except ValueError as error:
+                raise ValueError(f"--{role}_resource_request and --{role}_resource_limit: {error}") from None
+        return self
 
 
 class JobSpec(
+    JobOptions,
     ModelOptions,
     DataOptions,
     BatchOptions,
     EvaluationOptions,
     CheckpointOptions,
     OutputOptions,
-    JobOptions,
     TimingOptions,
     KubernetesOptions,
 ):
     """All options of one job, checked, immutable, and the same on the command line, in YAML and in JSON."""
 
-    command: tuple[str, ...] = Field((), description="the user's own program, for `elasticdl run`")
+    command: tuple[str, ...] = ()
+    """the user's own program, for `elasticdl run`"""
 
     @model_validator(mode="after")
     def _fits_a_cluster(self) -> Self:
@@ -250,14 +351,4 @@ class JobSpec(
         return self.model_dump_json(indent=1)
 
 
-OPTION_GROUPS: tuple[type[OptionGroup], ...] = (
-    JobOptions,
-    ModelOptions,
-    DataOptions,
-    BatchOptions,
-    EvaluationOptions,
-    CheckpointOptions,
-    OutputOptions,
-    TimingOptions,
-    KubernetesOptions,
-)
+OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.data.records import NO_COLUMNS, Batch, Metadata, Records, by_column
 
 Reader = Any

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.data.records import Records
 
 PROBED = 3  # records that feed is tried with

@@ -5,6 +5,6 @@ kubeconfig    where a cluster is, and as whom it is asked
 client        the requests, over the connections of the official package ``kubernetes``
 retry         delays between attempts, and attempts until there is an answer
 watch         list objects of one kind and follow their changes
-port_forward  a port of this machine that leads to a job's master
+job_pods      which pods are a job's, and a port of this machine that leads to its master
 manifests     the objects of a job: pure functions of its specification
 """

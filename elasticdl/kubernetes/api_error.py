@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import urllib3
 from kubernetes.client import ApiException
@@ -47,37 +46,27 @@ class NotDoneError(ApiError, UserError):
         return self.status == FORBIDDEN and _lacks_rights(str(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The cluster and namespace that a request goes to, for messages."""
-
-    server: str
-    namespace: str
-
-    @contextlib.contextmanager
-    def translated(self, what: str) -> Iterator[None]:
-        """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
-        try:
-            yield
-        except ApiException as error:
-            status = error.status or 0  # 0: the client itself gave the connection up
-            if status == 0:
-                raise NoAnswerError(0, f"the cluster at {self.server} is not to be had: {error.reason}") from error
-            said, wait = _message(error), _retry_after(error)
-            if status >= 500 or status == BUSY:
-                raise NoAnswerError(status, f"the cluster at {self.server} failed: {said}", wait) from error
-            raise NotDoneError(status, self._explain(status, said, what), wait) from error
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise NoAnswerError(0, f"the cluster at {self.server} does not answer: {error}") from error
-
-    def _explain(self, status: int, message: str, what: str) -> str:
+@contextlib.contextmanager
+def translated(what: str, server: str, namespace: str) -> Iterator[None]:
+    """Everything that a request may raise, as `NoAnswerError` or `NotDoneError`; ``what``: as in "create pods"."""
+    try:
+        yield
+    except ApiException as error:
+        status = error.status or 0  # 0: the client itself gave the connection up
+        if status == 0:
+            raise NoAnswerError(0, f"the cluster at {server} is not to be had: {error.reason}") from error
+        said, wait = _message(error), _retry_after(error)
+        if status >= 500 or status == BUSY:
+            raise NoAnswerError(status, f"the cluster at {server} failed: {said}", wait) from error
         if status == STRANGER:
-            return f"the cluster at {self.server} does not know you: log in anew, or choose another --kube_context"
-        if status == FORBIDDEN and _lacks_rights(message):
-            return f"you may not {what} in namespace {self.namespace}: {message}"
-        if status == ABSENT and f'namespaces "{self.namespace}" not found' in message:
-            return f"there is no namespace {self.namespace} in the cluster at {self.server}: choose another --namespace"
-        return message
+            said = f"the cluster at {server} does not know you: log in anew, or choose another --kube_context"
+        elif status == FORBIDDEN and _lacks_rights(said):
+            said = f"you may not {what} in namespace {namespace}: {said}"
+        elif status == ABSENT and f'namespaces "{namespace}" not found' in said:
+            said = f"there is no namespace {namespace} in the cluster at {server}: choose another --namespace"
+        raise NotDoneError(status, said, wait) from error
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise NoAnswerError(0, f"the cluster at {server} does not answer: {error}") from error
 
 
 def _lacks_rights(message: str) -> bool:

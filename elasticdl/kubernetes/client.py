@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ import urllib3
 from kubernetes.client import ApiClient, ApiException, Configuration
 
 from elasticdl.kubernetes import kubeconfig
-from elasticdl.kubernetes.api_error import ABSENT, NotDoneError, Where
+from elasticdl.kubernetes.api_error import ABSENT, NotDoneError, translated
 from elasticdl.kubernetes.kubeconfig import Place, is_configured
 from elasticdl.kubernetes.manifests.names import CONTAINER
 
@@ -28,39 +28,29 @@ JSON, MERGE = "application/json", "application/merge-patch+json"
 # The name under which the client's configuration keeps a token, if there is one.
 _CREDENTIALS = ["BearerToken"]
 _METHODS: Mapping[str, str] = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of objects in a namespace, as the server's paths have it; ``words`` is for people."""
-
-    api: str
-    plural: str
-    words: str
-
-
 _CORE = "/api/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-KINDS: Mapping[str, Kind] = {
-    "Pod": Kind(_CORE, "pods", "pods"),
-    "Service": Kind(_CORE, "services", "services"),
-    "ServiceAccount": Kind(_CORE, "serviceaccounts", "service accounts"),
-    "Secret": Kind(_CORE, "secrets", "secrets"),
-    "ConfigMap": Kind(_CORE, "configmaps", "config maps"),
-    "PersistentVolumeClaim": Kind(_CORE, "persistentvolumeclaims", "persistent volume claims"),
-    "Event": Kind(_CORE, "events", "events"),
-    "Job": Kind("/apis/batch/v1", "jobs", "jobs"),
-    "Role": Kind(_RBAC, "roles", "roles"),
-    "RoleBinding": Kind(_RBAC, "rolebindings", "role bindings"),
-    "NetworkPolicy": Kind("/apis/networking.k8s.io/v1", "networkpolicies", "network policies"),
+# The API of each kind, and its objects in words, which the server's paths have without spaces.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "Pod": (_CORE, "pods"),
+    "Service": (_CORE, "services"),
+    "ServiceAccount": (_CORE, "service accounts"),
+    "Secret": (_CORE, "secrets"),
+    "ConfigMap": (_CORE, "config maps"),
+    "PersistentVolumeClaim": (_CORE, "persistent volume claims"),
+    "Event": (_CORE, "events"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "Role": (_RBAC, "roles"),
+    "RoleBinding": (_RBAC, "role bindings"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),
 }
 
 
 def path_of(kind: str, namespace: str, name: str = "", part: str = "") -> str:
     """Of all objects of a kind, of one, or of a part of one, such as its log. Names may be anything that somebody typed."""
-    found = KINDS[kind]
-    parts = (namespace_path(namespace, found.api), found.plural, quote(name, safe=""), part)
+    api, words = KINDS[kind]
+    parts = (namespace_path(namespace, api), words.replace(" ", ""), quote(name, safe=""), part)
     return "/".join(each for each in parts if each)
 
 
@@ -80,9 +70,9 @@ class Client:
     def server(self) -> str:
         return str(self.api.configuration.host)
 
-    @property
-    def where(self) -> Where:
-        return Where(self.server, self.namespace)
+    def translated(self, what: str) -> AbstractContextManager[None]:
+        """See `elasticdl.kubernetes.api_error.translated`."""
+        return translated(what, self.server, self.namespace)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """With ``dry_run`` the server does all but keep it."""
@@ -177,9 +167,12 @@ class Client:
     ) -> urllib3.BaseHTTPResponse:
         """The answer, of which nothing has been read yet. ``query``: names as Python has them, such as label_selector."""
         content_type = {"Content-Type": MERGE if method == "PATCH" else JSON} if body else {}
-        names = [(_camel(name), _text(value)) for name, value in (query or {}).items()]
-        url, headers = self.signed(method, path, names, {"Accept": f"{JSON}, */*", **content_type})
-        with self.where.translated(what):
+        sent = [
+            (re.sub(r"_(\w)", lambda found: found[1].upper(), name), value) for name, value in (query or {}).items()
+        ]
+        texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
+        url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
+        with self.translated(what):
             answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
             if not 200 <= answer.status <= 299:
                 answer.read()
@@ -204,12 +197,12 @@ class Client:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Object:
-        what = f"{verb} {KINDS[kind].words}"
+        what = f"{verb} {KINDS[kind][1]}"
         return self._send(_METHODS[verb], path_of(kind, self.namespace, name), what, query, body)
 
     def _send(self, method: str, path: str, what: str, *arguments: Any, **options: Any) -> Object:
         response = self.open(method, path, what, *arguments, **options)
-        with self.where.translated(what):
+        with self.translated(what):
             answer: Object = json.loads(response.data)
         return answer
 
@@ -231,11 +224,3 @@ def namespace_of(place: Place) -> str:
     if place.namespace:
         return place.namespace
     return connect(place).namespace if is_configured(place) else kubeconfig.DEFAULT_NAMESPACE
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

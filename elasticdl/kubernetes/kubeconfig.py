@@ -37,20 +37,29 @@ def load(configuration: client.Configuration, place: Place, *, own_account: bool
         UserError: there is no kubeconfig, it can't be used, or there is no such context in it.
     """
     files = _files(place)
+    shown = f"kubeconfig {files or _default_file()}"
     try:
         if not place.context and _has_account() and (own_account or not files):
             config.load_incluster_config(client_configuration=configuration)
             return (ACCOUNT / "namespace").read_text().strip()
-        namespace = _load(configuration, place, files)
+        if not _exists(place):
+            raise UserError(f"no cluster is configured: there is no {shown}; KUBECONFIG can name another")
+        contexts, active = config.list_kube_config_contexts(files)
+        names = [each["name"] for each in contexts]
+        if place.context and place.context not in names:
+            has = ", ".join(names) or "none"
+            raise UserError(f"there is no context {place.context} in the kubeconfig: it has {has}")
+        config.load_kube_config(files, context=place.context or None, client_configuration=configuration)
+        chosen = next(each for each in contexts if each["name"] == place.context) if place.context else active
+        namespace = str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
     except UserError:
         raise
     except config.ConfigException as error:
         raise UserError(f"no cluster is configured: {flat(error)}") from None
     except Exception as error:  # the client trips in any way over a file that is not what it takes it for
-        raise UserError(f"the kubeconfig {_shown(place)} can't be read: {flat(error)}") from error
+        raise UserError(f"the {shown} can't be read: {flat(error)}") from error
     if not configuration.host.startswith(("https://", "http://")):
-        server = configuration.host
-        raise UserError(f"the kubeconfig {_shown(place)} names the server {server}: it must begin with https://")
+        raise UserError(f"the {shown} names the server {configuration.host}: it must begin with https://")
     return namespace
 
 
@@ -59,22 +68,9 @@ def is_configured(place: Place) -> bool:
     return bool(place.context) or (_has_account() and not _files(place)) or _exists(place)
 
 
-def _load(configuration: client.Configuration, place: Place, files: str | None) -> str:
-    if not _exists(place):
-        raise UserError(
-            f"no cluster is configured: there is no kubeconfig {_shown(place)}; KUBECONFIG can name another"
-        )
-    contexts, active = config.list_kube_config_contexts(files)
-    names = [each["name"] for each in contexts]
-    if place.context and place.context not in names:
-        raise UserError(f"there is no context {place.context} in the kubeconfig: it has {', '.join(names) or 'none'}")
-    config.load_kube_config(files, context=place.context or None, client_configuration=configuration)
-    chosen = next(each for each in contexts if each["name"] == place.context) if place.context else active
-    return str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
-
-
 def _exists(place: Place) -> bool:
-    return any(Path(each).expanduser().is_file() for each in _shown(place).split(os.pathsep))
+    files = _files(place) or str(_default_file())
+    return any(Path(each).expanduser().is_file() for each in files.split(os.pathsep))
 
 
 def _files(place: Place) -> str | None:
@@ -82,9 +78,9 @@ def _files(place: Place) -> str | None:
     return place.file or os.environ.get("KUBECONFIG") or None
 
 
-def _shown(place: Place) -> str:
-    return _files(place) or str(Path("~/.kube/config").expanduser())
-
-
 def _has_account() -> bool:
     return (ACCOUNT / "token").exists()
+
+
+def _default_file() -> Path:
+    return Path("~/.kube/config").expanduser()

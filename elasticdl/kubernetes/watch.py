@@ -18,11 +18,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import urllib3
 
-from elasticdl.kubernetes.api_error import GONE, ApiError, Where
+from elasticdl.kubernetes.api_error import GONE, ApiError
 from elasticdl.kubernetes.client import ANSWER_SECONDS, Client, Object, path_of
 from elasticdl.kubernetes.retry import Backoff
 
@@ -49,25 +49,31 @@ class Change:
     object: Object
 
 
-class Changes(Protocol):
+class Changes:
     """Changes as they come; iterating raises `ApiError`, with 410 when a new list is needed."""
 
-    def __iter__(self) -> Iterator[Change]: ...
+    def __init__(self, response: urllib3.BaseHTTPResponse, client: Client) -> None:
+        self._response = response
+        self._client = client
+        self._closing = threading.Lock()
+
+    def __iter__(self) -> Iterator[Change]:
+        rest = b""
+        with self._client.translated("watch"), contextlib.closing(self._response):
+            for piece in self._response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield _change(json.loads(line))
 
     def stop(self) -> None:
         """End it, from any thread."""
+        with self._closing, contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            self._response.shutdown()
 
 
-class Source(Protocol):
-    """Objects of one kind; both methods block and raise `ApiError`."""
-
-    def list(self) -> Listing: ...
-
-    def watch(self, version: str) -> Changes: ...
-
-
-class KindSource:
-    """`Source` of the objects of one kind in a client's namespace."""
+class Source:
+    """The objects of one kind in a client's namespace; both methods block and raise `ApiError`."""
 
     def __init__(self, client: Client, kind: str, **selection: str) -> None:
         self._client = client
@@ -79,36 +85,10 @@ class KindSource:
         return Listing(tuple(answer["items"]), answer["metadata"]["resourceVersion"])
 
     def watch(self, version: str) -> Changes:
-        query: dict[str, Any] = {
-            **self._selection,
-            "resource_version": version,
-            "watch": True,
-            "allow_watch_bookmarks": True,
-            "timeout_seconds": WATCH_SECONDS,
-        }
+        how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}
+        query = {**self._selection, "resource_version": version, **how}
         path, timeout = path_of(self._kind, self._client.namespace), (ANSWER_SECONDS[0], SILENCE_SECONDS)
-        response = self._client.open("GET", path, f"watch {self._kind}", query, timeout=timeout)
-        return _WatchedChanges(response, self._client.where)
-
-
-class _WatchedChanges:
-    def __init__(self, response: urllib3.BaseHTTPResponse, where: Where) -> None:
-        self._response = response
-        self._where = where
-        self._closing = threading.Lock()
-
-    def __iter__(self) -> Iterator[Change]:
-        rest = b""
-        with self._where.translated("watch"), contextlib.closing(self._response):
-            for piece in self._response.stream(amt=None, decode_content=False):
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield _change(json.loads(line))
-
-    def stop(self) -> None:
-        with self._closing, contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
-            self._response.shutdown()
+        return Changes(self._client.open("GET", path, f"watch {self._kind}", query, timeout=timeout), self._client)
 
 
 def _change(said: Mapping[str, Any]) -> Change:

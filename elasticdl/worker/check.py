@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Iterator
 
+from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
-from elasticdl.common.horovod_variables import refuse_variables
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
 
 

@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.common.naming import name_of
 from elasticdl.common.params import parse_params
-from elasticdl.common.reason import shown
+from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
 
 Function = Callable[..., Any]

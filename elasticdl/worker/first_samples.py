@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
-from elasticdl.common.reason import one_line, shown
+from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.batches import largest_micro_batch
 from elasticdl.worker.user_code import blame

@@ -15,8 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
-from elasticdl.common.reason import shown
+from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.progress import step_seed

@@ -12,8 +12,7 @@ import numpy as np
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
-from elasticdl.common.reason import shown
+from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import World

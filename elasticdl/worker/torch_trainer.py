@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from elasticdl.callbacks import Callback
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import TorchCollective

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
+from elasticdl.common.reason import name_of
 from elasticdl.elastic.torch.device import to_device
 from elasticdl.worker.first_samples import Attempt, Blame
 from elasticdl.worker.torch_evaluation import evaluating

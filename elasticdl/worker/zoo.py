@@ -15,9 +15,8 @@ from typing import Any, cast
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
-from elasticdl.common.naming import name_of
 from elasticdl.common.params import parse_params
-from elasticdl.common.reason import shown
+from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.worker.feeds import find_feed
 from elasticdl.worker.user_code import blame

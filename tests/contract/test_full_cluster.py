@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.kubernetes.job_pods import forwarded
 from elasticdl.kubernetes.manifests.names import Role, labels
-from elasticdl.kubernetes.port_forward import forwarded
 from tests.cluster.build import Unavailable
 from tests.cluster.full import leftovers
 from tests.cluster.full.images import REPOSITORY

@@ -8,9 +8,9 @@ from kubernetes import client
 from kubernetes_bench import make_owner
 
 from elasticdl.kubernetes.client import connect
+from elasticdl.kubernetes.job_pods import forwarded
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.names import Role, labels
-from elasticdl.kubernetes.port_forward import forwarded
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -77,10 +77,10 @@ def say(address, data):
 
 
 def is_left():
-    """Threads of a port-forward that do not end; the client's own take a moment to say goodbye."""
-    mine = [thread for thread in threading.enumerate() if "port" in thread.name]
+    """Threads of a port-forward that do not end."""
+    mine = [thread for thread in threading.enumerate() if "port" in thread.name or "process_request" in thread.name]
     for thread in mine:
-        thread.join(10 if thread.name.startswith("Kubernetes") else 0)
+        thread.join(10)
     return [thread.name for thread in mine if thread.is_alive()]
 
 

@@ -2,10 +2,8 @@
 
 import io
 import json
-import queue
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -17,11 +15,10 @@ from kubernetes import client
 
 from elasticdl.cli import status_watch
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster import cluster_follow, job_streams
+from elasticdl.cli.cluster import job_streams
 from elasticdl.cli.cluster.cluster_job import ClusterJob
-from elasticdl.cli.cluster.master_pod import ImagePatience, MasterTrouble, trouble_of
+from elasticdl.cli.cluster.cluster_run import Following
 from elasticdl.cli.cluster.submission import Submission, make_parts
-from elasticdl.cli.line_streams import FixedLines
 from elasticdl.cli.signals import SignalLog
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
@@ -30,7 +27,7 @@ from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.job_pods import find_master
 from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble
+from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -159,14 +156,14 @@ def test_what_is_the_matter_with_a_master(seen, trouble):
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
-    patience, late = ImagePatience(60.0), missing("Back-off")
-    assert [patience.is_over(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
-    assert patience.is_over(MasterTrouble("its master is starting"), 70.0) is False
-    assert [patience.is_over(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
+    view, late = following(None), missing("Back-off")
+    assert [view.gives_up(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
+    assert view.gives_up(MasterTrouble("its master is starting"), 70.0) is False
+    assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
 
 
 def test_an_image_that_no_waiting_helps_is_not_waited_for():
-    assert ImagePatience(60.0).is_over(missing("InvalidImageName", lasting=True), 0.0) is True
+    assert following(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
@@ -433,16 +430,11 @@ class LoggingJob:
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
     monkeypatch.setattr(job_streams, "LOOK_SECONDS", 0.01)
     job = LoggingJob(b"one\ntwo\n\0", b"one\n\0", b"one\ntwo\nthree\n\0", b"one\ntwo\nthree\nfour\n")
-    with job_streams.followed(job_streams.LogReaders(job, 0)) as stream:
-        deadline = time.monotonic() + 10
-        while stream.may_grow() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert stream.lines() == ["one", "two", "three", "four"]
+    assert list(job_streams.follow_logs(job, "digits", 0, job.has_ended)) == ["one", "two", "three", "four"]
 
 
-def following(job, screen, failure=""):
-    watch = SimpleNamespace(failure=failure, inbox=queue.SimpleQueue())
-    return cluster_follow._Following(job, screen, FixedLines([]), watch, SignalLog(), ImagePatience(60.0))
+def following(job, screen=None, failure=""):
+    return Following(job, screen, SimpleNamespace(failure=failure), SignalLog(), image_timeout=60.0)
 
 
 class Lines:
@@ -467,7 +459,7 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     screen, job = Lines(), ClusterJob(Refusing(), "digits")
     view = following(job, screen)
     for _ in range(3):
-        view.show_trouble(MasterTrouble(cluster_follow._refusal(job)))
+        view.show_trouble(MasterTrouble(view.refusal()))
     for why in ("not found", "Back-off", "not found", "Back-off"):
         view.show_trouble(missing(why))
     view.show_trouble(MasterTrouble("its master is starting"))
@@ -532,10 +524,12 @@ class Masters:
 
 def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
     monkeypatch.setattr(status_watch, "RECONNECT_SECONDS", 0.0)
-    with status_watch.StatusWatch(Masters(["running"], [], ["waiting", "succeeded"])) as watch:
-        *seen, last = (watch.inbox.get(timeout=10) for _ in range(4))
+    masters = Masters(["running"], [], ["waiting", "succeeded"])
+    with status_watch.watched(masters, masters.watch) as watch:
+        seen = [watch.inbox.get(timeout=10) for _ in range(3)]
+        while watch.goes_on():
+            assert watch.next() is None
     assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
-    assert last is status_watch.WatchEnded.WATCH_ENDED
 
 
 class SlowCluster:

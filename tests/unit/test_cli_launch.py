@@ -10,10 +10,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elasticdl.common.jobdir import jobs_root
-from elasticdl.common.process import is_alive
 from elasticdl.common.spec import JobSpec
 
 TIMEOUT = 60.0
@@ -21,10 +21,10 @@ TIMEOUT = 60.0
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import checks, local_follow, master_process
+from elasticdl.cli.local import checks, local_run, master_process
 
 master_process.MASTER_MODULE = "cli_fake_master"
-master_process.CLOSING_TIME = local_follow.CLOSING_TIME = 2.0
+master_process.CLOSING_TIME = local_run.CLOSING_TIME = 2.0
 checks.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
@@ -83,7 +83,7 @@ def masters() -> list[int]:
             continue  # it has just ended
         if str(jobs_root()) in line:
             found.append(int(path.parent.name))
-    return [pid for pid in found if is_alive(pid)]
+    return [pid for pid in found if psutil.pid_exists(pid)]
 
 
 def test_a_job_from_start_to_end(command, tmp_path):

@@ -14,9 +14,7 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.common.errors import UserError
-from elasticdl.common.kubernetes_options import KubernetesOptions
-from elasticdl.common.option_group import aliases_of, fields_of
-from elasticdl.common.spec import OPTION_GROUPS, JobSpec, WorkerRange
+from elasticdl.common.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, WorkerRange, aliases_of, fields_of
 
 OTHER_VALUES = {
     "num_workers": "2-4",
@@ -147,18 +145,18 @@ def test_workers_are_a_number_or_a_range():
         (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
         (["--num_epochs", "--seed", "3"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
         (["--detach=yes"], "--detach: takes no value; see `elasticdl train --help`"),
-        (["--num_workers", "1-1000000000"], "--num_workers 1-1000000000: must be at most 10000"),
+        (["--num_workers", "1-1000000000"], "--num_workers 1-1000000000: must be less than or equal to 10000"),
         (["--num_workers", "4-2"], "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
         (["--num_workers", "few"], "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
-        (["--num_workers", "0"], "--num_workers 0: must be at least 1"),
-        (["--global_batch_size", "0"], "--global_batch_size 0: must be at least 1"),
-        (["--minibatch_size", "-4"], "--minibatch_size -4: must be at least 1"),
-        (["--num_epochs", "2.5"], "--num_epochs 2.5: must be a whole number"),
-        (["--heartbeat_timeout", "soon"], "--heartbeat_timeout soon: must be a number"),
-        (["--heartbeat_timeout", "0"], "--heartbeat_timeout 0: must be above 0"),
-        (["--port", "70000"], "--port 70000: must be at most 65535"),
-        (["--resume", "maybe"], "--resume maybe: must be true or false"),
-        (["--log_level", "LOUD"], "--log_level LOUD: must be one of 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        (["--num_workers", "0"], "--num_workers 0: must be greater than or equal to 1"),
+        (["--global_batch_size", "0"], "--global_batch_size 0: must be greater than or equal to 1"),
+        (["--minibatch_size", "-4"], "--minibatch_size -4: must be greater than or equal to 1"),
+        (["--num_epochs", "2.5"], "--num_epochs 2.5: must be a valid integer"),
+        (["--heartbeat_timeout", "soon"], "--heartbeat_timeout soon: must be a valid number"),
+        (["--heartbeat_timeout", "0"], "--heartbeat_timeout 0: must be greater than 0"),
+        (["--port", "70000"], "--port 70000: must be less than or equal to 65535"),
+        (["--resume", "maybe"], "--resume maybe: must be a valid boolean"),
+        (["--log_level", "LOUD"], "--log_level LOUD: must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         (
             ["--global_batch_size", "8", "--max_worker_batch_size", "16"],
             "--max_worker_batch_size 16 is above --global_batch_size 8; it must be at most that",
@@ -177,7 +175,7 @@ def test_workers_are_a_number_or_a_range():
         ),
         (
             ["--image", "i", "--image_pull_policy", "always"],
-            "--image_pull_policy always: must be one of 'Always', 'IfNotPresent' or 'Never'",
+            "--image_pull_policy always: must be 'Always', 'IfNotPresent' or 'Never'",
         ),
         (
             ["--image", "i", "--gang", "--num_workers", "2-4"],
@@ -201,7 +199,7 @@ def test_a_wrong_flag_is_one_line(argv, message):
         ("num_worker: 3", "{file}: unknown option num_worker: did you mean num_workers?"),
         ("command: [sh]", "{file}: unknown option command: remove it"),
         ("worker_image: x", "{file}: unknown option worker_image: that was ElasticDL's: `--image`, for all pods"),
-        ("num_epochs: 0", "{file}: num_epochs: 0: must be at least 1"),
+        ("num_epochs: 0", "{file}: num_epochs: 0: must be greater than or equal to 1"),
         ("num_workers: [2, 4]", "{file}: num_workers: [2, 4]: does not fit: number of workers, or MIN-MAX"),
         ("- num_epochs", "--config {file} must be a mapping of options, as in `num_workers: 2-4`"),
         ("a: b: c", "--config {file} is not YAML: mapping values are not allowed here"),

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from elasticdl.common.certificates import LIFETIME, issue
+from elasticdl.common.channel import identify
 from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Identity, Role, TlsFolder
 from elasticdl.common.errors import UserError
-from elasticdl.common.handshake import identify
 
 NOW = datetime.now(UTC)
 

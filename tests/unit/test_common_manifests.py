@@ -6,34 +6,37 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.credentials import Role
+from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
-from elasticdl.common.network import interface_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble, image_trouble
-from elasticdl.kubernetes.manifests.merge import merge
-from elasticdl.kubernetes.manifests.pod import Program, finish_pod, make_pod
-from elasticdl.kubernetes.manifests.pod_template import PodTemplate, read_pod_templates
-from elasticdl.kubernetes.manifests.worker_pod import worker_pod
+from elasticdl.kubernetes.manifests.merge import merge, with_pod_templates
+from elasticdl.kubernetes.manifests.pod import finish_pod, master_pod, worker_pod
+from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, image_trouble
 
 
 def job(**options):
     return JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
 
 
-def worker(*templates, **options):
-    spec, pod = job(**options), worker_pod(job(**options), "lab")
-    for template in templates:
-        pod = template.merged_into(pod)
-    return finish_pod(pod, spec, Role.WORKER)
+def worker(**options):
+    spec = job(**options)
+    return finish_pod(with_pod_templates(worker_pod(spec, "lab"), spec, Role.WORKER), spec, Role.WORKER)
 
 
-def in_line(content):
-    return PodTemplate("--pod_template pod.yaml", content)
+@pytest.fixture
+def template(tmp_path, monkeypatch):
+    """A function that writes a template; the option that names it comes back."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text):
+        (tmp_path / "pod.yaml").write_text(text)
+        return {"pod_template": "pod.yaml"}
+
+    return write
 
 
 def container(pod):
@@ -105,8 +108,8 @@ def test_a_pod_is_not_left_on_a_lost_node_for_five_minutes():
         ({}, []),
     ],
 )
-def test_of_a_lost_node_the_users_own_word_counts(toleration, added):
-    pod = worker(in_line({"spec": {"tolerations": [{"operator": "Exists", **toleration}]}}))
+def test_of_a_lost_node_the_users_own_word_counts(template, toleration, added):
+    pod = worker(**template(json.dumps({"spec": {"tolerations": [{"operator": "Exists", **toleration}]}})))
     assert tolerated(pod)[1:] == added
 
 
@@ -193,8 +196,7 @@ def test_resources_policy_grace_and_labels():
 
 
 def test_a_master_has_the_same_form():
-    program = Program(Role.MASTER, ("master",), {}, priority_class="urgent", spec={"serviceAccountName": "x"})
-    pod = make_pod(job(), program)
+    pod = master_pod(job(master_pod_priority="urgent", service_account="x"))
     assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
     assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
 
@@ -250,7 +252,7 @@ spec:
 def test_the_users_template_is_merged_into_every_pod(tmp_path):
     file = tmp_path / "pod.yaml"
     file.write_text("apiVersion: v1\nkind: Pod\n" + TEMPLATE)
-    pod = worker(*read_pod_templates(job(pod_template=str(file)), Role.WORKER))
+    pod = worker(pod_template=str(file))
     main, sidecar = pod["spec"]["containers"]
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
     env = {each["name"]: each.get("value") for each in main["env"]}
@@ -278,9 +280,7 @@ def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
         master_pod_template=str(tmp_path / "master"),
     )
     for role, zone in ((Role.WORKER, "b"), (Role.MASTER, "c")):
-        pod = {"metadata": {}, "spec": {}}
-        for template in read_pod_templates(spec, role):
-            pod = template.merged_into(pod)
+        pod = with_pod_templates({"metadata": {}, "spec": {}}, spec, role)
         assert pod["spec"]["nodeSelector"] == {"zone": zone}
         assert [alias["ip"] for alias in pod["spec"]["hostAliases"]] == ["all", str(role)]
 
@@ -288,7 +288,7 @@ def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
 def test_the_masters_account_is_not_named_in_a_template(tmp_path):
     (tmp_path / "pod.yaml").write_text("spec: {serviceAccountName: me}")
     with pytest.raises(UserError, match=r"^--master_pod_template .*: name the master's account with --service_account"):
-        read_pod_templates(job(master_pod_template=str(tmp_path / "pod.yaml")), Role.MASTER)
+        with_pod_templates({}, job(master_pod_template=str(tmp_path / "pod.yaml")), Role.MASTER)
 
 
 def test_merging_changes_neither_side():
@@ -327,9 +327,9 @@ def test_merging_nothing_or_the_same_again_changes_nothing(manifest):
         ("spec: {$patch: replace}", "spec.$patch: directives are not understood; leave it out"),
     ],
 )
-def test_what_can_not_be_merged_is_one_line(patch, message):
+def test_what_can_not_be_merged_is_one_line(template, patch, message):
     with pytest.raises(UserError) as caught:
-        worker(in_line(yaml.safe_load(patch)))
+        worker(**template(patch))
     assert str(caught.value) == f"--pod_template pod.yaml: {message}"
 
 
@@ -348,15 +348,15 @@ def test_a_wrong_template_is_one_line(content, message, tmp_path):
     file = tmp_path / "pod.yaml"
     file.write_text(content)
     with pytest.raises(UserError, match=r"^--pod_template ") as caught:
-        read_pod_templates(job(pod_template=str(file)), Role.WORKER)
+        with_pod_templates({}, job(pod_template=str(file)), Role.WORKER)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_template_is_a_file():
-    assert read_pod_templates(job(), Role.WORKER) == []
+    assert with_pod_templates({"spec": {}}, job(), Role.WORKER) == {"spec": {}}
     with pytest.raises(UserError, match="--pod_template /no/such: No such file or directory"):
-        read_pod_templates(job(pod_template="/no/such"), Role.WORKER)
+        with_pod_templates({}, job(pod_template="/no/such"), Role.WORKER)
 
 
 def test_a_pod_can_be_written_as_json():

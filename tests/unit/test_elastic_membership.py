@@ -2,8 +2,8 @@
 
 import pytest
 
+from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
-from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.elastic.core.reporting import PauseClock
 from elasticdl.elastic.core.world import Member, World, horovod_host
 from elasticdl.elastic.session.session import rank_entry

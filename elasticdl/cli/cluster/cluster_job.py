@@ -6,43 +6,39 @@ import base64
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf import json_format
 
-from elasticdl.cli.cluster.job_streams import JournalReader, LogReaders, followed, read_logs
-from elasticdl.cli.cluster.master_pod import finished, trouble_of
-from elasticdl.cli.job_handle import not_ended
-from elasticdl.cli.line_streams import FixedLines, LineStream
+from elasticdl.cli.cluster.job_streams import Told, follow_logs, read_logs
+from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.master_client import connect as connect_master
-from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
-from elasticdl.common.credentials import Endpoint, TlsFiles, TlsFolder
+from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes import kubeconfig
+from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client, Object, connect
-from elasticdl.kubernetes.job_pods import find_master, find_pods, is_running
+from elasticdl.kubernetes.job_pods import find_master, forwarded, is_running
 from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests.names import (
-    APPLICATION,
-    APPLICATION_LABEL,
-    JOB_LABEL,
-    Role,
-    master_name,
-    spec_name,
-    state_name,
-    tls_name,
-)
+from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.packed_state import State, unpack_state
 from elasticdl.kubernetes.manifests.pod import SPEC_FILE
-from elasticdl.kubernetes.port_forward import forwarded
+from elasticdl.kubernetes.manifests.pod_status import finished, trouble_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5
+# What the master works with goes after it; until then it may still leave in good order.
+_KINDS = ("Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap")
+# Users who may not list these can't have made them: the job's master has an account that was there.
+_OF_ADMINISTRATORS = ("RoleBinding", "Role", "ServiceAccount")
+DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
+_ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
+AGAIN_SECONDS = 1.0  # before a master is asked once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +58,19 @@ class ClusterJob:
         return f"namespace {self.client.namespace} of the cluster at {self.client.server}"
 
     def spec(self) -> JobSpec:
-        return JobSpec.from_json(self.client.read("ConfigMap", spec_name(self.name))["data"][SPEC_FILE])
+        return JobSpec.from_json(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
 
     def status(self) -> pb.JobStatus:
         kept = self.kept_status()
         if kept is not None and is_over(kept):
             return kept
-        job = self.client.find("Job", master_name(self.name))
+        job = self.client.find("Job", names.master_name(self.name))
         if job is None:
-            return self._described("lost", "it was deleted")
+            return described(self.name, "lost", "it was deleted")
         if how := finished(job):
             # Between the two looks it may have written how it ended.
-            kept = self.kept_status()
-            if kept is not None and is_over(kept):
-                return kept
-            return self._described("lost", f"its Job is {how.lower()}, and its master has not said how it ended")
+            lost = f"its Job is {how.lower()}, and its master has not said how it ended"
+            return self._end() or described(self.name, "lost", lost)
         pod = find_master(self.client, self.name)
         reason = trouble_of(pod).reason
         last = f"there is no master at the moment: {reason}"
@@ -89,7 +83,7 @@ class ClusterJob:
             except UnreachableError:
                 reason = last = "its master does not answer at the moment"
         if kept is None:
-            return self._described("starting", reason)
+            return described(self.name, "starting", reason)
         kept.reason = f"{last}; this was its last word"
         return kept
 
@@ -98,22 +92,24 @@ class ClusterJob:
         text = self.state().status
         return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
 
+    def _end(self) -> pb.JobStatus | None:
+        """The status with which it ended, if it has said so."""
+        kept = self.kept_status()
+        return kept if kept is not None and is_over(kept) else None
+
     def state(self) -> State:
-        found = self.client.find("ConfigMap", state_name(self.name))
+        found = self.client.find("ConfigMap", names.state_name(self.name))
         try:
             return unpack_state(found) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
-    def _described(self, phase: str, reason: str) -> pb.JobStatus:
-        return pb.JobStatus(job_name=self.name, phase=phase, reason=reason, time_left=-1)
-
     @contextmanager
     def master(self) -> Iterator[MasterClient]:
         pod = find_master(self.client, self.name)
         if not is_running(pod):
-            kept = self.kept_status()
-            how = f"it has {kept.phase}" if kept and is_over(kept) else trouble_of(pod).reason
+            end = self._end()
+            how = f"it has {end.phase}" if end else trouble_of(pod).reason
             raise UserError(f"job {self.name} is not running: {how}")
         try:
             with self.endpoint() as endpoint, connect_master(endpoint) as master:
@@ -134,7 +130,7 @@ class ClusterJob:
     @contextmanager
     def endpoint(self) -> Iterator[Endpoint]:
         """The way to its master, whichever that is at the moment; the owner's certificate is here until the end."""
-        secret = self.client.read("Secret", tls_name(self.name, Role.OWNER))
+        secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
         files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
         with (
             tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
@@ -144,45 +140,37 @@ class ClusterJob:
             title = f"the master of job {self.name} in namespace {self.client.namespace}"
             yield Endpoint(address, TlsFolder(Path(folder)), title)
 
-    @contextmanager
-    def journal(self, *, follow: bool) -> Iterator[LineStream]:
-        if follow:
-            with followed(JournalReader(self)) as journal:
-                yield journal
-        else:
-            yield FixedLines(self.journal_now())
-
-    def journal_now(self) -> list[str]:
-        """The master's own, if there is one that answers."""
-        try:
-            with self.master() as master:
-                return list(master.events(follow=False))
-        except ElasticDLError:
-            return self.state().journal.splitlines()
+    def journal(self, *, follow: bool) -> Lines:
+        """The master's own, if there is one that answers; each entry is told once, whichever masters tell it."""
+        told = Told()
+        while True:
+            ended = not follow
+            with suppress(ElasticDLError):
+                with self.master() as master:
+                    yield from filter(told.is_new, master.events(follow=follow))
+                if not follow:
+                    return
+            with suppress(ElasticDLError):
+                ended = ended or self.has_ended()
+            if ended:
+                break
+            time.sleep(AGAIN_SECONDS)
+        yield from filter(told.is_new, self.state().journal.splitlines())
 
     def has_ended(self) -> bool:
         """Whether nothing more will come of it."""
-        kept = self.kept_status()
-        if kept is not None and is_over(kept):
+        if self._end() is not None:
             return True
-        job = self.client.find("Job", master_name(self.name))
+        job = self.client.find("Job", names.master_name(self.name))
         return job is None or bool(finished(job))
 
-    @contextmanager
-    def logs(self, worker: int | None, *, follow: bool) -> Iterator[LineStream]:
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
         if follow:
-            find_pods(self.client, self.name, worker)  # who may not is told now
-            with followed(LogReaders(self, worker)) as logs:
-                yield logs
-        else:
-            yield FixedLines(read_logs(self.client, self.name, worker))
+            return follow_logs(self.client, self.name, worker, self.has_ended)
+        return read_logs(self.client, self.name, worker)
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
-        deadline = time.monotonic() + timeout
-        while not self.has_ended():
-            if time.monotonic() > deadline:
-                raise UnreachableError(not_ended(self.name, timeout, self.place.flags))
-            time.sleep(POLL)
+        wait_for_end(self.name, self.has_ended, timeout, POLL, self.place.flags)
         return self.kept_status()
 
 
@@ -193,19 +181,13 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
     """
     place = Place(namespace, context)
     client = connect(place)
-    if name is not None:
-        if client.find("Job", master_name(name)):
-            return ClusterJob(client, name, place)
-        client.require_namespace()
-        near = did_you_mean(name, [_name_of(job) for job in _jobs(client)])
-        raise UserError(f"there is no job {name} in namespace {client.namespace}{f': {near}' if near else ''}")
-    running = [_name_of(job) for job in _jobs(client) if not finished(job)]
-    if len(running) == 1:
-        return ClusterJob(client, running[0], place)
-    if running:
-        raise UserError(f"{len(running)} jobs are running, so name one: {', '.join(running)}")
-    client.require_namespace()
-    raise UserError(f"no job is running in namespace {client.namespace}; name one to look at an old one")
+    if name is None or not client.find("Job", names.master_name(name)):
+        jobs = _jobs(client)
+        if not jobs:
+            client.require_namespace()
+        running = [_name_of(job) for job in jobs if not finished(job)]
+        name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
+    return ClusterJob(client, name, place)
 
 
 def is_configured() -> bool:
@@ -215,7 +197,7 @@ def is_configured() -> bool:
 def find_current(name: str) -> ClusterJob | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(Place())
-    return ClusterJob(client, name) if client.find("Job", master_name(name)) else None
+    return ClusterJob(client, name) if client.find("Job", names.master_name(name)) else None
 
 
 def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
@@ -229,9 +211,53 @@ def list_jobs(namespace: str, context: str) -> list[ClusterJob]:
 
 
 def _jobs(client: Client) -> list[Object]:
-    found = client.list("Job", label_selector=f"{APPLICATION_LABEL}={APPLICATION},{JOB_LABEL}")
+    found = client.list("Job", label_selector=_ANY_JOB)
     return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
 
 
 def _name_of(job: Object) -> str:
-    return str(job["metadata"]["labels"][JOB_LABEL])
+    return str(job["metadata"]["labels"][names.JOB_LABEL])
+
+
+def delete(name: str, namespace: str, context: str) -> str:
+    """Returns when all is gone.
+
+    Raises:
+        UserError: there is no such job, or the cluster does not let it be deleted.
+        UnreachableError: pods are still there after a long time.
+    """
+    client = connect(Place(namespace, context))
+    if not _delete_once(client, name):
+        client.require_namespace()
+        raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")
+    wait_until_gone(client, name)
+    return f"job {name} deleted"
+
+
+def wait_until_gone(client: Client, name: str) -> None:
+    """What comes into being meanwhile is deleted as well."""
+    deadline = time.monotonic() + DELETION_TIMEOUT
+    while left := _delete_once(client, name):
+        if time.monotonic() > deadline:
+            names = ", ".join(left)
+            raise UnreachableError(
+                f"{names} of job {name} are still there {DELETION_TIMEOUT:.0f} s after they were deleted"
+            )
+        time.sleep(POLL)
+
+
+def _delete_once(client: Client, name: str) -> list[str]:
+    """What there was."""
+    found = []
+    for kind in _KINDS:
+        try:
+            listed = client.list(kind, label_selector=f"{_ANY_JOB}={name}")
+        except NotDoneError as error:
+            if error.by_rights and kind in _OF_ADMINISTRATORS:
+                continue
+            raise
+        for metadata in (each["metadata"] for each in listed):
+            found.append(f"{kind} {metadata['name']}")
+            if not metadata.get("deletionTimestamp"):
+                client.delete(kind, metadata["name"])
+    return found

@@ -1,29 +1,47 @@
-"""Submitting a job and following it: what ``train`` and ``run`` do when there is an image."""
+"""Submitting a job and following it: what ``train`` and ``run`` do when there is an image.
+
+The job does not depend on who follows it: a signal ends the following, not the job. While there is no master to be asked,
+what is the matter with it is shown.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from yaml import safe_dump_all
 
-from elasticdl.cli.cluster.cluster_follow import follow
-from elasticdl.cli.cluster.cluster_job import ClusterJob
+from elasticdl.cli.cluster.cluster_job import ClusterJob, wait_until_gone
+from elasticdl.cli.cluster.job_streams import Told
 from elasticdl.cli.cluster.submission import Submission, make_parts
-from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.common.errors import UserError
-from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.cli.job_handle import made_up_name
+from elasticdl.cli.master_client import connect as connect_master
+from elasticdl.cli.screens import Screen, open_screen
+from elasticdl.cli.signals import SignalLog, caught, interrupt
+from elasticdl.cli.status_watch import POLL, Watch, show_end, show_news, watched
+from elasticdl.common.environment import refuse_variables
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect, namespace_of
+from elasticdl.kubernetes.job_pods import find_master, is_running
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.names import master_name
+from elasticdl.kubernetes.manifests.names import master_name, without_name
+from elasticdl.kubernetes.manifests.pod_status import MasterTrouble, trouble_of
+
+LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+CLOSING_TIME = 30.0  # for the master to write how the job has ended
+# A master that ends so often without ever having got to work will not do better.
+STARTS = 3
 
 
 def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
@@ -41,44 +59,23 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
     with caught(interrupt):
-        submission = _checked(spec, connect(place))
-    parts, client = submission.parts, submission.client
+        client = connect(place)
+        parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
+        submission = Submission(client, parts, partial(print, file=sys.stderr, flush=True)).within_rights()
+        submission.check()
+        parts = submission.parts
     if yaml:
         return _write(parts, yaml)
     if dry_run:
         print(_dumped(parts), end="")
         return 0
     signals = SignalLog()
-    with caught(_patient(signals)):
-        submission.make(lambda: _raise_if_signalled(signals))
+    with caught(signals.add_or_raise):
+        submission.make(signals.raise_first)
     job = ClusterJob(client, parts.spec.job_name, place)
     print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
-    _raise_if_signalled(signals)
+    signals.raise_first()
     return 0 if detach else follow(job, parts.spec)
-
-
-def _checked(spec: JobSpec, client: Client) -> Submission:
-    parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
-    submission = Submission(client, parts, lambda line: print(line, file=sys.stderr, flush=True)).within_rights()
-    submission.check()
-    return submission
-
-
-def _patient(signals: SignalLog) -> Callable[[int], None]:
-    """The first signal lets the present request finish, as nobody would know what it did; the second breaks it off."""
-
-    def handle(number: int) -> None:
-        impatient = signals.first is not None
-        signals.add(number)
-        if impatient:
-            raise Interrupted(number)
-
-    return handle
-
-
-def _raise_if_signalled(signals: SignalLog) -> None:
-    if signals.first is not None:
-        raise Interrupted(signals.first)
 
 
 def _named(spec: JobSpec, client: Client | None) -> JobSpec:
@@ -107,3 +104,145 @@ def _write(parts: Parts, file: str) -> int:
 def _dumped(parts: Parts) -> str:
     text: str = safe_dump_all([*job_objects.companions(parts), job_objects.make_job(parts)], sort_keys=False)
     return text
+
+
+def follow(job: ClusterJob, spec: JobSpec) -> int:
+    """Until the job has ended; returns the exit code.
+
+    Raises:
+        UserError: its image can't be had; the job was deleted again.
+        JobFailedError: it failed, was stopped or is lost.
+        Interrupted: by a signal; the job goes on.
+    """
+    signals = SignalLog()
+    with (
+        caught(signals.add),
+        job.endpoint() as endpoint,
+        connect_master(endpoint) as client,
+        open_screen(spec.log_loss_steps) as screen,
+        watched(client, client.watch, partial(client.events, follow=True)) as watch,
+    ):
+        Following(job, screen, watch, signals, spec.image_timeout).run()
+    if signals.first is not None:
+        print(f"job {job.name} goes on: `elasticdl stop {job.name}{job.place.flags}` stops it", flush=True)
+        signals.raise_first()
+    status = job.status()
+    show_end(status, map(json.loads, job.state().journal.splitlines()), spec.output)
+    if status.phase != "succeeded":
+        there = job.client.find("Job", master_name(job.name)) is not None
+        logs = f"; all logs: `elasticdl logs {job.name}{job.place.flags}`" if there else ""
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{logs}")
+    return 0
+
+
+class Lasting:
+    """For how many seconds something has been so without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, holds: bool, now: float) -> float:
+        """To be told at every look; 0 while it does not hold."""
+        self._since = (now if self._since is None else self._since) if holds else None
+        return 0.0 if self._since is None else now - self._since
+
+
+@dataclass(slots=True)
+class Following:
+    job: ClusterJob
+    screen: Screen
+    watch: Watch
+    signals: SignalLog
+    image_timeout: float
+    told: Told = field(default_factory=Told)
+    trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
+    without_image: Lasting = field(default_factory=Lasting)
+    unreached: Lasting = field(default_factory=Lasting)
+    unreached_told: bool = False
+
+    def run(self) -> None:
+        """Until the job is over, and its master has written how, or a signal came."""
+        look_at = time.monotonic() + LOOK_SECONDS
+        while self.signals.first is None and self.watch.goes_on():
+            heard = self.watch.next()
+            if isinstance(heard, str):
+                show_news(filter(self.told.is_new, [heard]), self.screen)
+            elif heard is not None:
+                self.show_contact()
+                self.screen.show(heard)
+                look_at = time.monotonic() + 5 * LOOK_SECONDS
+            elif time.monotonic() >= look_at:
+                if self.look(time.monotonic()):
+                    break
+                look_at = time.monotonic() + LOOK_SECONDS
+        self._see_off()
+
+    def look(self, now: float) -> bool:
+        """Whether the job has ended; shows why its master is not heard of."""
+        job = self.job
+        try:
+            if job.has_ended():
+                return True
+            pod = find_master(job.client, job.name)
+            if is_running(pod):
+                self.show_contact(self.watch.failure, now)
+                return False
+            trouble = trouble_of(pod) if pod is not None else MasterTrouble(self.refusal())
+            failures = job.client.read("Job", master_name(job.name)).get("status", {}).get("failed", 0)
+            begun = job.state().memory
+        except UnreachableError as error:
+            trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
+        self.show_trouble(trouble)
+        if self.gives_up(trouble, now) and not begun:
+            job.client.delete("Job", master_name(job.name))
+            wait_until_gone(job.client, job.name)
+            raise UserError(f"job {job.name}: {trouble.reason}; nothing of the job was left behind")
+        if failures >= STARTS and not begun:
+            where = f"{job.name}{job.place.flags}"
+            raise JobFailedError(
+                f"job {job.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
+                f"and remove it with `elasticdl delete {where}`"
+            )
+        return False
+
+    def gives_up(self, trouble: MasterTrouble, now: float) -> bool:
+        """Whether the image has been missing for too long, or will not come at all."""
+        seconds = self.without_image.seconds(trouble.image is not None, now)
+        return trouble.image is not None and (trouble.image.lasting or seconds >= self.image_timeout)
+
+    def show_trouble(self, trouble: MasterTrouble) -> None:
+        """An image that is tried for again and again is told of once."""
+        before, self.trouble = self.trouble, trouble
+        if trouble.reason != before.reason and not (trouble.image and before.image):
+            self.screen.line(trouble.reason)
+
+    def show_contact(self, failure: str = "", now: float = 0.0) -> None:
+        """``failure``: why a master that runs does not answer; empty if it does."""
+        lost = self.unreached.seconds(bool(failure), now) >= UNREACHED_SECONDS
+        if lost and not self.unreached_told:
+            self.unreached_told = True
+            why = self.job.missing_right() or failure
+            self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")
+        if not failure and self.unreached_told:
+            self.unreached_told = False
+            self.screen.line("its master is reached again")
+
+    def refusal(self) -> str:
+        """Why the cluster makes no pod for the master."""
+        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.job.name)}"
+        events = self.job.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
+        if newest is None:
+            return trouble_of(None).reason
+        return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"
+
+    def _see_off(self) -> None:
+        """Wait until the master has written how the job has ended, unless somebody is impatient."""
+        deadline = time.monotonic() + CLOSING_TIME
+        while self.signals.first is None and time.monotonic() < deadline:
+            try:
+                self.job.wait_until_over(POLL)
+                return show_news(filter(self.told.is_new, self.job.state().journal.splitlines()), self.screen)
+            except UnreachableError:
+                time.sleep(POLL)
+        return None

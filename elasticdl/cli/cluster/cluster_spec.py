@@ -11,16 +11,13 @@ It is run once, when the job is submitted; either method may be missing.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Mapping
 from typing import Any
 
 from kubernetes import client
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-
-Manifest = dict[str, Any]
-_OPTION = "--cluster_spec"
+from elasticdl.kubernetes.manifests.merge import Manifest
 
 
 class ClusterSpec:
@@ -31,9 +28,20 @@ class ClusterSpec:
         Raises:
             UserError: it can't be run, or has no ``cluster``.
         """
-        self._path = path
-        self._cluster = _load(path) if path else None
+        self._source = f"--cluster_spec {path}"
+        self._cluster: object = None
         self._client: Any = client.ApiClient()
+        if not path:
+            return
+        try:
+            names = runpy.run_path(path)
+        except OSError as error:
+            raise UserError(f"{self._source}: {error.strerror}") from None
+        except Exception as error:  # the user's code may raise anything
+            raise UserError(f"{self._source} raised {one_line(error)}") from error
+        if "cluster" not in names:
+            raise UserError(f"{self._source} must define `cluster`, an object with with_pod and with_service")
+        self._cluster = names["cluster"]
 
     def adapt_pod(self, pod: Manifest) -> Manifest:
         """A pod's metadata and spec.
@@ -48,29 +56,17 @@ class ClusterSpec:
         """Raises as `adapt_pod`."""
         return self._adapt("with_service", "V1Service", service)
 
-    def _adapt(self, method: str, kind: str, manifest: Mapping[str, Any]) -> Manifest:
+    def _adapt(self, method: str, kind: str, manifest: Manifest) -> Manifest:
         adapt = getattr(self._cluster, method, None)
         if adapt is None:
-            return dict(manifest)
+            return manifest
         # The client has no public way from a mapping to its own classes that all of its versions share.
         built = self._client._ApiClient__deserialize(manifest, kind)
         try:
             adapted = adapt(built)
-        except Exception as error:  # the user's code may raise anything
-            raise UserError(f"{_OPTION} {self._path}: {method} raised {one_line(error)}") from error
+        except Exception as error:  # as above
+            raise UserError(f"{self._source}: {method} raised {one_line(error)}") from error
         if type(adapted) is not type(built):
-            raise UserError(f"{_OPTION} {self._path}: {method} must return the {kind}, not {adapted!r}")
+            raise UserError(f"{self._source}: {method} must return the {kind}, not {adapted!r}")
         made: Manifest = self._client.sanitize_for_serialization(adapted)
         return made
-
-
-def _load(path: str) -> object:
-    try:
-        names = runpy.run_path(path)
-    except OSError as error:
-        raise UserError(f"{_OPTION} {path}: {error.strerror}") from None
-    except Exception as error:  # as above
-        raise UserError(f"{_OPTION} {path} raised {one_line(error)}") from error
-    if "cluster" not in names:
-        raise UserError(f"{_OPTION} {path} must define `cluster`, an object with with_pod and with_service")
-    return names["cluster"]

@@ -6,8 +6,8 @@ The Job is made first, as the owner of the rest, but with nothing to start; when
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,17 +16,15 @@ from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.quantities import KUEUE, VOLCANO, parse_queue, parse_secret_envs, parse_volumes
+from elasticdl.common.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
 from elasticdl.kubernetes.client import Client, Object
 from elasticdl.kubernetes.manifests import job_objects
 from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.merge import merge
+from elasticdl.kubernetes.manifests.merge import Manifest, merge, with_pod_templates
 from elasticdl.kubernetes.manifests.names import without_name
-from elasticdl.kubernetes.manifests.pod import Manifest, finish_pod
-from elasticdl.kubernetes.manifests.pod_template import read_pod_templates
-from elasticdl.kubernetes.manifests.worker_pod import worker_pod
+from elasticdl.kubernetes.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -48,14 +46,12 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     cluster_spec = ClusterSpec(spec.cluster_spec)
 
     def adapted(pod: Manifest, role: Role) -> Manifest:
-        for template in read_pod_templates(spec, role):
-            pod = template.merged_into(pod)
-        return cluster_spec.adapt_pod(pod)
+        return cluster_spec.adapt_pod(with_pod_templates(pod, spec, role))
 
     return Parts(
         spec=spec,
         namespace=namespace,
-        master=job_objects.finish_master_pod(adapted(job_objects.master_pod(spec), Role.MASTER), spec),
+        master=finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec),
         worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
         service=cluster_spec.adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
@@ -84,7 +80,11 @@ class Submission:
         """
         spec = self.parts.spec
         for manifest in (job_objects.make_job(self.parts, parallelism=0), *job_objects.companions(self.parts)):
-            self._try(manifest)
+            try:
+                self._make(manifest, dry_run=True)
+            except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
+                if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
+                    raise
         for verb in ("delete", "patch"):  # there is none yet with which to try it
             if not self.client.may(verb, "jobs", "batch"):
                 raise UserError(f"you may not {verb} jobs in namespace {self.client.namespace}")
@@ -111,7 +111,8 @@ class Submission:
             UserError: the cluster refuses something.
             UnreachableError: it does not answer any more.
         """
-        with self._undone_on_failure() as begun:
+        begun: list[Manifest] = []
+        try:
             job = self._make_one(job_objects.make_job(self.parts, parallelism=0), begun)
             for manifest in job_objects.companions(self.parts):
                 pause()
@@ -119,6 +120,11 @@ class Submission:
             self._await_account(pause)
             pause()
             self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
+        except BaseException:
+            while begun:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self._unmake(begun)
+            raise
 
     def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
         """If the answer is lost it may have been made, under a name that was free a moment before."""
@@ -142,13 +148,6 @@ class Submission:
             if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
                 text += "; an account that somebody has made for the master can be named with --service_account"
             raise NotDoneError(error.status, text) from error
-
-    def _try(self, manifest: Manifest) -> None:
-        try:
-            self._make(manifest, dry_run=True)
-        except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
-            if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
-                raise
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace
@@ -181,8 +180,8 @@ class Submission:
                 raise
 
     def _try_workers(self) -> None:
-        spec = self.parts.spec
-        priority = {"priorityClassName": name} if (name := job_objects.urgent_class(spec)) else {}
+        urgent = parse_priority(self.parts.spec.worker_pod_priority)  # of some or all of them
+        priority = {"priorityClassName": urgent.class_name} if urgent else {}
         try:
             self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
         except NotDoneError as error:
@@ -212,17 +211,6 @@ class Submission:
                     raise
             pause()
             time.sleep(_RETRY_SECONDS)
-
-    @contextmanager
-    def _undone_on_failure(self) -> Iterator[list[Manifest]]:
-        begun: list[Manifest] = []
-        try:
-            yield begun
-        except BaseException:
-            while begun:
-                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                    self._unmake(begun)
-            raise
 
     def _unmake(self, begun: list[Manifest]) -> None:
         while begun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.local.local_jobs import LocalJob, find_job
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.jobdir import list_jobs
 
 _MISSING = 'jobs on a cluster need the package {}: pip install "elasticdl[kubernetes]"'
 Given = Mapping[str, Any]
@@ -21,11 +23,10 @@ def job_argument(text: str = "name of the job; may be left out if only one runs"
     return click.Argument(["job"], required=False, metavar="[JOB]", help=text)
 
 
-def place_options() -> list[Option]:
-    return [
-        Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
-        Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
-    ]
+PLACE = (
+    Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
+    Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
+)
 
 
 def cluster_module(name: str) -> Any:
@@ -55,39 +56,35 @@ def find(name: str | None, given: Given) -> JobHandle:
         return job
     try:
         return LocalJob(find_job(name))
-    except UserError as error:
-        elsewhere = _find_elsewhere(name, str(error)) if name else None
+    except UserError as not_here:
+        cluster = _current_cluster() if name else None
+        try:
+            elsewhere: JobHandle | None = cluster.find_current(name) if cluster else None
+        except ElasticDLError as error:
+            raise UserError(f"{not_here}; {error}") from None
         if elsewhere is None:
             raise
         return elsewhere
 
 
-def list_on_cluster(given: Given) -> Sequence[JobHandle]:
-    """Raises as `find`."""
-    jobs: Sequence[JobHandle] = cluster_module("cluster_job").list_jobs(given["namespace"], given["kube_context"])
-    return jobs
-
-
-def list_current() -> Sequence[JobHandle]:
-    """The jobs of the kubeconfig's current context; none without the package, or without a kubeconfig.
-
-    Raises:
-        UserError: it can't be used.
-        UnreachableError: the cluster does not answer.
-    """
-    return cluster_module("cluster_job").list_jobs("", "") if _is_configured() else []
-
-
-def _find_elsewhere(name: str, not_here: str) -> JobHandle | None:
+def all_jobs(given: Given) -> Sequence[JobHandle]:
+    """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
+    if given["namespace"] or given["kube_context"]:
+        jobs: Sequence[JobHandle] = cluster_module("cluster_job").list_jobs(given["namespace"], given["kube_context"])
+        return jobs
+    here = [LocalJob(job) for job in list_jobs()]
     try:
-        return cluster_module("cluster_job").find_current(name) if _is_configured() else None
+        cluster = _current_cluster()
+        return [*here, *(cluster.list_jobs("", "") if cluster else ())]
     except ElasticDLError as error:
-        raise UserError(f"{not_here}; {error}") from None
+        print(f"warning: the cluster's jobs are missing: {error}", file=sys.stderr, flush=True)
+        return here
 
 
-def _is_configured() -> bool:
-    """Whether there is a cluster to be asked, and the package to ask it."""
+def _current_cluster() -> Any:
+    """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
     try:
-        return bool(cluster_module("cluster_job").is_configured())
+        module = cluster_module("cluster_job")
     except UserError:
-        return False
+        return None
+    return module if module.is_configured() else None

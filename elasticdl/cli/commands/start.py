@@ -10,10 +10,9 @@ from pydantic import BaseModel
 from elasticdl.cli.commands.places import cluster_module
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
-from elasticdl.cli.parsing import SEPARATOR, Command, Option
+from elasticdl.cli.parsing import SEPARATOR, Command, Option, command
 from elasticdl.common.errors import UserError
-from elasticdl.common.kubernetes_options import KubernetesOptions
-from elasticdl.common.spec import OPTION_GROUPS, JobOptions, JobSpec, OutputOptions, TimingOptions
+from elasticdl.common.spec import OPTION_GROUPS, JobOptions, JobSpec, KubernetesOptions, OutputOptions, TimingOptions
 
 EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
 # The model, the data, the batch, the evaluations and the checkpoints are the script's own business.
@@ -30,14 +29,39 @@ class _ScriptCommand(Command):
         return rest
 
 
-def _train(**given: object) -> int:
+def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
+    section = "Submission to Kubernetes"
+    yaml = "write the job's objects to this file instead of submitting them; it holds the job's secret keys"
+    dry_run = "ask the cluster whether it would take the job, and print its objects; nothing is made"
+    return [
+        *spec_options(groups),
+        Option(["--yaml"], section, default="", metavar="FILE", help=yaml),
+        Option(["--dry_run"], section, is_flag=True, help=dry_run),
+        Option(["--detach"], section, is_flag=True, help="do not follow the job once it is submitted"),
+    ]
+
+
+@command(
+    *_options(OPTION_GROUPS),
+    options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
+    help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
+    f"As in: {EXAMPLE}",
+)
+def train(**given: object) -> int:
     spec = make_spec(read_options(given, OPTION_GROUPS))
     if not spec.model_def:
         raise UserError("--model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch")
     return _run_anywhere(spec, given)
 
 
-def _run(program: Sequence[str], **given: object) -> int:
+@command(
+    *_options(SCRIPT_GROUPS),
+    kind=_ScriptCommand,
+    options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
+    help="Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
+    "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
+)
+def run(program: Sequence[str], **given: object) -> int:
     read = read_options(given, SCRIPT_GROUPS)
     if not program:
         raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
@@ -60,32 +84,3 @@ def _run_anywhere(spec: JobSpec, given: Mapping[str, object]) -> int:
         if given[name]:
             raise UserError(f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out")
     return run_job(spec)
-
-
-def _submission_options() -> list[Option]:
-    section = "Submission to Kubernetes"
-    yaml = "write the job's objects to this file instead of submitting them; it holds the job's secret keys"
-    dry_run = "ask the cluster whether it would take the job, and print its objects; nothing is made"
-    return [
-        Option(["--yaml"], section, default="", metavar="FILE", help=yaml),
-        Option(["--dry_run"], section, is_flag=True, help=dry_run),
-        Option(["--detach"], section, is_flag=True, help="do not follow the job once it is submitted"),
-    ]
-
-
-train = Command(
-    "train",
-    params=[*spec_options(OPTION_GROUPS), *_submission_options()],
-    callback=_train,
-    options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
-    help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
-    f"As in: {EXAMPLE}",
-)
-run = _ScriptCommand(
-    "run",
-    params=[*spec_options(SCRIPT_GROUPS), *_submission_options()],
-    callback=_run,
-    options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
-    help="Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
-    "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
-)

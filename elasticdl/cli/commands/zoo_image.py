@@ -5,14 +5,15 @@ from __future__ import annotations
 import filecmp
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 import elasticdl
 from elasticdl.cli.image_builders import check_image, find_builder
-from elasticdl.cli.parsing import Command, Commands, Option
+from elasticdl.cli.parsing import Commands, Option, command
 from elasticdl.common.errors import UserError
 
 # That of docker/Dockerfile.cpu.
@@ -31,62 +32,29 @@ _USER = "1000:1000"
 IGNORED = "\n".join((".git", ".venv", ".dockerignore", "Dockerfile", "**/__pycache__", "**/*.pyc", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What the image is made of. Paths are relative to the zoo, and empty where there is nothing of the kind."""
-
-    base_image: str
-    requirements: str = ""
-    wheels: str = ""
-    cluster_spec: str = ""
-    extra_pypi_index: str = ""
+def _option(name: str, metavar: str, text: str, default: str = "") -> Option:
+    return Option([f"--{name}"], default=default, metavar=metavar, help=text)
 
 
-def render(recipe: Recipe) -> str:
-    """Packages come before modules: who changes a module does not install everything again."""
-    pip = "RUN pip install --no-cache-dir"
-    if recipe.extra_pypi_index:
-        pip += f" --extra-index-url {recipe.extra_pypi_index}"
-    lines = [
-        "# Made by `elasticdl zoo init`; change it as you like. `elasticdl zoo build` builds it.",
-        f"FROM {recipe.base_image}",
-        "",
-        "USER root",
-    ]
-    if recipe.wheels:
-        lines += [f"COPY {recipe.wheels}/*.whl /wheels/", f"{pip} /wheels/*.whl"]
-    if recipe.requirements:
-        lines += [f"COPY {recipe.requirements} /requirements/", f"{pip} -r /requirements/{recipe.requirements}"]
-    # Whatever the modes of its files are, the user can read them then.
-    lines += [f"COPY --chown={_USER} . {ZOO_FOLDER}"]
-    if recipe.cluster_spec:
-        lines += [f"COPY --chown={_USER} {recipe.cluster_spec} /cluster_spec/"]
-    lines += ["", f"WORKDIR {ZOO_FOLDER}", f"USER {_USER}", ""]
-    return "\n".join(lines)
+def _path(metavar: str, text: str, **settings: Any) -> click.Argument:
+    return click.Argument(["path"], metavar=metavar, help=text, **settings)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A file to be copied into the zoo, because an image is made only of what is there."""
-
-    source: Path
-    target: Path
-
-    def check(self, option: str) -> None:
-        """
-        Raises:
-            UserError: another file has that place.
-        """
-        if self.target.exists() and not filecmp.cmp(self.source, self.target, shallow=False):
-            raise UserError(f"{option}: {self.target} is there and differs from {self.source}: remove one of them")
-
-    def carry_out(self) -> None:
-        if not self.target.exists():
-            self.target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.source, self.target)
-
-
-def _init(
+@command(
+    _path("[PATH]", "folder of the model zoo (the current one)", required=False, default=""),
+    _option(
+        "base_image",
+        "IMAGE",
+        f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
+        BASE_IMAGE,
+    ),
+    _option("model_zoo", "PATH", "the same as PATH"),
+    _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
+    _option("cluster_spec", "FILE", "Python file that the image has in /cluster_spec"),
+    _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
+    help="Write a Dockerfile for a model zoo into its folder.",
+)
+def init(
     path: str, model_zoo: str, base_image: str, local_pkg_dir: str, cluster_spec: str, extra_pypi_index: str
 ) -> int:
     """Write the Dockerfile, and a .dockerignore if there is none; nothing is written if anything is wrong.
@@ -100,19 +68,19 @@ def _init(
     zoo = _folder("--model_zoo" if model_zoo else "PATH", zoo_path)
     wheels, copies = _wheels(zoo, local_pkg_dir)
     spec_file, more = _cluster_spec(zoo, cluster_spec)
-    recipe = Recipe(
-        base_image=check_image("--base_image", base_image),
-        requirements=REQUIREMENTS if (zoo / REQUIREMENTS).is_file() else "",
-        wheels=wheels,
-        cluster_spec=spec_file,
-        extra_pypi_index=_url("--extra_pypi_index", extra_pypi_index),
-    )
-    dockerfile, text = zoo / "Dockerfile", render(recipe)
+    check_image("--base_image", base_image)
+    if extra_pypi_index and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", extra_pypi_index):
+        raise UserError(
+            f"--extra_pypi_index {extra_pypi_index!r} is no URL; expected one like https://pypi.example.com/simple"
+        )
+    requirements = REQUIREMENTS if (zoo / REQUIREMENTS).is_file() else ""
+    dockerfile, text = zoo / "Dockerfile", _render(base_image, extra_pypi_index, wheels, requirements, spec_file)
     if dockerfile.exists() and dockerfile.read_text() != text:
         raise UserError(f"{dockerfile} is there and differs from what would be written: remove it first, or keep it")
     try:
-        for copy in (*copies, *more):
-            copy.carry_out()
+        for target, source in {**copies, **more}.items():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
         if not (zoo / ".dockerignore").exists():
             (zoo / ".dockerignore").write_text(IGNORED)
         dockerfile.write_text(text)
@@ -122,7 +90,35 @@ def _init(
     return 0
 
 
-def _build(path: str, image: str) -> int:
+def _render(base_image: str, index: str, wheels: str, requirements: str, cluster_spec: str) -> str:
+    """The Dockerfile. Packages come before modules: who changes a module does not install everything again.
+
+    Paths are relative to the zoo, and empty where there is nothing of the kind.
+    """
+    pip = f"RUN pip install --no-cache-dir{f' --extra-index-url {index}' if index else ''}"
+    lines = [
+        "# Made by `elasticdl zoo init`; change it as you like. `elasticdl zoo build` builds it.",
+        f"FROM {base_image}",
+        "",
+        "USER root",
+    ]
+    if wheels:
+        lines += [f"COPY {wheels}/*.whl /wheels/", f"{pip} /wheels/*.whl"]
+    if requirements:
+        lines += [f"COPY {requirements} /requirements/", f"{pip} -r /requirements/{requirements}"]
+    # Whatever the modes of its files are, the user can read them then.
+    lines += [f"COPY --chown={_USER} . {ZOO_FOLDER}"]
+    if cluster_spec:
+        lines += [f"COPY --chown={_USER} {cluster_spec} /cluster_spec/"]
+    return "\n".join([*lines, "", f"WORKDIR {ZOO_FOLDER}", f"USER {_USER}", ""])
+
+
+@command(
+    _path("PATH", "folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile"),
+    Option(["--image"], required=True, metavar="IMAGE", help="its name, as in registry.example.com/team/zoo:1"),
+    help="Build the image of a model zoo, with docker, buildah or podman, whichever works here.",
+)
+def build(path: str, image: str) -> int:
     """
     Raises:
         UserError: no Dockerfile, no program to build it with, or the image would run as root.
@@ -137,8 +133,12 @@ def _build(path: str, image: str) -> int:
     return 0
 
 
-def _push(image: str) -> int:
-    """Raises as `_build`."""
+@command(
+    click.Argument(["image"], metavar="IMAGE", help="its name, as it was given to `elasticdl zoo build`"),
+    help="Push an image to its registry, with docker, buildah or podman, whichever works here.",
+)
+def push(image: str) -> int:
+    """Raises as `build`."""
     find_builder().push(check_image("IMAGE", image))
     return 0
 
@@ -150,39 +150,36 @@ def _folder(option: str, path: str) -> Path:
     return folder
 
 
-def _wheels(zoo: Path, path: str) -> tuple[str, list[Copy]]:
-    """The folder of wheels as the Dockerfile names it, and what is to be copied there."""
-    if not path:
-        return "", []
-    folder = Path(path)
-    found = sorted(folder.glob("*.whl"))
-    if not found:
+def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
+    """The folder of wheels as the Dockerfile names it, and what is to be copied into the zoo, by its place there."""
+    found = sorted(Path(path).glob("*.whl")) if path else []
+    if path and not found:
         raise UserError(f"--local_pkg_dir {path}: there is no folder of that name with *.whl in it")
-    inside = _inside(zoo, folder)
-    if inside:
-        return inside, []
-    copies = [Copy(wheel, zoo / WHEELS / wheel.name) for wheel in found]
+    if not path or (inside := _inside(zoo, Path(path))):
+        return inside if path else "", {}
     others = {wheel.name for wheel in (zoo / WHEELS).glob("*.whl")} - {wheel.name for wheel in found}
     if others:
         raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
-    for copy in copies:
-        copy.check("--local_pkg_dir")
-    return WHEELS, copies
+    return WHEELS, _copies("--local_pkg_dir", found, zoo / WHEELS)
 
 
-def _cluster_spec(zoo: Path, path: str) -> tuple[str, list[Copy]]:
-    """The file as the Dockerfile names it, and its copy if it lies elsewhere."""
-    if not path:
-        return "", []
+def _cluster_spec(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
+    """As `_wheels`, of that file."""
     file = Path(path)
-    if not file.is_file():
+    if path and not file.is_file():
         raise UserError(f"--cluster_spec {path} is not a file")
-    inside = _inside(zoo, file)
-    if inside:
-        return inside, []
-    copy = Copy(file, zoo / _plain(file.name))
-    copy.check("--cluster_spec")
-    return file.name, [copy]
+    if not path or (inside := _inside(zoo, file)):
+        return inside if path else "", {}
+    return _plain(file.name), _copies("--cluster_spec", [file], zoo)
+
+
+def _copies(option: str, files: Sequence[Path], folder: Path) -> dict[Path, Path]:
+    """What is to be copied, as an image is made only of what is in the zoo, unless another file has its place."""
+    made = {folder / file.name: file for file in files}
+    for target, source in made.items():
+        if target.exists() and not filecmp.cmp(source, target, shallow=False):
+            raise UserError(f"{option}: {target} is there and differs from {source}: remove one of them")
+    return {target: source for target, source in made.items() if not target.exists()}
 
 
 def _inside(zoo: Path, path: Path) -> str:
@@ -197,55 +194,6 @@ def _plain(name: str) -> str:
     return name
 
 
-def _url(option: str, url: str) -> str:
-    if url and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", url):
-        raise UserError(f"{option} {url!r} is no URL; expected one like https://pypi.example.com/simple")
-    return url
-
-
-def _option(name: str, metavar: str, text: str, default: str = "") -> Option:
-    return Option([f"--{name}"], default=default, metavar=metavar, help=text)
-
-
-init = Command(
-    "init",
-    params=[
-        click.Argument(
-            ["path"], required=False, default="", metavar="[PATH]", help="folder of the model zoo (the current one)"
-        ),
-        _option(
-            "base_image",
-            "IMAGE",
-            f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
-            BASE_IMAGE,
-        ),
-        _option("model_zoo", "PATH", "the same as PATH"),
-        _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
-        _option("cluster_spec", "FILE", "Python file that the image has in /cluster_spec"),
-        _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
-    ],
-    callback=_init,
-    help="Write a Dockerfile for a model zoo into its folder.",
-)
-build = Command(
-    "build",
-    params=[
-        click.Argument(
-            ["path"],
-            metavar="PATH",
-            help="folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile",
-        ),
-        Option(["--image"], required=True, metavar="IMAGE", help="its name, as in registry.example.com/team/zoo:1"),
-    ],
-    callback=_build,
-    help="Build the image of a model zoo, with docker, buildah or podman, whichever works here.",
-)
-push = Command(
-    "push",
-    params=[click.Argument(["image"], metavar="IMAGE", help="its name, as it was given to `elasticdl zoo build`")],
-    callback=_push,
-    help="Push an image to its registry, with docker, buildah or podman, whichever works here.",
-)
 zoo = Commands(
     "zoo",
     {

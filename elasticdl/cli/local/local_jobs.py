@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from google.protobuf import json_format
 
-from elasticdl.cli.job_handle import not_ended
-from elasticdl.cli.line_streams import FileLines, LineStream, by_writer, merged, prefix
+from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
 from elasticdl.cli.master_client import MasterClient, connect
-from elasticdl.cli.parsing import did_you_mean
-from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.jobdir import JobDir, MasterAddress, list_jobs
+from elasticdl.cli.wording import by_writer, merged, prefix
+from elasticdl.common.errors import UserError
+from elasticdl.common.jobdir import JobDir, list_jobs
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
 POLL = 0.05
+LOOK_SECONDS = 0.2  # between two looks at a file that grows
 STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
 
 
@@ -34,15 +35,14 @@ class Life(Enum):
     LOST = "lost"  # its master is gone without having said how the job ended
 
 
-def life_of(job: JobDir, now: float) -> Life:
-    """``now`` in seconds since the epoch."""
+def life_of(job: JobDir) -> Life:
     if job.status.exists():
         return Life.ENDED
     master = job.read_master()
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
-        age = now - job.path.stat().st_mtime
+        age = time.time() - job.path.stat().st_mtime
     except FileNotFoundError:
         return Life.LOST
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
@@ -62,51 +62,18 @@ def find_job(name: str | None) -> JobDir:
     Raises:
         UserError: there is none, or which one is meant is not clear.
     """
-    jobs = list_jobs()
-    if name is not None:
-        for job in jobs:
-            if job.name == name:
-                return job
-        near = did_you_mean(name, [job.name for job in jobs])
-        raise UserError(f"there is no job {name}{f': {near}' if near else ''}{_list_of(jobs)}")
-    running = [job for job in jobs if life_of(job, time.time()) in (Life.STARTING, Life.RUNNING)]
-    if len(running) == 1:
-        return running[0]
-    if running:
-        raise UserError(f"{len(running)} jobs are running, so name one: {', '.join(job.name for job in running)}")
-    raise UserError(f"no job is running; name one to look at an old one{_list_of(jobs)}")
+    jobs = {job.name: job for job in list_jobs()}
+    newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
+    return jobs[choose(name, jobs, [each for each, job in jobs.items() if _goes_on(job)], hint=newest)]
 
 
-def _list_of(jobs: list[JobDir]) -> str:
-    return f" (newest jobs: {', '.join(job.name for job in jobs[:8])})" if jobs else " (there are none on this machine)"
-
-
-def running_master(job: JobDir) -> MasterAddress:
-    """Where the master of a running job is.
-
-    Raises:
-        UserError: the job does not run (any more).
-    """
-    master = job.read_master()
-    life = life_of(job, time.time())
-    if master is None or life is not Life.RUNNING:
-        ended = last_status(job)
-        how = (
-            f"it has {ended.phase}"
-            if ended
-            else "its master has not started"
-            if life is Life.STARTING
-            else "it is lost"
-        )
-        raise UserError(f"job {job.name} is not running: {how}")
-    return master
+def _goes_on(job: JobDir) -> bool:
+    return life_of(job) in (Life.STARTING, Life.RUNNING)
 
 
 def prune_jobs(keep: int = KEPT_JOBS) -> None:
     """Delete the folders of all but the newest jobs that are over; running jobs do not count."""
-    now = time.time()
-    over = [job for job in list_jobs() if life_of(job, now) in (Life.ENDED, Life.LOST)]
-    for job in over[keep:]:
+    for job in [job for job in list_jobs() if not _goes_on(job)][keep:]:
         shutil.rmtree(job.path, ignore_errors=True)
 
 
@@ -135,64 +102,83 @@ class LocalJob:
         ended = last_status(self.folder)
         if ended is not None:
             return ended
-        life = life_of(self.folder, time.time())
-        address = self.folder.read_master()
-        if life is Life.RUNNING and address is not None:
-            with connect(address) as client:
+        life = life_of(self.folder)
+        if life is Life.RUNNING:
+            with self.master() as client:
                 return client.status()
         reason = "its master is gone without a word" if life is Life.LOST else "its master is starting"
-        return pb.JobStatus(job_name=self.name, phase=life.value, reason=reason, time_left=-1)
+        return described(self.name, life.value, reason)
 
     @contextmanager
     def master(self) -> Iterator[MasterClient]:
-        with connect(running_master(self.folder)) as client:
+        address, life = self.folder.read_master(), life_of(self.folder)
+        if address is None or life is not Life.RUNNING:
+            ended = last_status(self.folder)
+            lost = "its master has not started" if life is Life.STARTING else "it is lost"
+            raise UserError(f"job {self.name} is not running: {f'it has {ended.phase}' if ended else lost}")
+        with connect(address.endpoint) as client:
             yield client
 
-    @contextmanager
-    def journal(self, *, follow: bool) -> Iterator[LineStream]:
-        yield FileLines(self.folder.journal, lambda: follow and self._goes_on())
+    def journal(self, *, follow: bool) -> Lines:
+        yield from followed(Tail(self.folder.journal).lines, lambda: follow and _goes_on(self.folder))
 
-    @contextmanager
-    def logs(self, worker: int | None, *, follow: bool) -> Iterator[LineStream]:
-        if worker is not None and not follow and not self.folder.worker_log(worker).exists():
-            names = ", ".join(_writers(self.folder))
-            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {names}")
-        yield _Logs(self.folder, worker, lambda: follow and self._goes_on())
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        """Logs that appear later are taken up."""
+        only = None if worker is None else self.folder.worker_log(worker).stem
+        if only and not follow and only not in self._writers():
+            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {', '.join(self._writers())}")
+        tails: dict[str, Tail] = {}
+
+        def look() -> list[str]:
+            for name in [only] if only else self._writers():
+                tails.setdefault(name, Tail(self.folder.logs / f"{name}.log"))
+            return merged({"" if only else prefix(name): tail.lines() for name, tail in tails.items()})
+
+        yield from followed(look, lambda: follow and _goes_on(self.folder))
+        yield from (("" if only else prefix(name)) + rest for name, tail in tails.items() if (rest := tail.rest()))
+
+    def _writers(self) -> list[str]:
+        """Who has written a log."""
+        return by_writer(path.stem for path in self.folder.logs.glob("*.log"))
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
-        deadline, address = time.monotonic() + timeout, self.folder.read_master()
-        while address and address.is_alive() and not self.folder.status.exists():
-            if time.monotonic() > deadline:
-                raise UnreachableError(not_ended(self.name, timeout))
-            time.sleep(POLL)
+        address = self.folder.read_master()
+        wait_for_end(
+            self.name, lambda: not (address and address.is_alive()) or self.folder.status.exists(), timeout, POLL
+        )
         return last_status(self.folder)
 
-    def _goes_on(self) -> bool:
-        return life_of(self.folder, time.time()) in (Life.STARTING, Life.RUNNING)
 
+class Tail:
+    """What comes to a file, which need not be there yet."""
 
-class _Logs:
-    """All logs of a job, or one worker's; logs that appear later are taken up. See `LineStream`."""
-
-    def __init__(self, job: JobDir, worker: int | None, grows: Callable[[], bool]) -> None:
-        self._job = job
-        self._only = None if worker is None else job.worker_log(worker).stem
-        self._grows = grows
-        self._tails: dict[str, FileLines] = {}
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
 
     def lines(self) -> list[str]:
-        names = [self._only] if self._only else _writers(self._job)
-        for name in names:
-            self._tails.setdefault(name, FileLines(self._job.logs / f"{name}.log"))
-        return merged({prefix(name, self._only): self._tails[name].lines() for name in names})
+        """Whole lines that have come since the last look, without their ends."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                fresh = file.read()
+        except FileNotFoundError:
+            return []
+        self._position += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
 
-    def may_grow(self) -> bool:
-        return self._grows()
-
-    def rest(self) -> list[str]:
-        return [prefix(name, self._only) + line for name, tail in self._tails.items() for line in tail.rest()]
+    def rest(self) -> str:
+        """The unfinished last line."""
+        return self._rest.decode(errors="replace")
 
 
-def _writers(job: JobDir) -> list[str]:
-    """Who has written a log."""
-    return by_writer(path.stem for path in job.logs.glob("*.log"))
+def followed(look: Callable[[], Iterable[str]], may_grow: Callable[[], bool]) -> Iterator[str]:
+    """All that ``look`` finds, until nothing more can come."""
+    more = True
+    while more:
+        more = may_grow()  # asked first: what came meanwhile is read once more
+        yield from look()
+        if more:
+            time.sleep(LOOK_SECONDS)

@@ -1,4 +1,8 @@
-"""Starting a job on this machine and following it to its end."""
+"""Starting a job on this machine and following it to its end.
+
+Status and news go to the screen, signals become requests to stop. The news come from the journal's file, where they still
+are when the master is gone.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,28 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.line_streams import FileLines
+from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.local import checks
-from elasticdl.cli.local.local_follow import Following
-from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
-from elasticdl.cli.local.master_process import MasterProcess
-from elasticdl.cli.screens import open_screen
+from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
+from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
+from elasticdl.cli.master_client import MasterClient, connect
+from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import show_end
+from elasticdl.cli.status_watch import show_end, show_news, watched
+from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.folders import require_writable_folders
-from elasticdl.common.horovod_variables import refuse_variables
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec
+from elasticdl.proto import elasticdl_pb2 as pb
+
+KILL_SECONDS = 3.0  # that a master gets to stop at once
 
 
 def run_job(spec: JobSpec) -> int:
@@ -37,12 +44,12 @@ def run_job(spec: JobSpec) -> int:
         Interrupted: a signal came before or while it ran.
     """
     with caught(interrupt):
-        spec = checked(spec)
+        spec = _checked(spec)
     signals = SignalLog()
     with caught(signals.add):
-        job, spec = new_job(spec)
+        job, spec = _new_job(spec)
         try:
-            run_master(job, spec, signals)
+            _run_master(job, spec, signals)
         except UserError:
             shutil.rmtree(job.path, ignore_errors=True)
             raise
@@ -58,7 +65,7 @@ def run_job(spec: JobSpec) -> int:
     return 0
 
 
-def checked(spec: JobSpec) -> JobSpec:
+def _checked(spec: JobSpec) -> JobSpec:
     """The job as it will run, once nothing is known to be wrong with it."""
     refuse_variables(os.environ)
     if spec.command:
@@ -72,35 +79,77 @@ def checked(spec: JobSpec) -> JobSpec:
     return spec
 
 
-def new_job(spec: JobSpec) -> tuple[JobDir, JobSpec]:
+def _new_job(spec: JobSpec) -> tuple[JobDir, JobSpec]:
     """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over."""
     prune_jobs()
     if spec.job_name:
-        remove_if_over(JobDir(jobs_root() / spec.job_name))
+        before = JobDir(jobs_root() / spec.job_name)
+        if before.path.is_dir() and life_of(before) in (Life.ENDED, Life.LOST):
+            shutil.rmtree(before.path)
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
     spec = spec.model_copy(update={"job_name": job.name})
     write_aside(job.spec, spec.to_json())
     return job, spec
 
 
-def remove_if_over(job: JobDir) -> None:
-    if job.path.is_dir() and life_of(job, time.time()) in (Life.ENDED, Life.LOST):
-        shutil.rmtree(job.path)
-
-
-def run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
+def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
     """Start the master, follow the job, and see the master off.
 
     Raises:
         UserError: the master refused to start.
         JobFailedError: the master did not start, or ended without saying how the job did.
     """
-    with MasterProcess(job, spec.stop_grace, impatient=signals.take) as master:
+    with started(job, spec.stop_grace, impatient=signals.take) as master:
         address = master.wait_until_up()
         if signals.first is not None:
             return
         print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
+        journal = Tail(job.journal)
         with open_screen(spec.log_loss_steps) as screen:
-            Following(master, FileLines(job.journal), screen, signals.take, spec.stop_grace).run(address)
+            if address is not None:  # else it ended sooner than it could be reached
+                with connect(address.endpoint) as client:
+                    _Following(master, client, journal, screen, signals, spec.stop_grace).run()
+            master.wait(CLOSING_TIME)
+            show_news(journal.lines(), screen)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.explain_end())
+
+
+@dataclass(slots=True)
+class _Following:
+    """The first signal asks for a clean stop, the second for one at once, the third kills."""
+
+    master: MasterProcess
+    client: MasterClient
+    journal: Tail
+    screen: Screen
+    signals: SignalLog
+    stop_grace: float
+    signalled: int = 0
+    deadline: float = float("inf")
+
+    def run(self) -> None:
+        """Until the job has ended, its master is gone, or the user's patience is (then the master is killed)."""
+        with watched(self.client, self.client.watch) as watch:
+            while not watch.inbox.empty() or not (watch.ended or self.master.has_ended()):
+                show_news(self.journal.lines(), self.screen)
+                if self.signals.take():
+                    self._interrupt()
+                if time.monotonic() >= self.deadline:
+                    return self.master.kill()
+                if isinstance(told := watch.next(), pb.JobStatus):
+                    self.screen.show(told)
+        return None
+
+    def _interrupt(self) -> None:
+        now, self.signalled = time.monotonic(), self.signalled + 1
+        if self.signalled == 1:
+            self.client.stop_soon("interrupted")
+            self.deadline = now + self.stop_grace + CLOSING_TIME
+            self.screen.line("stopping after this step; press Ctrl-C again to stop at once")
+        elif self.signalled == 2:
+            self.client.stop_soon("interrupted twice", now=True)
+            self.deadline = now + KILL_SECONDS
+            self.screen.line("stopping at once")
+        else:
+            self.deadline = now

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress
@@ -21,52 +20,51 @@ CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace
 POLL = 0.05
 
 
-class MasterProcess:
-    """Leaving the context ends the master and everything in its process group."""
+@contextlib.contextmanager
+def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool]) -> Iterator[MasterProcess]:
+    """Leaving the context ends the master and everything in its process group.
 
-    def __init__(self, job: JobDir, stop_grace: float, impatient: Callable[[], bool]) -> None:
-        """``impatient`` is asked during waits: True means that the user does not want to wait any longer."""
-        self._job = job
-        self._patience = stop_grace + CLOSING_TIME
-        self._impatient = impatient
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(self._job.path)]
-        command += ["--die_with_parent", str(os.getpid())]
-        with self._job.master_log.open("ab") as log:
-            # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        process = self._child()
-        if process.poll() is None:
+    ``impatient`` is asked during waits: True means that the user does not want to wait any longer.
+    """
+    command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path), "--die_with_parent", str(os.getpid())]
+    with job.master_log.open("ab") as log:
+        # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    master = MasterProcess(job, process, impatient)
+    try:
+        yield master
+    finally:
+        if not master.has_ended():
             process.terminate()
-            self.wait(self._patience)
-        self.kill()
+            master.wait(stop_grace + CLOSING_TIME)
+        master.kill()
         process.wait(CLOSING_TIME)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterProcess:
+    job: JobDir
+    process: subprocess.Popen[bytes]
+    impatient: Callable[[], bool]
 
     def kill(self) -> None:
         """End the master and all in its process group now."""
         with contextlib.suppress(ProcessLookupError):  # nobody is left in the group
-            os.killpg(self._child().pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> bool:
         """Whether it has ended by itself; given up early when somebody is impatient."""
         deadline = time.monotonic() + timeout
         while not self.has_ended():
-            if time.monotonic() > deadline or self._impatient():
+            if time.monotonic() > deadline or self.impatient():
                 return False
             time.sleep(POLL)
         return True
 
     def has_ended(self) -> bool:
-        return self._child().poll() is not None
+        return self.process.poll() is not None
 
     def wait_until_up(self) -> MasterAddress | None:
         """Wait until the master listens; None if the job has ended already, or nobody wants to wait.
@@ -76,39 +74,31 @@ class MasterProcess:
             JobFailedError: it did not come up.
         """
         deadline = time.monotonic() + START_TIMEOUT
-        while (address := self._job.read_master()) is None:
-            if self._job.status.exists() or self._impatient():
+        while (address := self.job.read_master()) is None:
+            if self.job.status.exists() or self.impatient():
                 return None
             if self.has_ended():
                 self._raise_early_end()
             if time.monotonic() > deadline:
                 raise JobFailedError(
-                    f"the master was not up after {START_TIMEOUT:.0f} s; its log: {self._job.master_log}"
+                    f"the master was not up after {START_TIMEOUT:.0f} s; its log: {self.job.master_log}"
                 )
             time.sleep(POLL)
         return address
 
     def _raise_early_end(self) -> None:
-        code = self._child().returncode
-        if code == 2:
-            lines = self.log_tail(1)
-            raise UserError(lines.removeprefix("elasticdl: ") or "the master refused to start")
-        if not self._job.status.exists():
+        if self.process.returncode == 2:
+            said = self._log_tail(1).removeprefix("elasticdl: ")
+            raise UserError(said or "the master refused to start")
+        if not self.job.status.exists():
             raise JobFailedError(self.explain_end())
 
     def explain_end(self) -> str:
         """How a master ended that has not said how the job did, with the end of its log."""
-        code = self._child().poll()
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"ended with exit code {code}"
-        )
-        return f"the master {how} before the job had ended; the end of {self._job.master_log}:\n{self.log_tail(20)}"
+        code = self.process.poll()
+        killed = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else ""
+        how = killed or f"ended with exit code {code}"
+        return f"the master {how} before the job had ended; the end of {self.job.master_log}:\n{self._log_tail(20)}"
 
-    def log_tail(self, lines: int) -> str:
-        return "\n".join(self._job.master_log.read_text(errors="replace").strip().splitlines()[-lines:])
-
-    def _child(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "used outside its context"
-        return self._process
+    def _log_tail(self, lines: int) -> str:
+        return "\n".join(self.job.master_log.read_text(errors="replace").strip().splitlines()[-lines:])

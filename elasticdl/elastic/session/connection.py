@@ -10,8 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticdl.common.environment import CONNECTED, WorkerEnvironment
-from elasticdl.common.horovod_variables import refuse_variables
+from elasticdl.common.environment import CONNECTED, WorkerEnvironment, refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.collectives.store import KvServer

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import grpc
 
-from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.channel import metadata, open_channel, refusal
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.handshake import refusal
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.session.session import Session

@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.common.credentials import Role, TlsFiles
-from elasticdl.common.environment import HOST, NAMESPACE, POD_UID
-from elasticdl.common.quantities import parse_envs, parse_priority, requirements
+from elasticdl.common.quantities import parse_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.manifests import names
-from elasticdl.kubernetes.manifests.merge import merge
-from elasticdl.kubernetes.manifests.pod import SPEC_FILE, SPEC_FOLDER, Manifest, Program, finish_pod, make_pod
-from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
+from elasticdl.kubernetes.manifests.merge import Manifest
+from elasticdl.kubernetes.manifests.pod import SPEC_FILE, TEMPLATE_FILE
 
-MASTER_COMMAND = ("python", "-m", "elasticdl.master.service.cluster_master", "--job_folder", SPEC_FOLDER)
 # Masters that may fail. One that is lost with its node counts only before Kubernetes 1.26, which does not know the policy
 # below; a crash is tried again after up to six minutes. A master that crashes again and again, or whose job is over, sets
 # this to 0 itself; so the bound is for those that never get so far, as in an image without this package.
@@ -45,41 +42,6 @@ class Parts:
     certificates: Mapping[Role, TlsFiles]
     # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
     announces: bool = True
-
-
-def master_pod(spec: JobSpec) -> Manifest:
-    """The master's pod, without a name."""
-    program = Program(
-        role=Role.MASTER,
-        command=MASTER_COMMAND,
-        resources=requirements(spec.master_resource_request, spec.master_resource_limit),
-        priority_class=spec.master_pod_priority,
-        env=(
-            _of_the_pod(HOST, "status.podIP"),
-            _of_the_pod(NAMESPACE, "metadata.namespace"),
-            _of_the_pod(POD_UID, "metadata.uid"),
-        ),
-        spec=_identity(spec),
-    )
-    return make_pod(spec, program)
-
-
-def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
-    """As `finish_pod`. An account that a template names for all pods is the workers': the master has to have its own."""
-    made = merge(pod, {"spec": {"serviceAccount": None, **_identity(spec)}})
-    return finish_pod(made, spec, Role.MASTER)
-
-
-def _identity(spec: JobSpec) -> Manifest:
-    return {"serviceAccountName": account_name(spec), "automountServiceAccountToken": True}
-
-
-def _of_the_pod(variable: str, path: str) -> Manifest:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def account_name(spec: JobSpec) -> str:
-    return spec.service_account or names.master_name(spec.job_name)
 
 
 def make_service(spec: JobSpec) -> Manifest:
@@ -115,10 +77,26 @@ def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
 
 def companions(parts: Parts) -> list[Manifest]:
     """Everything but the Job, in the order in which it is to be made."""
-    made = [] if parts.spec.service_account else _account(parts)
-    made += [_certificate(parts, role, files) for role, files in parts.certificates.items()]
-    made += [_environment(parts)] if parts.spec.envs else []
-    made += [_specification(parts), _state(parts), _network_policy(parts), _metrics_policy(parts)]
+    spec, job = parts.spec, parts.spec.job_name
+    made = [] if spec.service_account else _account(parts)
+    for role, files in parts.certificates.items():
+        made.append(_secret(parts, names.tls_name(job, role), "kubernetes.io/tls", files.to_mapping()))
+    if spec.envs:  # more people may look at config maps and pods than at Secrets, and a variable may be a password
+        content = {name: value.encode() for name, value in parse_envs(spec.envs).items()}
+        made.append(_secret(parts, names.environment_name(job), "Opaque", content))
+    without_envs = spec.model_copy(update={"envs": ""})
+    data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
+    made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
+    made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
+    # out. Metrics may be collected from any namespace; the certificate decides who gets them.
+    own = {"matchLabels": {names.JOB_LABEL: job}}
+    master = {"matchLabels": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)}}
+    port = {"protocol": "TCP", "port": names.METRICS_PORT}
+    made.append(_policy(parts, job, own, {"from": [{"podSelector": own}]}))
+    anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
+    # With a dot, which no job's name has: no other job's policy has this name.
+    made.append(_policy(parts, f"{job}.metrics", master, anybody))
     service = parts.service
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
 
@@ -134,12 +112,6 @@ def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
     """A whole pod, to ask the cluster whether it would take it."""
     metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
-
-
-def urgent_class(spec: JobSpec) -> str:
-    """The PriorityClass of some or all of the workers; empty for none."""
-    priority = parse_priority(spec.worker_pod_priority)
-    return priority.class_name if priority else ""
 
 
 def rules(job: str, *, announces: bool = True) -> list[Manifest]:
@@ -170,46 +142,13 @@ def _account(parts: Parts) -> list[Manifest]:
     return [account, role, binding]
 
 
-def _certificate(parts: Parts, role: Role, files: TlsFiles) -> Manifest:
-    name = names.tls_name(parts.spec.job_name, role)
-    return _make_secret(parts, name, "kubernetes.io/tls", files.to_mapping())
-
-
-def _make_secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
+def _secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     return {**_head(parts, "Secret", name), "type": kind, "data": data}
 
 
-def _environment(parts: Parts) -> Manifest:
-    """More people may look at config maps and pods than at Secrets, and what is in a variable may be a password."""
-    content = {name: value.encode() for name, value in parse_envs(parts.spec.envs).items()}
-    return _make_secret(parts, names.environment_name(parts.spec.job_name), "Opaque", content)
-
-
-def _specification(parts: Parts) -> Manifest:
-    spec = parts.spec.model_copy(update={"envs": ""})
-    data = {SPEC_FILE: spec.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
-    return {**_head(parts, "ConfigMap", names.spec_name(parts.spec.job_name)), "immutable": True, "data": data}
-
-
-def _state(parts: Parts) -> Manifest:
-    return _head(parts, "ConfigMap", names.state_name(parts.spec.job_name))
-
-
-def _network_policy(parts: Parts) -> Manifest:
-    """Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps out."""
-    job = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name}}
-    spec = {"podSelector": job, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": job}]}]}
-    return {**_head(parts, "NetworkPolicy", parts.spec.job_name, "networking.k8s.io/v1"), "spec": spec}
-
-
-def _metrics_policy(parts: Parts) -> Manifest:
-    """Metrics may be collected from any namespace; the certificate decides who gets them."""
-    master = {"matchLabels": {names.JOB_LABEL: parts.spec.job_name, names.ROLE_LABEL: str(Role.MASTER)}}
-    port = {"protocol": "TCP", "port": names.METRICS_PORT}
-    ingress = [{"from": [{"namespaceSelector": {}}], "ports": [port]}]
-    spec = {"podSelector": master, "policyTypes": ["Ingress"], "ingress": ingress}
-    name = names.metrics_policy_name(parts.spec.job_name)
+def _policy(parts: Parts, name: str, pods: Manifest, ingress: Manifest) -> Manifest:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [ingress]}
     return {**_head(parts, "NetworkPolicy", name, "networking.k8s.io/v1"), "spec": spec}
 
 

@@ -38,11 +38,6 @@ def tls_name(job: str, role: Role) -> str:
     return f"{job}-{role}-tls"
 
 
-def metrics_policy_name(job: str) -> str:
-    """With a dot, which no job's name has: no other job's policy has this name."""
-    return f"{job}.metrics"
-
-
 def spec_name(job: str) -> str:
     return f"{job}-spec"
 

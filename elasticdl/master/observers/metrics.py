@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
-from elasticdl.common.handshake import identify
 from elasticdl.common.journal import Entry
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer

@@ -19,10 +19,9 @@ from typing import Any, Protocol, Self, TypeAlias
 
 import grpc
 
-from elasticdl.common.channel import TOKEN_KEY
+from elasticdl.common.channel import TOKEN_KEY, identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
 from elasticdl.common.errors import UserError
-from elasticdl.common.handshake import identify
 
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),

@@ -27,9 +27,9 @@ from typing import Any
 from google.protobuf import json_format
 
 from elasticdl.common import environment as variables
+from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.handshake import identify
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import read_journal
 from elasticdl.common.quantities import parse_priority
@@ -38,7 +38,7 @@ from elasticdl.kubernetes.client import Client, connect
 from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
 from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
-from elasticdl.kubernetes.manifests.worker_pod import TEMPLATE_FILE
+from elasticdl.kubernetes.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer

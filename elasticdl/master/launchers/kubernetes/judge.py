@@ -30,8 +30,8 @@ from datetime import datetime
 from typing import Any
 
 from elasticdl.common.reason import flat
-from elasticdl.kubernetes.manifests.image_trouble import image_trouble
 from elasticdl.kubernetes.manifests.names import CONTAINER
+from elasticdl.kubernetes.manifests.pod_status import image_trouble
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.launchers.local import judge_exit
 

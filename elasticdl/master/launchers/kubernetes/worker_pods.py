@@ -12,7 +12,7 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.quantities import Priority
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, selector, state_name, worker_name
-from elasticdl.kubernetes.watch import KindSource, Source
+from elasticdl.kubernetes.watch import Source
 
 Manifest = dict[str, Any]
 # What is over is kept for its log.
@@ -113,8 +113,8 @@ class WorkerPodApi:
     def __init__(self, client: Client, job: str) -> None:
         self._client = client
         self._selector = selector(job, Role.WORKER)
-        self.pods: Source = KindSource(client, "Pod", label_selector=self._selector)
-        self.events: Source = KindSource(client, "Event", field_selector="involvedObject.kind=Pod")
+        self.pods: Source = Source(client, "Pod", label_selector=self._selector)
+        self.events: Source = Source(client, "Event", field_selector="involvedObject.kind=Pod")
 
     def create(self, manifest: Manifest) -> Manifest:
         return self._client.create(manifest)

@@ -1,4 +1,4 @@
-"""Why a job's master does not run, or is not heard of, from its pod and its Job: pure. Times are passed in."""
+"""What the statuses of Jobs and pods say, in words for people: pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.reason import flat
-from elasticdl.kubernetes.manifests.image_trouble import ImageTrouble, image_trouble
 
 Object = Mapping[str, Any]
 _SIGNALLED = 128  # and the number of the signal
-UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+# After which a kubelet goes on trying: the registry may be back soon, or the image be pushed.
+_MAY_PASS = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
+_WILL_NOT = ("InvalidImageName", "ErrImageNeverPull")
+_AS_ROOT = ("runAsNonRoot", "non-root policy")
+_REMEDY = "end the image's Dockerfile with `USER 1000`, or give such a spec.securityContext.runAsUser in --pod_template"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTrouble:
+    """``lasting``: it takes a change by a person."""
+
+    reason: str
+    lasting: bool
+
+
+def image_trouble(waiting: Object) -> ImageTrouble | None:
+    """What the ``waiting`` state of a container says of its image; None if that is not what it waits for."""
+    kind, message = str(waiting.get("reason") or ""), flat(waiting.get("message") or "")
+    if kind in _MAY_PASS or kind in _WILL_NOT:
+        return ImageTrouble(f"the image can't be pulled: {message or kind}", kind in _WILL_NOT)
+    if any(words in message for words in _AS_ROOT):  # also for a user whose number the node does not know
+        said, _, _ = message.partition(" (pod: ")
+        return ImageTrouble(f"nothing may run as root here: {said}; {_REMEDY}", lasting=True)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,42 +42,6 @@ class MasterTrouble:
 
     reason: str
     image: ImageTrouble | None = None
-
-
-class ImagePatience:
-    """How long it is waited for an image, in seconds."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._since: float | None = None
-
-    def is_over(self, trouble: MasterTrouble, now: float) -> bool:
-        """To be asked at every look: whether the image has been missing for too long, or will not come at all."""
-        if trouble.image is None:
-            self._since = None
-            return False
-        self._since = now if self._since is None else self._since
-        return trouble.image.lasting or now - self._since >= self._timeout
-
-
-class Contact:
-    """Whether a master that runs is reached, and when that is to be told."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._told = False
-
-    def lost(self, now: float) -> bool:
-        """To be asked while it does not answer: whether to say so now."""
-        self._since = now if self._since is None else self._since
-        due = not self._told and now - self._since >= UNREACHED_SECONDS
-        self._told = self._told or due
-        return due
-
-    def restored(self) -> bool:
-        """To be asked when it answers: whether to say so."""
-        told, self._told, self._since = self._told, False, None
-        return told
 
 
 def finished(job: Object) -> str:

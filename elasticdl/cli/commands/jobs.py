@@ -1,0 +1,166 @@
+"""What is to be seen of jobs, also after their end (``status``, ``events``, ``logs``), and what changes one that is there
+(``scale``, ``stop``, ``delete``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import click
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elasticdl.cli import wording
+from elasticdl.cli.commands.places import PLACE, all_jobs, cluster_module, find, job_argument
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.parsing import Option, command
+from elasticdl.cli.screens import render
+from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.spec import MOST_WORKERS, WorkerRange, Workers
+
+CLOSING_TIME = 10.0  # seconds beyond the workers' grace
+
+
+@command(
+    job_argument("name of the job; all jobs if not given"),
+    *PLACE,
+    help="Show one job, or all jobs.",
+)
+def status(job: str | None, **given: Any) -> int:
+    console = Console(highlight=False)
+    if job is not None:
+        show_one(console, find(job, given))
+    else:
+        show_all(console, all_jobs(given))
+    return 0
+
+
+def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
+    if not jobs:
+        console.print("there are no jobs")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    elsewhere = any(job.namespace for job in jobs)
+    for title in ("job", *(["namespace"] if elsewhere else []), "phase", "workers", "step", "elapsed", "reason"):
+        table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
+    for job in jobs:
+        table.add_row(*(Text(cell) for cell in (job.name, *([job.namespace] if elsewhere else []), *facts(job))))
+    console.print(table)
+
+
+def facts(job: JobHandle) -> tuple[str, ...]:
+    try:
+        status = job.status()
+    except ElasticDLError as error:
+        return "unreachable", "", "", "", str(error)
+    workers = f"{len(wording.members(status))} of {wording.wanted_workers(status)}"
+    shown = workers if status.max_workers and not wording.is_over(status) else ""
+    steps = wording.count_of(status.step, status.total_steps)
+    return status.phase, shown, steps, wording.duration(status.elapsed), status.reason
+
+
+def show_one(console: Console, job: JobHandle) -> None:
+    status = job.status()
+    if console.is_terminal:
+        console.print(render(status, age=0.0))
+    else:
+        print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
+        print(wording.progress_line(status))
+        for worker in status.workers:
+            rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
+            print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {worker.reason}' if worker.reason else ''}")
+    if status.metrics:
+        print(f"metrics: {wording.metrics_text(status.metrics)}")
+    print(job.whereabouts)
+
+
+_FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended")
+
+
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--json", "as_json"], is_flag=True, help="one JSON object a line"),
+    _FOLLOW,
+    help="Show what happened in a job: workers, worlds, pauses, evaluations, checkpoints.",
+)
+def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
+    with closing(find(job, given).journal(follow=follow)) as journal:
+        for line in journal:
+            print(line if as_json else wording.event_line(json.loads(line)), flush=follow)
+    return 0
+
+
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--worker"], type=click.INT, metavar="N", help="only this worker's, as it wrote it"),
+    _FOLLOW,
+    help="Show the logs of a job's master and workers.",
+)
+def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
+    with closing(find(job, given).logs(worker, follow=follow)) as lines:
+        for line in lines:
+            print(line, flush=follow)
+    return 0
+
+
+@command(
+    click.Argument(
+        ["words"],
+        nargs=-1,
+        metavar="[JOB] N|MIN-MAX",
+        help="name of the job, which may be left out if only one runs; workers to have from now on, as in 3 or 2-4",
+    ),
+    *PLACE,
+    help="Change the number of workers of a running job.",
+)
+def scale(words: Sequence[str], **given: Any) -> int:
+    if not words:
+        raise UserError("the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`")
+    if len(words) > 2:
+        raise UserError(f"{words[2]!r} is one argument too many; see `elasticdl scale --help`")
+    workers = parse_workers(words[-1])
+    with find(words[0] if len(words) == 2 else None, given).master() as master:
+        print(master.scale(workers))
+    return 0
+
+
+def parse_workers(text: str) -> WorkerRange:
+    try:
+        workers: WorkerRange = TypeAdapter(Workers).validate_python(text)
+    except ValidationError:
+        raise UserError(
+            f"{text!r} is not a number of workers: write N or MIN-MAX, as in 3 or 2-4, from 1 to {MOST_WORKERS}"
+        ) from None
+    return workers
+
+
+@command(
+    job_argument(),
+    *PLACE,
+    Option(["--now"], is_flag=True, help="end the workers at once, without a checkpoint"),
+    Option(["--no_checkpoint"], is_flag=True, help="finish the step, but write no checkpoint"),
+    help="Stop a running job: it finishes its step and writes a checkpoint if it has a folder for it.",
+)
+def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
+    handle = find(job, given)
+    with handle.master() as master:
+        master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
+    status = handle.wait_until_over(handle.spec().stop_grace + CLOSING_TIME)
+    print(f"job {handle.name} {status.phase} at step {status.step}" if status else f"job {handle.name} is gone")
+    return 0
+
+
+@command(
+    click.Argument(["job"], metavar="JOB", help="name of the job"),
+    *PLACE,
+    help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
+)
+def delete(job: str, **given: Any) -> int:
+    print(cluster_module("cluster_job").delete(job, given["namespace"], given["kube_context"]))
+    return 0
