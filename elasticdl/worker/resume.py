@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
@@ -16,7 +15,6 @@ from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 REMEDY = "give another --checkpoint_dir"
 
 
@@ -29,27 +27,15 @@ class Origin:
     shuffle: bool
 
 
-class Codec(Protocol):
-    """How a framework's state is written: see ``torch_checkpoint`` and ``keras_checkpoint``."""
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How a framework's state is written."""
 
-    @property
-    def suffix(self) -> str:
-        """Of its files."""
-
-    def copy(self, value: Any) -> Any:
-        """A copy of a nested state that training can't change any more."""
-
-    def write(self, content: dict[str, Any], file: IO[bytes]) -> None: ...
-
-    def read(self, file: IO[bytes]) -> Any:
-        """What was written. Runs nothing that is in the file.
-
-        Raises:
-            Exception: anything, over a damaged file.
-        """
-
-    def is_other_optimizer(self, there: Any, here: Any) -> bool:
-        """Whether two states of optimizers are of different kinds."""
+    suffix: str  # of its files
+    copy: Callable[[Any], Any]  # of a nested state: training can't change the copy any more
+    write: Callable[[Any, IO[bytes]], object]
+    read: Callable[[IO[bytes]], Any]  # runs nothing that is in the file; raises anything, over a damaged one
+    is_other_optimizer: Callable[[Any, Any], bool] = lambda there, here: False  # than that of a second state
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +47,8 @@ class Resumed:
 
 
 def content(
-    state: TrainingState, origin: Origin, codec: Codec, extra: Mapping[str, Any] = NOTHING
-) -> Callable[[IO[bytes]], None]:
+    state: TrainingState, origin: Origin, codec: Codec, extra: Mapping[str, Any]
+) -> Callable[[IO[bytes]], object]:
     """Copy everything that a training goes on from; what is returned writes the copy."""
     copied = {
         "format": FORMAT,

@@ -17,7 +17,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.order import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.worker.keras_checkpoint import KerasCodec
+from elasticdl.worker.keras_learner import KerasLearner
 from elasticdl.worker.resume import Origin, content
 
 BATCH, EPOCHS, SAMPLES = 16, 10, 50
@@ -103,11 +103,11 @@ class History:
         self.work(last)
         file = io.BytesIO()
         first = self.members[0].state
-        content(first, Origin(SAMPLES, 0, True), KerasCodec())(file)
+        content(first, Origin(SAMPLES, 0, True), KerasLearner.codec, {})(file)
         self.part(self.members[0])
         self.join(1)
         file.seek(0)
-        self.members[0].state.load_state_dict(KerasCodec().read(file)["state"])
+        self.members[0].state.load_state_dict(KerasLearner.codec.read(file)["state"])
         self.members[0].state._position.has_state = True
         self.happened.add("restart")
 

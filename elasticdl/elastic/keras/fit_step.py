@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -12,43 +12,28 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from elasticdl.elastic.keras.step import Sums, TrainStep
+from elasticdl.elastic.training.epochs import EpochLedger
 
-Moves = list[NDArray[np.float64]]
+Deltas = list[NDArray[np.float64]]
 
 
-@dataclass(slots=True)
-class EpochLedger:
-    """The present epoch so far, over all workers: part of the training state."""
+@dataclass
+class FitLedger(EpochLedger):
+    """With the changes of the metrics' variables since the beginning of the epoch."""
 
-    epoch_steps: int = 0
-    samples: int = 0
-    loss_sum: float = 0.0
-    moves: Moves = field(default_factory=list)  # of the metrics' variables since the beginning of the epoch
+    deltas: Deltas = field(default_factory=list)
 
     def begin_epoch(self) -> None:
-        self.epoch_steps, self.samples, self.loss_sum, self.moves = 0, 0, 0.0, []
+        super().begin_epoch()
+        self.deltas = []
 
-    def add(self, loss: float, samples: int, moves: Moves) -> None:
-        self.epoch_steps += 1
-        self.samples += samples
-        self.loss_sum += loss * samples
-        before = self.moves or [np.zeros_like(move) for move in moves]
-        self.moves = [total + move for total, move in zip(before, moves, strict=True)]
-
-    @property
-    def loss(self) -> float:
-        return self.loss_sum / self.samples if self.samples else float("nan")
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+    def add_deltas(self, deltas: Deltas) -> None:
+        before = self.deltas or [np.zeros_like(delta) for delta in deltas]
+        self.deltas = [total + delta for total, delta in zip(before, deltas, strict=True)]
 
 
 class FitStep(TrainStep):
-    """As `TrainStep`; the moves of the metrics' variables stand among the sums, before the loss.
+    """As `TrainStep`; the changes of the metrics' variables stand among the sums, before the loss.
 
     So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of
     Keras's. Loss and metrics are computed by the model's own public functions.
@@ -61,32 +46,32 @@ class FitStep(TrainStep):
         self._loss_means = self._build(model, inputs, targets)
         self._variables = [variable for metric in model.metrics for variable in metric.variables]
         self._first = [np.array(variable) for variable in self._variables]
-        self._traced_moves: Sums = []
-        self.last_moves: Moves = []
+        self._traced_deltas: Sums = []
+        self.last_deltas: Deltas = []
         super().__init__(model, model.compute_loss, model.optimizer)
-        self._shapes[-1:-1] = self.move_shapes
+        self._shapes[-1:-1] = self.delta_shapes
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
     def apply(self, sums: Sums) -> None:
         end = len(sums) - 1
         start = end - len(self._first)
-        self.last_moves = [np.asarray(move, np.float64) for move in sums[start:end]]
+        self.last_deltas = [np.asarray(delta, np.float64) for delta in sums[start:end]]
         super().apply([*sums[:start], sums[end]])
 
-    def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Moves:
-        """The mean loss over a batch that is not trained on, and the moves of the metrics."""
+    def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
+        """The mean loss over a batch that is not trained on, and the changes of the metrics."""
         return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
     @property
-    def move_shapes(self) -> list[tuple[int, ...]]:
+    def delta_shapes(self) -> list[tuple[int, ...]]:
         return [value.shape for value in self._first]
 
-    def logs(self, loss: float, moves: Sequence[Any]) -> dict[str, Any]:
+    def logs(self, loss: float, deltas: Sequence[Any]) -> dict[str, Any]:
         """As ``fit`` reports them: the loss, and each metric by its name."""
-        if not moves:
+        if not deltas:
             return {"loss": loss}
-        for variable, first, move in zip(self._variables, self._first, moves, strict=True):
-            variable.assign(first + move)
+        for variable, first, delta in zip(self._variables, self._first, deltas, strict=True):
+            variable.assign(first + delta)
         found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
         self.model.reset_metrics()
         return {**found, "loss": loss}
@@ -111,7 +96,7 @@ class FitStep(TrainStep):
     def _compute(
         self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
     ) -> tuple[tf.Tensor, Sums]:
-        """As `_forward`, on inputs, labels and weights; leaves the moves of the metrics in ``_traced_moves``."""
+        """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
         model, (inputs, labels, weights) = self.model, batch
         values = [*trainable, *others, *self._first]
         variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
@@ -121,7 +106,7 @@ class FitStep(TrainStep):
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
         after = [scope.get_current_value(variable) for variable in self._variables]
-        self._traced_moves = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
+        self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
         return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
@@ -132,20 +117,20 @@ class FitStep(TrainStep):
             scope.add_update((mean.total, total / count * samples))
             scope.add_update((mean.count, samples))
 
-    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, lead: tf.Tensor, draw: tf.Tensor) -> Sums:
-        *sums, part = super()._trace_micro(inputs, labels, weight, lead, draw)
-        return [*sums, *self._taken_moves(), part]
+    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
+        *sums, part = super()._trace_micro(inputs, labels, weight, is_first, draw)
+        return [*sums, *self._take_deltas(), part]
 
     def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
         loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
-        return [loss, *self._taken_moves()]
+        return [loss, *self._take_deltas()]
 
-    def _taken_moves(self) -> Sums:
-        moves, self._traced_moves = self._traced_moves, []
-        return moves
+    def _take_deltas(self) -> Sums:
+        deltas, self._traced_deltas = self._traced_deltas, []
+        return deltas
 
 
 def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:

@@ -12,41 +12,30 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import check_gpus, checked_seed, job, make_policy
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
-from elasticdl.elastic.training.context import ContextT
-from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.training.context import ContextT, Hooks
 from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
-ContextT_co = TypeVar("ContextT_co", covariant=True)
-
-
-class Connect(Protocol[ContextT_co]):
-    """As `elasticdl.elastic.torch.context.connect`."""
-
-    __module__: str
-
-    def __call__(self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str]) -> ContextT_co: ...
 
 
 class ScriptRuntime(Generic[ContextT]):
     """The job that this process takes part in, once `init` has been called."""
 
     def __init__(
-        self, connect: Connect[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
+        self, kind: type[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
     ) -> None:
-        self._connect = connect
+        self._kind = kind
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
@@ -84,8 +73,8 @@ class ScriptRuntime(Generic[ContextT]):
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
         if not self._in_child:  # processes that load data are forked from one that has the framework imported
-            multiprocessing.set_forkserver_preload([self._connect.__module__])
-        made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
+            multiprocessing.set_forkserver_preload([self._kind.__module__])
+        made = self._kind.connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
         self._context, self._pid = made, os.getpid()
         job.enter(made, gpus or max(1, self._count_gpus()))
