@@ -38,22 +38,8 @@ class Evaluation:
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What one member found on its samples."""
-
-    loss: float  # the sum of theirs
-    columns: list[Array]  # outputs and labels, one row a sample; none without samples
-    like: Any  # outputs and labels of the last batch, nested as they are
-
-    def pack(self) -> Bytes:
-        file = io.BytesIO()
-        pickle.dump((self.loss, self.columns), file)
-        return np.frombuffer(file.getbuffer(), np.uint8)
-
-
 def _unpacked(packed: Sequence[Bytes]) -> tuple[float, list[Array]]:
-    """Loss and columns of all members together."""
+    """Loss and columns of all members together; one without samples has no columns."""
     losses, shares = zip(*(pickle.loads(part.data) for part in packed), strict=True)  # of other members of the same job
     kinds = [[(column.shape[1:], column.dtype) for column in columns] for columns in shares if columns]
     if any(kind != kinds[0] for kind in kinds):
@@ -83,14 +69,16 @@ class Evaluator(ABC):
         collective, samples = self.context.collective, len(self.dataset)
         world = collective.world
         cuts = worker_slices(samples, world.rank, world.size, self.batch_size)
-        share = self._run([np.arange(cut.start, cut.stop) for cut in cuts], tell)
+        loss_sum, columns, like = self._run([np.arange(cut.start, cut.stop) for cut in cuts], tell)
+        file = io.BytesIO()
+        pickle.dump((loss_sum, columns), file)
         self.context.advance(waiting=True)
-        packed = collective.gather(share.pack(), "elasticdl.evaluation")
+        packed = collective.gather(np.frombuffer(file.getbuffer(), np.uint8), "elasticdl.evaluation")
         metrics: dict[str, float] = {}
         if world.rank == 0:
             loss, columns = _unpacked(packed)
             del packed
-            outputs, labels = self._join(columns, share.like)
+            outputs, labels = self._join(columns, like)
             metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
         received = collective.broadcast_bytes(json.dumps(metrics).encode(), "elasticdl.evaluation.metrics")
         self.context.advance(waiting=False)
@@ -120,7 +108,10 @@ class Evaluator(ABC):
 
     # -- this member's part --
 
-    def _run(self, batches: Sequence[npt.NDArray[np.int64]], tell: Callable[..., object]) -> _Share:
+    def _run(
+        self, batches: Sequence[npt.NDArray[np.int64]], tell: Callable[..., object]
+    ) -> tuple[float, list[Array], Any]:
+        """The sum of the losses; outputs and labels, one row a sample; and those of the last batch, nested as they are."""
         tested: list[list[Array]] = []
         loss_sum, seen, like = 0.0, 0, None
         with closing(self._fetch(batches)) as loaded:
@@ -131,7 +122,7 @@ class Evaluator(ABC):
                 tested.append(self._flatten(like))
                 loss_sum, seen = loss_sum + loss * len(batch), seen + len(batch)
                 tell("on_test_batch_end", number, {"loss": loss_sum / seen})
-        return _Share(loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like)
+        return loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like
 
 
 def require_rows(what: str, tensor: Any, rows: int) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from elasticdl.worker.zoo import Function, ModelModule, require_signature
 
 if TYPE_CHECKING:
     from elasticdl.worker.learner import Learner
+
+OptimizerT = TypeVar("OptimizerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
             )
 
 
-def make_optimizer(module: ModelModule, framework: Framework, kind: type, **arguments: Any) -> Any:
+def make_optimizer(module: ModelModule, framework: Framework, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
     """What the module's ``optimizer`` returns when it is given these, by position.
 
     Raises:

@@ -35,9 +35,8 @@ from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
-from elasticdl.worker.learner import Learner
+from elasticdl.worker.learner import Codec, Learner
 from elasticdl.worker.options import largest_micro_batch, rate_rules
-from elasticdl.worker.resume import Codec
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
 

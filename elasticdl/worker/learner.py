@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from elasticdl.callbacks import Callback
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
@@ -17,8 +20,12 @@ from elasticdl.elastic.training.sampler import ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import Checkpoint, open_store
 from elasticdl.worker.evaluation import Evaluation, Evaluator
-from elasticdl.worker.resume import Codec, Origin, content, load_newest
 from elasticdl.worker.zoo import ModelModule
+
+log = logging.getLogger(__name__)
+
+FORMAT = 2  # of checkpoints
+REMEDY = "give another --checkpoint_dir"
 
 
 @dataclass
@@ -43,6 +50,17 @@ class Ledger(EpochLedger):
     def metrics(self) -> dict[str, float]:
         """Of the last evaluation; empty before the first."""
         return dict(self.evaluation.get("metrics", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How a framework's state is written."""
+
+    suffix: str  # of its files
+    copy: Callable[[Any], Any]  # of a nested state: training can't change the copy any more
+    write: Callable[[Any, IO[bytes]], object]
+    read: Callable[[IO[bytes]], Any]  # runs nothing that is in the file; raises anything, over a damaged one
+    is_other_optimizer: Callable[[Any, Any], bool] = lambda there, here: False  # than that of a second state
 
 
 class Learner(ABC):
@@ -70,10 +88,6 @@ class Learner(ABC):
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
 
-    @property
-    def _origin(self) -> Origin:
-        return Origin(self.loader.sampler.order.samples, self._spec.seed, self._spec.shuffle)
-
     def evaluate(self) -> Evaluation | None:
         """Over all members; None if there is no evaluation data.
 
@@ -82,21 +96,78 @@ class Learner(ABC):
         """
         return self.evaluator.evaluate() if self.evaluator else None
 
-    def resume(self) -> Checkpoint | None:
-        """Load the newest checkpoint, and tell which; None if there is none.
-
-        Raises:
-            UserError: it is of another model, or there are some and none can be read.
-        """
-        found = load_newest(self.store, self.state, self._origin, self.codec) if self.store else None
-        if found is None:
-            return None
-        self._load_extra(found.extra)
-        return found.checkpoint
+    @property
+    def _origin(self) -> dict[str, Any]:
+        """What a position within an epoch depends on."""
+        samples = self.loader.sampler.order.samples
+        return {"samples": samples, "seed": self._spec.seed, "shuffle": self._spec.shuffle}
 
     def copy(self) -> Callable[[IO[bytes]], object]:
-        """Copy the state; what is returned writes the copy as a checkpoint."""
-        return content(self.state, self._origin, self.codec, self._extra())
+        """Copy everything that a training goes on from; what is returned writes the copy as a checkpoint."""
+        codec = self.codec
+        copied = {
+            "format": FORMAT,
+            "state": codec.copy(self.state.state_dict()),
+            "origin": self._origin,
+            "extra": codec.copy(self._extra()),
+        }
+        return lambda file: codec.write(copied, file)
+
+    def resume(self) -> Checkpoint | None:
+        """Load the newest checkpoint that can be read, and tell which; None if there are none at all.
+
+        Raises:
+            UserError: it is of another model or other data, or not one can be read.
+        """
+        if self.store is None:
+            return None
+        try:
+            found = self.store.newest_first()
+        except OSError as error:
+            raise UserError(f"--checkpoint_dir can't be read: {one_line(error)}") from error
+        problem = ""
+        for number, checkpoint in enumerate(found):
+            try:
+                loaded = self.store.read(checkpoint.step, self.codec.read)
+                if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+                    raise ValueError(f"not a checkpoint of format {FORMAT}")
+            except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
+                problem = one_line(error)
+                log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)
+                continue
+            self._load(checkpoint, loaded)
+            for unreadable in found[:number]:
+                try:
+                    self.store.set_aside(unreadable.step)
+                except OSError as error:
+                    log.warning("checkpoint %s can't be renamed either: %s", unreadable.path, one_line(error))
+            return checkpoint
+        if found:
+            raise UserError(
+                f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
+            )
+        return None
+
+    def _load(self, checkpoint: Checkpoint, loaded: dict[str, Any]) -> None:
+        saved, here, it = loaded["state"], self.state.state_dict(), f"checkpoint {checkpoint.path}"
+        if difference := _difference(saved["model"], here["model"]):
+            raise UserError(f"{it} is of another model: {difference}; {REMEDY}")
+        there, origin = loaded["origin"], self._origin
+        if saved["progress"]["position"] not in (0, there["samples"]) and there != origin:
+            name = next(name for name in there if there[name] != origin[name])
+            raise UserError(
+                f"{it} stands within an epoch whose order of samples is another now: {name} was {there[name]} and is "
+                f"{origin[name]}; {REMEDY}"
+            )
+        if self.codec.is_other_optimizer(saved["optimizer"], here["optimizer"]):
+            raise UserError(f"{it} is of another kind of optimizer; {REMEDY}")
+        try:
+            self.state.load_state_dict(saved)
+        except UserError as error:
+            raise UserError(f"{it} does not fit: {error}; {REMEDY}") from error
+        except ValueError as error:
+            raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
+        self._load_extra(loaded.get("extra", {}))
 
     # -- what differs between frameworks --
 
@@ -152,3 +223,19 @@ class Learner(ABC):
         return {}
 
     def _load_extra(self, extra: dict[str, Any]) -> None: ...  # noqa: B027
+
+
+def _difference(there: Any, here: Any) -> str:
+    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return ""
+    for name in here.keys() | there.keys():
+        if name not in there:
+            return f"it has no {name}"
+        if name not in here:
+            return f"it has {name}, which this model has not"
+    for name, value in here.items():
+        was, now = (tuple(v.shape) if hasattr(v, "shape") else None for v in (there[name], value))
+        if was != now:
+            return f"{name} has shape {was} there and {now} here"
+    return ""

@@ -45,7 +45,8 @@ def main() -> int:
         if environment is None:
             raise UserError("a worker is started by its job's master: use `elasticdl train`")
         spec = JobSpec.from_json(Path(environment.job_spec).read_text())
-        _log_to_stderr(spec, environment.worker_id)
+        layout = f"%(asctime)s worker {environment.worker_id} %(levelname)s %(message)s"
+        logging.basicConfig(stream=sys.stderr, level=spec.log_level, format=layout)
         prepare_horovod(os.environ)
         set_defaults(os.environ)
         link = MasterConnection(environment)
@@ -110,14 +111,6 @@ def _leave(session: Session, signum: int, frame: FrameType | None) -> None:
         return
     session.post(p.Terminated("told to leave (SIGTERM)"))
     raise _Leaving
-
-
-def _log_to_stderr(spec: JobSpec, worker_id: int) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=spec.log_level,
-        format=f"%(asctime)s worker {worker_id} %(levelname)s %(message)s",
-    )
 
 
 def _leave_process(code: int) -> NoReturn:

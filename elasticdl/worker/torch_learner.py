@@ -25,9 +25,8 @@ from elasticdl.elastic.training.record import aside
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
-from elasticdl.worker.learner import Learner
+from elasticdl.worker.learner import Codec, Learner
 from elasticdl.worker.options import largest_micro_batch, rate_rules
-from elasticdl.worker.resume import Codec
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
 
@@ -70,7 +69,7 @@ class TorchLearner(Learner):
         TorchCollective.require_horovod()
         refuse_feed(module)
         with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
-            _make_optimizer(module, model)
+            make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
         with blame("callbacks()", module.folder):
             make_callbacks(module)
         with blame("eval_metrics_fn()", module.folder):
@@ -83,7 +82,8 @@ class TorchLearner(Learner):
         self._loss: Loss = module.loss
         refuse_feed(module)
         self._model.to(context.device)
-        self._optimizer = _make_optimizer(module, self._model)
+        parameters = self._model.parameters()
+        self._optimizer = make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=parameters)
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
@@ -115,11 +115,6 @@ class TorchLearner(Learner):
         with aside(path) as scratch, scratch.open("wb") as file:
             torch.save(self._model.state_dict(), file)
         return path
-
-
-def _make_optimizer(module: ModelModule, model: torch.nn.Module) -> torch.optim.Optimizer:
-    made: torch.optim.Optimizer = make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
-    return made
 
 
 # -- evaluation --

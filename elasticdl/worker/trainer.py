@@ -14,9 +14,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped, WorldChanged
+from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.context import Hooks, JobContext
+from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.epochs import EpochDriver
 from elasticdl.worker.checkpoint import CheckpointWriter
 from elasticdl.worker.learner import Learner, Ledger
@@ -41,7 +41,6 @@ class Trainer(EpochDriver[Ledger]):
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
         self._told_step = self._reported_step = 0
-        self._left_together = False
         if self._checkpoints is not None:
             context.handover = None
 
@@ -52,7 +51,7 @@ class Trainer(EpochDriver[Ledger]):
             Stopped: this worker was told to leave; a checkpoint has been written if that was its task.
         """
         try:
-            self._context.run(self.train, self.state, Hooks(self._before_sync, self._on_world))
+            self._context.run(self.train, self.state, self)
         except Stopped as stopped:
             seconds = STOP_SHARE * self._spec.stop_grace
             if self.state.has_state and self._keeps_last_state(stopped):
@@ -65,13 +64,13 @@ class Trainer(EpochDriver[Ledger]):
 
     def _keeps_last_state(self, stopped: Stopped) -> bool:
         """Whether the last checkpoint is this worker's task. Of a world that broke, nobody knows if rank 0 is left."""
-        world = self._context.world
-        return world.size == 1 or (stopped.checkpoint and (world.rank == 0 or not self._left_together))
+        context = self._context
+        alone = context.size == 1
+        return alone or (stopped.checkpoint and (context.rank == 0 or context.session.core.left_broken))
 
     # -- entering a world --
 
-    def _before_sync(self, world: World) -> None:
-        self._left_together = False
+    def before_sync(self, world: World) -> None:
         self._learner.enter(world)
         # Also with --no_resume: the folder was empty at the start, so what is in it is this job's own.
         if not (world.is_first and world.rank == 0):
@@ -91,7 +90,7 @@ class Trainer(EpochDriver[Ledger]):
         if self._checkpoints:
             self._checkpoints.written = found.step
 
-    def _on_world(self, world: World) -> None:
+    def on_world(self, world: World) -> None:
         if not self._begun:
             self._begun = True
             self._reported_step = self._told_step = self._ledger.evaluated_step
@@ -102,18 +101,11 @@ class Trainer(EpochDriver[Ledger]):
 
     # -- training --
 
-    def train(self) -> None:
-        try:
-            super().train()
-        except WorldChanged:
-            self._left_together = True
-            raise
-
     def _begin_epoch(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
             self._call("on_epoch_begin", epoch)
-        self._do_what_is_due()  # at the step after which the last world was left
+        self._after_commit()  # of the step after which the last world was left
 
     def _make_step(self, batch: Any) -> float:
         return self._learner.make_step(batch)
@@ -123,9 +115,6 @@ class Trainer(EpochDriver[Ledger]):
         self._report_evaluation()
 
     def _after_commit(self) -> None:
-        self._do_what_is_due()
-
-    def _do_what_is_due(self) -> None:
         step, spec = self.state.step, self._spec
         if spec.evaluation_steps and step % spec.evaluation_steps == 0:
             self._evaluate()

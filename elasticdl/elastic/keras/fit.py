@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import worker_slices
@@ -19,12 +21,138 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.keras.fit_step import FitLedger, FitStep
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
-from elasticdl.elastic.training.context import Hooks
-from elasticdl.elastic.training.epochs import EpochDriver
+from elasticdl.elastic.keras.step import Sums, TrainStep
+from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
+
+Deltas = list[NDArray[np.float64]]
+
+
+@dataclass
+class FitLedger(EpochLedger):
+    """With the changes of the metrics' variables since the beginning of the epoch."""
+
+    deltas: Deltas = field(default_factory=list)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self.deltas = []
+
+    def add_deltas(self, deltas: Deltas) -> None:
+        before = self.deltas or [np.zeros_like(delta) for delta in deltas]
+        self.deltas = [total + delta for total, delta in zip(before, deltas, strict=True)]
+
+
+class FitStep(TrainStep):
+    """As `TrainStep`; the changes of the metrics' variables stand among the sums, before the loss.
+
+    So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of
+    Keras's. Loss and metrics are computed by the model's own public functions.
+    """
+
+    def __init__(self, model: keras.Model, inputs: Any, targets: Any, *, weighted: bool) -> None:
+        """``model`` is built and compiled. ``inputs`` and ``targets`` are some samples: ``targets`` are the labels, or,
+        if they are weighted, labels and weights."""
+        self._weighted = weighted
+        self._loss_means = self._build(model, inputs, targets)
+        self._variables = [variable for metric in model.metrics for variable in metric.variables]
+        self._first = [np.array(variable) for variable in self._variables]
+        self._traced_deltas: Sums = []
+        self.last_deltas: Deltas = []
+        super().__init__(model, model.compute_loss, model.optimizer)
+        self._shapes[-1:-1] = self.delta_shapes
+        self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
+
+    def apply(self, sums: Sums) -> None:
+        end = len(sums) - 1
+        start = end - len(self._first)
+        self.last_deltas = [np.asarray(delta, np.float64) for delta in sums[start:end]]
+        super().apply([*sums[:start], sums[end]])
+
+    def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
+        """The mean loss over a batch that is not trained on, and the changes of the metrics."""
+        return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
+
+    @property
+    def delta_shapes(self) -> list[tuple[int, ...]]:
+        return [value.shape for value in self._first]
+
+    def logs(self, loss: float, deltas: Sequence[Any]) -> dict[str, Any]:
+        """As ``fit`` reports them: the loss, and each metric by its name."""
+        if not deltas:
+            return {"loss": loss}
+        for variable, first, delta in zip(self._variables, self._first, deltas, strict=True):
+            variable.assign(first + delta)
+        found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
+        self.model.reset_metrics()
+        return {**found, "loss": loss}
+
+    def _build(self, model: keras.Model, inputs: Any, targets: Any) -> list[keras.metrics.Mean]:
+        """Loss and metrics make their variables when they are first called.
+
+        Returns the metrics that the loss itself updates: with several outputs, the mean loss of each.
+        """
+        labels, weights = _split(targets, self._weighted)
+        with keras.StatelessScope():
+            outputs = model(inputs, training=False)
+        model.compute_loss(inputs, labels, outputs, weights)
+        means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
+        model.compute_metrics(inputs, labels, outputs, weights)
+        model.reset_metrics()
+        return means
+
+    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
+        return self._compute(trainable, others, (inputs, *_split(labels, self._weighted)), training=True)
+
+    def _compute(
+        self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
+    ) -> tuple[tf.Tensor, Sums]:
+        """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
+        model, (inputs, labels, weights) = self.model, batch
+        values = [*trainable, *others, *self._first]
+        variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
+        with keras.StatelessScope(list(zip(variables, values, strict=True)), collect_losses=True) as scope:
+            outputs = model(inputs, **dict.fromkeys(self._training, training))
+            loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
+            self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
+            model.compute_metrics(inputs, labels, outputs, weights)
+        after = [scope.get_current_value(variable) for variable in self._variables]
+        self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
+        return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+
+    def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
+        """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
+        for mean in self._loss_means:
+            total, count = scope.get_current_value(mean.total), scope.get_current_value(mean.count)
+            samples = tf.cast(samples, count.dtype)
+            scope.add_update((mean.total, total / count * samples))
+            scope.add_update((mean.count, samples))
+
+    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
+        *sums, part = super()._trace_micro(inputs, labels, weight, is_first, draw)
+        return [*sums, *self._take_deltas(), part]
+
+    def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
+        self.traces["test"] += 1
+        trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
+        others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
+        loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
+        return [loss, *self._take_deltas()]
+
+    def _take_deltas(self) -> Sums:
+        deltas, self._traced_deltas = self._traced_deltas, []
+        return deltas
+
+
+def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
+    return targets if weighted else (targets, None)
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.tolist() if array.ndim else float(array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +199,12 @@ class Fit(EpochDriver[FitLedger]):
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
         self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in given.callbacks)
-        self.hooks = Hooks(self._enter, self._on_world)
 
-    def _enter(self, world: World) -> None:
+    def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
         self.callbacks.enter(world, began=self.state.step > self._start.step)
 
-    def _on_world(self, world: World) -> None:
+    def on_world(self, world: World) -> None:
         self._tell_totals()
         self._stopping = self.callbacks.agree(self._context.collective, entering=True)
 

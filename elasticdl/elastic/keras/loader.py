@@ -20,6 +20,9 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader, StepBatch, seed_step
 
 T = TypeVar("T")
+Indices = npt.NDArray[np.int64]
+
+AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,6 @@ class Prefetch(Generic[T]):
             end = _End(error)
         finally:
             self._items.put(end)
-
-
-Indices = npt.NDArray[np.int64]
-
-AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
 
 
 class Dataset(Protocol):
@@ -153,9 +151,8 @@ def load(dataset: Dataset, indices: Indices) -> tuple[Any, Any]:
     got = get_many(indices.tolist()) if get_many else [dataset[int(index)] for index in indices]
     batch = _stack(got, indices) if isinstance(got, list) else got
     if not isinstance(batch, tuple) or len(batch) != 2:
-        raise UserError(
-            f"a sample of {type(dataset).__name__} is {_shown(batch)}; expected a pair (inputs, labels) as a tuple"
-        )
+        found = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise UserError(f"a sample of {type(dataset).__name__} is {found}; expected a pair (inputs, labels) as a tuple")
     inputs, labels = keras.tree.map_structure(_to_tensor, batch)
     return inputs, labels
 
@@ -175,7 +172,3 @@ def _to_tensor(value: Any) -> tf.Tensor:
     array = np.asarray(value)
     floatx = keras.config.floatx() if array.dtype.kind == "f" else None
     return tf.convert_to_tensor(array, dtype=floatx)
-
-
-def _shown(batch: Any) -> str:
-    return f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"

@@ -151,7 +151,7 @@ class Model:
         fit = Fit(context, stages, self.model, call)
         stages.begin()
         try:
-            own.train_stage(fit.train, fit.state, fit.hooks)
+            own.train_stage(fit.train, fit.state, fit)
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,6 +32,8 @@ class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
+    _dump_to = staticmethod(pickle.dump)
+    _load_from = staticmethod(pickle.load)
     _job: ElasticContext
 
     def __init__(
@@ -122,13 +124,6 @@ class KerasState(state.TrainingState):
         return sums, Vote.of(ballot)
 
     # -- the parts of a state --
-
-    def write(self, file: IO[bytes]) -> None:
-        pickle.dump(self.state_dict(), file)
-
-    def read(self, file: IO[bytes]) -> None:
-        # Written by another worker of the same job, into the job's own folder.
-        self.load_state_dict(pickle.load(file))
 
     def follow(self, rules: LearningRate) -> None:
         """As `TrainingState.follow`. Without any rule the rate is the optimizer's own affair, which may have a schedule.

@@ -19,6 +19,9 @@ import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 
+Sums = list[tf.Tensor]
+LossFunction = Callable[[Any, Any], Any]
+
 SEED_NAME = "seed_generator_state"  # as Keras names the state of a SeedGenerator
 
 
@@ -72,10 +75,6 @@ class OtherVariables:
         return tf.cast(seed, variable.dtype)
 
 
-Sums = list[tf.Tensor]
-LossFunction = Callable[[Any, Any], Any]
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One micro-batch's place in its step."""
@@ -110,7 +109,9 @@ class TrainStep:
         self._others = OtherVariables(model.non_trainable_variables)
         if not optimizer.built:
             optimizer.build(self._trainable)
-        self._training = {"training": True} if _takes_training(model) else {}
+        parameters = inspect.signature(model.call).parameters.values()
+        takes_training = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
+        self._training = {"training": True} if takes_training else {}
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         self._shapes = [*(tuple(variable.shape) for variable in self._trainable), *self._others.shapes, ()]
@@ -198,11 +199,6 @@ def _check(model: Any, optimizer: Any) -> None:
         raise UserError(
             f"the model {model.name} is not built, so it has no weights yet: give it a keras.Input, or call it once on a batch"
         )
-
-
-def _takes_training(model: Any) -> bool:
-    parameters = inspect.signature(model.call).parameters.values()
-    return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def widen(output: Any) -> Any:

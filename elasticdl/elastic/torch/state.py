@@ -7,7 +7,8 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -31,6 +32,8 @@ class TorchState(state.TrainingState):
     """
 
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
+    _dump_to = staticmethod(torch.save)
+    _load_from = staticmethod(partial(torch.load, map_location="cpu", weights_only=False))
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -111,13 +114,6 @@ class TorchState(state.TrainingState):
         self._before_update()
 
     # -- the parts of a state --
-
-    def write(self, file: IO[bytes]) -> None:
-        torch.save(self.state_dict(), file)
-
-    def read(self, file: IO[bytes]) -> None:
-        # Written by another worker of the same job, into the job's own folder.
-        self.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))
 
     def _own_rate(self) -> float:
         # Kept in each group as torch's schedulers do: it may come from a checkpoint.

@@ -13,7 +13,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -53,20 +52,14 @@ ERRORS: dict[p.Blame, type[Exception]] = {
 }
 
 
-def _nothing(world: World) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class Hooks:
-    """Called in each world, once its collective has been started.
+    """Called in each world, once its collective has been started."""
 
-    ``before_sync``: rank 0 may still change its state, which the others are about to receive (a checkpoint).
-    ``on_world``: all members stand at the same state.
-    """
+    def before_sync(self, world: World) -> None:
+        """Rank 0 may still change its state, which the others are about to receive (a checkpoint)."""
 
-    before_sync: Callable[[World], None] = _nothing
-    on_world: Callable[[World], None] = _nothing
+    def on_world(self, world: World) -> None:
+        """All members stand at the same state."""
 
 
 class JobContext(ABC, Generic[CollectiveT]):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.context import Hooks, JobContext
 from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
 
@@ -48,7 +48,7 @@ class EpochLedger:
 LedgerT = TypeVar("LedgerT", bound=EpochLedger)
 
 
-class EpochDriver(ABC, Generic[LedgerT]):
+class EpochDriver(Hooks, ABC, Generic[LedgerT]):
     """Makes the steps of all epochs; what comes before and after them is a subclass's."""
 
     def __init__(

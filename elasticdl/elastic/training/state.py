@@ -24,7 +24,7 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
-from elasticdl.elastic.training.sampler import DataCursor, StepBatch
+from elasticdl.elastic.training.sampler import DataCursor
 
 UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
 
@@ -104,6 +104,8 @@ class TrainingState(ABC):
     """
 
     _remedy: ClassVar[str]  # for a step on too few samples
+    _dump_to: ClassVar[staticmethod[..., object]]  # of a state, into a file
+    _load_from: ClassVar[staticmethod[..., Any]]  # of a file
 
     def __init__(
         self,
@@ -246,20 +248,20 @@ class TrainingState(ABC):
         if self.rate is not None and state["rate"] is not None:
             self.rate.state = RateState(**state["rate"])
 
+    def write(self, file: IO[bytes]) -> None:
+        """All of the state, for a worker of the same job."""
+        self._dump_to(self.state_dict(), file)
+
+    def read(self, file: IO[bytes]) -> None:
+        """Load what another worker has written, into the job's own folder."""
+        self.load_state_dict(self._load_from(file))
+
     def oversights(self) -> list[str]:
         """What looks forgotten in a training that has ended, a line each."""
         planned = self.sampler.planned_epochs if self.sampler is not None else 0
         return self._position.oversights(planned, self._job.world.size)
 
     # -- what differs between frameworks --
-
-    @abstractmethod
-    def write(self, file: IO[bytes]) -> None:
-        """All of the state, for a worker of the same job."""
-
-    @abstractmethod
-    def read(self, file: IO[bytes]) -> None:
-        """Load what `write` has written."""
 
     @abstractmethod
     def _own_rate(self) -> float:
@@ -299,11 +301,6 @@ class TrainingState(ABC):
         """Rank 0's state, as of `state_dict`."""
 
     # -- a step --
-
-    @property
-    def _batch(self) -> StepBatch | None:
-        """What the present step is made on, if the data come from a sampler."""
-        return self.sampler.current if self.sampler is not None else None
 
     @property
     def _wants_to_stop(self) -> bool:
