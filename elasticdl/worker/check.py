@@ -17,11 +17,9 @@ from elasticdl.common.spec import JobSpec
 
 
 def check(spec: JobSpec) -> None:
-    """Raises:
-    UserError: the job can't be trained; one line says why.
-    """
+    """Raises UserError if the job can't be trained; one line says why."""
     # Imported here: what these import may be what is missing.
-    from elasticdl.worker.frameworks import build_model, framework_of, import_backend, set_defaults
+    from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
     from elasticdl.worker.user_code import blame
     from elasticdl.worker.zoo import load_module
 
@@ -30,17 +28,13 @@ def check(spec: JobSpec) -> None:
     module = load_module(spec)
     with blame(f"{name_of(module.custom_model)}()", module.folder):
         model = build_model(module, spec.seed)
-    framework = framework_of(model, module)
-    import_backend(framework).check(module, spec, model)
-    refuse_second_history(spec, framework.suffix)
+    learner = import_learner(framework_of(model, module))
+    learner.check(module, spec, model)
+    refuse_second_history(spec, learner.codec.suffix)
 
 
 def refuse_second_history(spec: JobSpec, suffix: str) -> None:
-    """A folder holds the checkpoints of one training: of two, the newest would be anybody's.
-
-    Raises:
-        UserError: there are checkpoints, and they are of another framework or not to be resumed from.
-    """
+    """A folder holds the checkpoints of one training: of two, the newest would be anybody's."""
     from elasticdl.worker.checkpoint import open_store
 
     store = open_store(spec, suffix)

@@ -7,12 +7,16 @@ framework's business; here it is something that writes itself to a file.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -20,7 +24,12 @@ from fsspec.implementations.local import LocalFileSystem
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.session.session import Session
 
+log = logging.getLogger(__name__)
+
+Dump = Callable[[IO[bytes]], object]  # writes a state that was copied before
+Copy = Callable[[], Dump]  # copies the state as it is now; what it returns writes the copy
 Content = TypeVar("Content")
 
 SUFFIXES = {".pt": "PyTorch", ".npz": "Keras"}  # and whose checkpoints they are
@@ -43,14 +52,12 @@ class CheckpointStore:
     def __init__(self, url: str, *, keep: int, writer: str, suffix: str = ".pt") -> None:
         """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'.
         ``suffix``: of the framework whose checkpoints they are.
-
-        Raises:
-            UserError: there is no such kind of file system, or what it needs is not installed.
         """
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise UserError(f"--checkpoint_dir {url}: {one_line(error)}") from error
+        self._is_local = isinstance(self._fs, LocalFileSystem)
         self._url = url.rstrip("/")
         self._keep = keep
         self._writer = writer
@@ -90,7 +97,9 @@ class CheckpointStore:
         try:
             with self._fs.open(scratch, "wb") as file:
                 _dump(dump, file)
-                self._settle(file)
+                if self._is_local:
+                    file.flush()
+                    os.fsync(file.fileno())
             self._rename(scratch, self._at(self._name(step)))
         except BaseException:
             self._remove(scratch)
@@ -120,13 +129,8 @@ class CheckpointStore:
     def _at(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
-    def _settle(self, file: Any) -> None:
-        if isinstance(self._fs, LocalFileSystem):
-            file.flush()
-            os.fsync(file.fileno())
-
     def _rename(self, scratch: str, path: str) -> None:
-        if isinstance(self._fs, LocalFileSystem):
+        if self._is_local:
             os.replace(scratch, path)
             folder = os.open(self._root, os.O_RDONLY)
             try:
@@ -144,38 +148,19 @@ class CheckpointStore:
         """Delete what the new checkpoint makes superfluous: the oldest, and what dead writers left unfinished."""
         names = self._names()
         stale = [name for name in names if (match := _SCRATCH.fullmatch(name)) and int(match[1]) < step]
-        whole = sorted((name for name in names if _NAME.fullmatch(name)), key=_step)
-        surplus = whole[: -self._keep] if self._keep else []
+        whole = sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)))
+        surplus = [name for _, name in whole[: -self._keep]] if self._keep else []
         for name in stale + surplus:
             self._remove(self._at(name))
 
 
-class _Witness:
-    """Passes everything on to a file, and keeps the error of a write that failed."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, data: Any) -> Any:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-
-def _dump(dump: Callable[[IO[bytes]], object], file: Any) -> None:
+def _dump(dump: Callable[[IO[bytes]], object], file: IO[bytes]) -> None:
     """Where torch's writer tells of a position that it did not expect, the reason was a full disk: say that."""
-    witness = _Witness(file)
     try:
-        dump(cast(IO[bytes], witness))
+        dump(file)
     except Exception as error:
-        if witness.error is not None:
-            raise witness.error from error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
 
 
@@ -191,5 +176,57 @@ def open_store(spec: JobSpec, suffix: str) -> CheckpointStore | None:
     return CheckpointStore(spec.checkpoint_dir, keep=spec.keep_checkpoint_max, writer=writer, suffix=suffix)
 
 
-def _step(name: str) -> int:
-    return int(name.removeprefix("checkpoint-").partition(".")[0])
+class CheckpointWriter:
+    """At most one checkpoint is being written at a time, in a thread. A failure costs that checkpoint only."""
+
+    def __init__(self, store: CheckpointStore, session: Session) -> None:
+        self._store = store
+        self._session = session
+        self._thread: threading.Thread | None = None
+        self._under_way = 0  # step
+        self.written = 0  # step of the newest one that is whole
+
+    def begin(self, step: int, copy: Copy) -> bool:
+        """Copy the state and write the copy in the background. False: left out, as the last one is not done."""
+        if step in (self.written, self._under_way):
+            return True  # training has come back to this step after a change of workers
+        if self._thread is not None and self._thread.is_alive():
+            log.warning("checkpoint of step %d left out: that of step %d is still being written", step, self._under_way)
+            return False
+        self._under_way = step
+        work = functools.partial(self._write, step, copy())
+        self._thread = threading.Thread(target=work, name="elasticdl-checkpoint", daemon=True)
+        self._thread.start()
+        return True
+
+    def wait(self, deadline: float, tick: Callable[[], None] = lambda: None) -> bool:
+        """Until nothing is being written or the (monotonic) deadline has passed; ``tick`` is called each second."""
+        while self._thread is not None and self._thread.is_alive():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                log.error("checkpoint of step %d was not finished in time", self._under_way)
+                return False
+            self._thread.join(timeout=min(left, 1.0))
+            tick()
+        return True
+
+    def finish(self, step: int, copy: Copy, deadline: float, tick: Callable[[], None] = lambda: None) -> None:
+        """See to it that the state of this step, the last, is written; waits for it."""
+        if self.wait(deadline, tick) and self.written != step:
+            self._under_way = 0  # if it has been tried, that has failed
+            self.begin(step, copy)
+            self.wait(deadline, tick)
+
+    def _write(self, step: int, dump: Dump) -> None:
+        path = self._store.path(step)
+        began = time.monotonic()
+        try:
+            self._store.write(step, dump)
+        except Exception as error:  # noqa: BLE001 - whatever a storage raises must not end a training
+            log.error("checkpoint %s could not be written: %s", path, one_line(error))
+            self._session.notify("checkpoint_failed", step=step, path=path, reason=one_line(error))
+            return
+        self.written = step
+        seconds = time.monotonic() - began
+        log.info("checkpoint %s written in %.2f s", path, seconds)
+        self._session.notify("checkpoint", step=step, path=path, seconds=seconds)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.batches import largest_micro_batch
+from elasticdl.worker.options import largest_micro_batch
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule
 
@@ -43,46 +42,31 @@ def require_fit(attempt: Attempt, spec: JobSpec, samples: int) -> None:
     raise failure
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Whose fault it is what is raised meanwhile."""
+def run_first(
+    module: ModelModule,
+    spec: JobSpec,
+    load: Callable[[], tuple[Any, Any]],
+    model: Callable[[Any], Any],
+    loss: Callable[[Any, Any], Any],
+) -> None:
+    """One batch of the first samples through model and loss.
 
-    module: ModelModule
-    spec: JobSpec
+    Raises:
+        UserError: one of the three raised.
+    """
+    source = "--training_data" if spec.training_data else "dataset('training', '')"
+    first = f"the first samples of {source}"
 
-    def run(
-        self, load: Callable[[], tuple[Any, Any]], model: Callable[[Any], Any], loss: Callable[[Any, Any], Any]
-    ) -> None:
-        """One batch through model and loss.
+    def at(what: str) -> AbstractContextManager[None]:
+        return blame(what, module.folder, otherwise=shown(module.path))
 
-        Raises:
-            UserError: one of the three raised.
-        """
-        with self._samples():
-            inputs, labels = load()
-        with self._model(inputs):
-            outputs = model(inputs)
-        with self._loss(labels, outputs):
-            loss(labels, outputs)
-
-    def _samples(self) -> AbstractContextManager[None]:
-        return self._blame(f"putting {self._first} into a batch")
-
-    def _model(self, inputs: Any) -> AbstractContextManager[None]:
-        made = f"{name_of(self.module.custom_model)}()'s model"
-        return self._blame(f"{made}, given {self._first} (features {layout(inputs)}),")
-
-    def _loss(self, labels: Any, outputs: Any) -> AbstractContextManager[None]:
-        call = f"{name_of(self.module.loss)}(labels, predictions)"
-        return self._blame(f"{call}, given labels {layout(labels)} and predictions {layout(outputs)},")
-
-    @property
-    def _first(self) -> str:
-        source = "--training_data" if self.spec.training_data else "dataset('training', '')"
-        return f"the first samples of {source}"
-
-    def _blame(self, what: str) -> AbstractContextManager[None]:
-        return blame(what, self.module.folder, otherwise=shown(self.module.path))
+    with at(f"putting {first} into a batch"):
+        inputs, labels = load()
+    with at(f"{name_of(module.custom_model)}()'s model, given {first} (features {layout(inputs)}),"):
+        outputs = model(inputs)
+    given = f"labels {layout(labels)} and predictions {layout(outputs)}"
+    with at(f"{name_of(module.loss)}(labels, predictions), given {given},"):
+        loss(labels, outputs)
 
 
 def layout(value: Any) -> str:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import dis
 import functools
 import importlib
+import pkgutil
 import random
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
-from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.progress import step_seed
-from elasticdl.elastic.session.connection import MasterConnection
-from elasticdl.worker.learner import Context, Learner
-from elasticdl.worker.zoo import Function, ModelModule, require_optimizer
+from elasticdl.worker.zoo import Function, ModelModule, require_signature
+
+if TYPE_CHECKING:
+    from elasticdl.worker.learner import Learner
+
+OptimizerT = TypeVar("OptimizerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,11 @@ class Framework:
 
     title: str
     packages: frozenset[str]
-    backend: str  # the module below `elasticdl.worker`
-    suffix: str  # of its checkpoints
+    learner: str  # a module below `elasticdl.worker`, and the class in it
 
 
-TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_trainer", ".pt")
-KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_trainer", ".npz")
+TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_learner:TorchLearner")
+KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_learner:KerasLearner")
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
 
@@ -46,37 +47,10 @@ DEFAULTS = {
 }
 
 
-class FrameworkBackend(Protocol):
-    """What the modules ``torch_trainer`` and ``keras_trainer`` hold."""
-
-    def connect(
-        self, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
-    ) -> Context:
-        """This worker's part in the job.
-
-        Raises:
-            UserError: Horovod is missing.
-        """
-
-    def make_learner(self, module: ModelModule, spec: JobSpec, context: Context, model: Any) -> Learner[Any]:
-        """Make optimizer, data and state for the model and run a warm-up pass; long, and belongs before joining.
-
-        Raises:
-            UserError: the module does not keep the contract.
-            Exception: whatever the user's code raises.
-        """
-
-    def check(self, module: ModelModule, spec: JobSpec, model: Any) -> None:
-        """Whether a worker could train this model.
-
-        Raises:
-            UserError: it could not; one line says why.
-        """
-
-
-def import_backend(framework: Framework) -> FrameworkBackend:
+def import_learner(framework: Framework) -> type[Learner]:
     """Imports the framework, too."""
-    return cast(FrameworkBackend, importlib.import_module(f"elasticdl.worker.{framework.backend}"))
+    learner: type[Learner] = pkgutil.resolve_name(f"elasticdl.worker.{framework.learner}")
+    return learner
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:
@@ -94,14 +68,12 @@ def build_model(module: ModelModule, seed: int) -> Any:
     _seed(step_seed(seed, 0, 0))
     if "keras" in sys.modules or ("tensorflow" in sys.modules and "torch" not in sys.modules):
         # TensorFlow must hear of its devices before anything is built.
-        importlib.import_module("elasticdl.elastic.keras.device").prepare_devices()
-    return module.make_model()
+        importlib.import_module("elasticdl.elastic.keras.backend").prepare_devices()
+    return module.custom_model(**module.model_params)
 
 
 def framework_of(model: Any, module: ModelModule) -> Framework:
-    """Raises:
-    UserError: the model is of no framework that can be trained.
-    """
+    """Raises UserError if the model is of no framework that can be trained."""
     # A Keras model over PyTorch is a torch.nn.Module as well.
     if _is_a(model, "keras", "Model"):
         return KERAS
@@ -114,11 +86,7 @@ def framework_of(model: Any, module: ModelModule) -> Framework:
 
 
 def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
-    """``framework``: of the model.
-
-    Raises:
-        UserError: the module's loss or optimizer names the other framework, and not this one.
-    """
+    """``framework``: of the model."""
     other = KERAS if framework is TORCH else TORCH
     for function in (module.loss, module.optimizer):
         used = _packages_used(function)
@@ -129,7 +97,7 @@ def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
             )
 
 
-def make_optimizer(module: ModelModule, framework: Framework, kind: type, **arguments: Any) -> Any:
+def make_optimizer(module: ModelModule, framework: Framework, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
     """What the module's ``optimizer`` returns when it is given these, by position.
 
     Raises:
@@ -137,11 +105,12 @@ def make_optimizer(module: ModelModule, framework: Framework, kind: type, **argu
         Exception: whatever the user's code raises.
     """
     _refuse_mixture(module, framework)
-    require_optimizer(module, tuple(arguments), f" for a {framework.title} model")
+    name, why = name_of(module.optimizer), f" for a {framework.title} model"
+    require_signature(module.optimizer, name, module.path, tuple(arguments), why=why)
     optimizer = module.optimizer(*arguments.values())
     if not isinstance(optimizer, kind):
         raise UserError(
-            f"{shown(module.path)}: {name_of(module.optimizer)}({', '.join(arguments)}) returned {kind_of(optimizer)}; "
+            f"{shown(module.path)}: {name}({', '.join(arguments)}) returned {kind_of(optimizer)}; "
             f"expected a {'torch.optim' if framework is TORCH else 'keras.optimizers'}.Optimizer"
         )
     return optimizer

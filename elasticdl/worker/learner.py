@@ -1,74 +1,92 @@
-"""What training needs of a framework: the port between `elasticdl.worker.trainer` and the learner of each framework."""
+"""What training needs of a framework: `Learner`, which each framework fills in, and what it keeps beside the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, ClassVar
 
 from elasticdl.callbacks import Callback
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
+from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
-from elasticdl.elastic.training.sampler import DataCursor, StepBatch
+from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.sampler import ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
-from elasticdl.worker.checkpoint import Checkpoint, CheckpointStore
+from elasticdl.worker.checkpoint import Checkpoint, open_store
+from elasticdl.worker.evaluation import Evaluation, Evaluator
+from elasticdl.worker.zoo import ModelModule
 
-Dump = Callable[[IO[bytes]], object]  # writes a state that was copied before
+log = logging.getLogger(__name__)
 
-BatchT = TypeVar("BatchT", bound=StepBatch)
-BatchT_co = TypeVar("BatchT_co", bound=StepBatch, covariant=True)
+FORMAT = 2  # of checkpoints
+REMEDY = "give another --checkpoint_dir"
 
-Context: TypeAlias = JobContext[Any]
+
+@dataclass
+class Ledger(EpochLedger):
+    """What has been done once and must not be done again, whichever worker did it.
+
+    Part of the training state: sent to newcomers, kept in checkpoints, and committed with steps only. Whether something
+    is due is decided from this and the step alone, so that all members decide alike, and alike again when they come
+    back to the same point after a change of workers: one that got through an evaluation in which another lost the world
+    forgets it, and both do it again.
+    """
+
+    evaluation: dict[str, Any] = field(default_factory=dict)  # the last one: step, epoch, samples, metrics
+    checkpointed_step: int = 0
+    finished_epochs: int = 0
+
+    @property
+    def evaluated_step(self) -> int:
+        return int(self.evaluation.get("step", 0))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last evaluation; empty before the first."""
+        return dict(self.evaluation.get("metrics", {}))
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Metrics over the whole evaluation set; the same on all members."""
+class Codec:
+    """How a framework's state is written."""
 
-    samples: int
-    metrics: dict[str, float]
-
-
-class Loader(Protocol[BatchT_co]):
-    """Gives the batches of each step from where training stands."""
-
-    @property
-    def sampler(self) -> DataCursor: ...
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Epochs from the present one up to ``count``, the first perhaps partly done."""
-
-    def __iter__(self) -> Iterator[BatchT_co]: ...
+    suffix: str  # of its files
+    copy: Callable[[Any], Any]  # of a nested state: training can't change the copy any more
+    write: Callable[[Any, IO[bytes]], object]
+    read: Callable[[IO[bytes]], Any]  # runs nothing that is in the file; raises anything, over a damaged one
+    is_other_optimizer: Callable[[Any, Any], bool] = lambda there, here: False  # than that of a second state
 
 
-class Learner(Protocol[BatchT]):
-    """A model being trained."""
+class Learner(ABC):
+    """A model being trained, with its data, optimizer and state.
 
-    @property
-    def state(self) -> TrainingState:
-        """Its values hold the ledger."""
+    Making one runs a warm-up pass: it takes long, and belongs before joining.
+    """
 
-    @property
-    def loader(self) -> Loader[BatchT]: ...
+    context_class: ClassVar[type[JobContext[Any]]]  # of which this worker's part in the job is one
+    codec: ClassVar[Codec]
+    state: TrainingState  # its values hold the ledger
+    loader: ElasticLoader[Any]
+    callbacks: list[Callback]  # those of the module, for the trainer to call
+    evaluator: Evaluator | None = None  # none without evaluation data
 
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """Those of the module, for the trainer to call."""
-
-    @property
-    def store(self) -> CheckpointStore | None:
-        """Where checkpoints are kept, if they are."""
-
-    def follow(self, callbacks: Sequence[Callback]) -> None:
-        """Let the learning rate go by the options and the schedules among the callbacks."""
-
-    def make_step(self, batch: BatchT) -> float:
-        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
-
-        Raises:
-            WorldBroken: the step is torn.
+    def __init__(self, module: ModelModule, spec: JobSpec, context: JobContext[Any], model: Any) -> None:
+        """Raises:
+        UserError: the module does not keep the contract.
+        Exception: whatever the user's code raises.
         """
+        self._spec = spec
+        self._context = context
+        self._model = model
+        self.ledger = Ledger()
+        self.store = open_store(spec, self.codec.suffix)
+        self._make(module)
 
     def evaluate(self) -> Evaluation | None:
         """Over all members; None if there is no evaluation data.
@@ -76,11 +94,118 @@ class Learner(Protocol[BatchT]):
         Raises:
             WorldBroken: a member was lost meanwhile.
         """
+        return self.evaluator.evaluate() if self.evaluator else None
 
-    def enter(self, world: World) -> None:
+    @property
+    def _origin(self) -> dict[str, Any]:
+        """What a position within an epoch depends on."""
+        samples = self.loader.sampler.order.samples
+        return {"samples": samples, "seed": self._spec.seed, "shuffle": self._spec.shuffle}
+
+    def copy(self) -> Callable[[IO[bytes]], object]:
+        """Copy everything that a training goes on from; what is returned writes the copy as a checkpoint."""
+        codec = self.codec
+        copied = {
+            "format": FORMAT,
+            "state": codec.copy(self.state.state_dict()),
+            "origin": self._origin,
+            "extra": codec.copy(self._extra()),
+        }
+        return lambda file: codec.write(copied, file)
+
+    def resume(self) -> Checkpoint | None:
+        """Load the newest checkpoint that can be read, and tell which; None if there are none at all.
+
+        Raises:
+            UserError: it is of another model or other data, or not one can be read.
+        """
+        if self.store is None:
+            return None
+        try:
+            found = self.store.newest_first()
+        except OSError as error:
+            raise UserError(f"--checkpoint_dir can't be read: {one_line(error)}") from error
+        problem = ""
+        for number, checkpoint in enumerate(found):
+            try:
+                loaded = self.store.read(checkpoint.step, self.codec.read)
+                if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+                    raise ValueError(f"not a checkpoint of format {FORMAT}")
+            except Exception as error:  # noqa: BLE001 - the unpickler raises anything over a damaged file
+                problem = one_line(error)
+                log.warning("checkpoint %s can't be read and is passed over: %s", checkpoint.path, problem)
+                continue
+            self._load(checkpoint, loaded)
+            for unreadable in found[:number]:
+                try:
+                    self.store.set_aside(unreadable.step)
+                except OSError as error:
+                    log.warning("checkpoint %s can't be renamed either: %s", unreadable.path, one_line(error))
+            return checkpoint
+        if found:
+            raise UserError(
+                f"none of the {len(found)} checkpoints can be read, {found[0].path} and older: {problem}; {REMEDY}"
+            )
+        return None
+
+    def _load(self, checkpoint: Checkpoint, loaded: dict[str, Any]) -> None:
+        saved, here, it = loaded["state"], self.state.state_dict(), f"checkpoint {checkpoint.path}"
+        if difference := _difference(saved["model"], here["model"]):
+            raise UserError(f"{it} is of another model: {difference}; {REMEDY}")
+        there, origin = loaded["origin"], self._origin
+        if saved["progress"]["position"] not in (0, there["samples"]) and there != origin:
+            name = next(name for name in there if there[name] != origin[name])
+            raise UserError(
+                f"{it} stands within an epoch whose order of samples is another now: {name} was {there[name]} and is "
+                f"{origin[name]}; {REMEDY}"
+            )
+        if self.codec.is_other_optimizer(saved["optimizer"], here["optimizer"]):
+            raise UserError(f"{it} is of another kind of optimizer; {REMEDY}")
+        try:
+            self.state.load_state_dict(saved)
+        except UserError as error:
+            raise UserError(f"{it} does not fit: {error}; {REMEDY}") from error
+        except ValueError as error:
+            raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
+        self._load_extra(loaded.get("extra", {}))
+
+    # -- what differs between frameworks --
+
+    @staticmethod
+    @abstractmethod
+    def check(module: ModelModule, spec: JobSpec, model: Any) -> None:
+        """Whether a worker could train this model.
+
+        Raises:
+            UserError: it could not; one line says why.
+        """
+
+    @abstractmethod
+    def _make(self, module: ModelModule) -> None:
+        """Make what the class names, from the module."""
+
+    @abstractmethod
+    def follow_rules(self) -> None:
+        """Let the learning rate go by the options and the schedules among the callbacks."""
+
+    @abstractmethod
+    def make_step(self, batch: Any) -> float:
+        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
+
+        Raises:
+            WorldBroken: the step is torn.
+        """
+
+    @abstractmethod
+    def save_model(self, folder: Path) -> Path:
+        """Write the trained model below the folder."""
+
+    # -- for callbacks that keep something, or stop the training --
+
+    def enter(self, world: World) -> None:  # noqa: B027
         """In each world, before the members are brought to one state."""
 
-    def settle(self, *, entering: bool) -> bool:
+    def agree(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 
         All members call it at the same points: on ``entering`` a world, and at the end of each epoch.
@@ -88,19 +213,29 @@ class Learner(Protocol[BatchT]):
         Raises:
             WorldBroken: a member was lost meanwhile.
         """
+        return False
 
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027
         """All steps are made: the model is what is to be saved after this, once however often it is called."""
 
-    def resume(self) -> Checkpoint | None:
-        """Load the newest checkpoint, and tell which; None if there is none.
+    def _extra(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the state."""
+        return {}
 
-        Raises:
-            UserError: it is of another model, or there are some and none can be read.
-        """
+    def _load_extra(self, extra: dict[str, Any]) -> None: ...  # noqa: B027
 
-    def copy(self) -> Dump:
-        """Copy the state; what is returned writes the copy as a checkpoint."""
 
-    def save_model(self, folder: Path) -> Path:
-        """Write the trained model below the folder."""
+def _difference(there: Any, here: Any) -> str:
+    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        return ""
+    for name in here.keys() | there.keys():
+        if name not in there:
+            return f"it has no {name}"
+        if name not in here:
+            return f"it has {name}, which this model has not"
+    for name, value in here.items():
+        was, now = (tuple(v.shape) if hasattr(v, "shape") else None for v in (there[name], value))
+        if was != now:
+            return f"{name} has shape {was} there and {now} here"
+    return ""

@@ -26,9 +26,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
-from elasticdl.worker.batches import batch_policy
-from elasticdl.worker.checkpoint_writer import CheckpointWriter
-from elasticdl.worker.frameworks import build_model, framework_of, import_backend, set_defaults
+from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
+from elasticdl.worker.options import batch_policy
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.user_code import users_traceback
 from elasticdl.worker.zoo import load_module
@@ -46,7 +45,8 @@ def main() -> int:
         if environment is None:
             raise UserError("a worker is started by its job's master: use `elasticdl train`")
         spec = JobSpec.from_json(Path(environment.job_spec).read_text())
-        _log_to_stderr(spec, environment.worker_id)
+        layout = f"%(asctime)s worker {environment.worker_id} %(levelname)s %(message)s"
+        logging.basicConfig(stream=sys.stderr, level=spec.log_level, format=layout)
         prepare_horovod(os.environ)
         set_defaults(os.environ)
         link = MasterConnection(environment)
@@ -70,15 +70,12 @@ def _work(spec: JobSpec, link: MasterConnection, closers: contextlib.ExitStack) 
     try:
         module = load_module(spec)
         model = build_model(module, spec.seed)
-        framework = framework_of(model, module)
-        backend = import_backend(framework)
+        kind = import_learner(framework_of(model, module))
         # The processes that load data are forked from one that has all this imported, instead of importing it each.
-        multiprocessing.set_forkserver_preload([f"{__package__}.{framework.backend}"])
-        context = backend.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
+        multiprocessing.set_forkserver_preload([kind.__module__])
+        context = kind.context_class.connect(batch_policy(spec), seed=spec.seed, environ=os.environ, link=link)
         closers.callback(context.close)
-        learner = backend.make_learner(module, spec, context, model)
-        checkpoints = CheckpointWriter(learner.store, link.session) if learner.store else None
-        Trainer(spec, context, learner, learner.callbacks, checkpoints).run()
+        Trainer(spec, context, kind(module, spec, context, model)).run()
     except Stopped as stopped:
         log.info("leaving: %s", stopped.reason)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the master must hear of it
@@ -114,14 +111,6 @@ def _leave(session: Session, signum: int, frame: FrameType | None) -> None:
         return
     session.post(p.Terminated("told to leave (SIGTERM)"))
     raise _Leaving
-
-
-def _log_to_stderr(spec: JobSpec, worker_id: int) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=spec.log_level,
-        format=f"%(asctime)s worker {worker_id} %(levelname)s %(message)s",
-    )
 
 
 def _leave_process(code: int) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -14,12 +15,13 @@ from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from elasticdl.callbacks import Callback
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.params import parse_params
 from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.feeds import find_feed
 from elasticdl.worker.user_code import blame
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "custom_model"
 FEED = ", or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)"
@@ -37,6 +39,63 @@ NONE: Mapping[str, object] = MappingProxyType({})
 Function = Callable[..., Any]
 Metrics = Mapping[str, Any]  # by name; of a model with several outputs, by output and name
 
+OLDER_FEED = "dataset_fn"
+OPTIONS = {"training": "training_data", "evaluation": "validation_data"}
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOpener:
+    """Called as ``dataset(mode, path)``; what it returns also has ``__getitems__(indices)``, for whole batches."""
+
+    feed: Function
+    reader: Function | None  # the module's custom_data_reader
+    params: Mapping[str, object]
+
+    def __call__(self, mode: str, path: str) -> Any:
+        """Raises:
+        ArgumentError: the path names no files.
+        UserError: a file is damaged, or ``feed`` can't be used.
+        """
+        from elasticdl.data.custom_reader import open_custom
+        from elasticdl.data.open import open_records
+
+        if not path:
+            raise ArgumentError(f"--{OPTIONS[mode]} is missing; expected the files of records for {name_of(self.feed)}")
+        if self.reader:
+            records = open_custom(self.reader, path, mode, dict(self.params))
+        else:
+            records = open_records(path, self.params)
+        # Imported last: TensorFlow takes seconds, and the files may be what is wrong.
+        from elasticdl.data.feed import FeedDataset
+
+        return FeedDataset(records, self.feed, mode)
+
+
+def find_feed(module: ModuleType, spec: JobSpec, path: Path) -> FeedOpener | None:
+    """The ``feed`` of a module that has no ``dataset``, or for which ``--feed`` names one.
+
+    Raises:
+        UserError: there is no function of a name that an option gives.
+    """
+    asked = spec.feed != JobSpec.model_fields["feed"].default
+    if hasattr(module, spec.dataset) and not asked:
+        return None
+    feed = _function(module, path, spec.feed, required=asked) or _function(module, path, OLDER_FEED, required=False)
+    if feed is None:
+        return None
+    own_reader = spec.custom_data_reader != JobSpec.model_fields["custom_data_reader"].default
+    reader = _function(module, path, spec.custom_data_reader, required=own_reader)
+    return FeedOpener(feed, reader, parse_params("data_reader_params", spec.data_reader_params))
+
+
+def _function(module: ModuleType, path: Path, name: str, required: bool) -> Function | None:
+    found: Function | None = getattr(module, name, None)
+    if found is None and not required:
+        return None
+    if not callable(found):
+        raise UserError(f"{shown(path)} has no function {name}")
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class ModelModule:
@@ -45,22 +104,12 @@ class ModelModule:
     custom_model: Function
     model_params: Mapping[str, object]  # with which to call it
     loss: Function
-    optimizer: Function  # its parameters depend on the framework: see `require_optimizer`
+    optimizer: Function  # its parameters depend on the framework: see `elasticdl.worker.frameworks.make_optimizer`
     dataset: Function
     eval_metrics_fn: Function | None
     callbacks: Function | None
     path: Path
     folder: Path  # the zoo
-
-    def make_model(self) -> Any:
-        return self.custom_model(**self.model_params)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    name: str  # dotted
-    path: Path
-    function: str
 
 
 def load_module(spec: JobSpec) -> ModelModule:
@@ -72,38 +121,36 @@ def load_module(spec: JobSpec) -> ModelModule:
     folder = Path(spec.model_zoo).resolve()
     if not folder.is_dir():
         raise UserError(f"--model_zoo {spec.model_zoo} is not a folder; expected the folder that holds --model_def")
-    place = _locate(folder, spec.model_def)
+    dotted, path, function = _locate(folder, spec.model_def)
     params = parse_params("model_params", spec.model_params)
-    module = _import(folder, place)
-    if place.path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, place.function):
+    module = _import(folder, dotted, path)
+    if path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, function):
         raise _missing(folder, spec.model_def)
     return ModelModule(
-        custom_model=_require(module, place.path, place.function, (), params),
+        custom_model=_require(module, path, function, (), params),
         model_params=params,
-        loss=_require(module, place.path, spec.loss, PARAMETERS["loss"]),
-        optimizer=_require(module, place.path, spec.optimizer, None),
-        dataset=find_feed(module, spec, place.path)
-        or _require(module, place.path, spec.dataset, PARAMETERS["dataset"], otherwise=FEED),
-        eval_metrics_fn=_optional(module, place.path, "eval_metrics_fn", spec.eval_metrics_fn),
-        callbacks=_optional(module, place.path, "callbacks", spec.callbacks),
-        path=place.path,
+        loss=_require(module, path, spec.loss, PARAMETERS["loss"]),
+        optimizer=_require(module, path, spec.optimizer, None),
+        dataset=find_feed(module, spec, path)
+        or _require(module, path, spec.dataset, PARAMETERS["dataset"], otherwise=FEED),
+        eval_metrics_fn=_optional(module, path, "eval_metrics_fn", spec.eval_metrics_fn),
+        callbacks=_optional(module, path, "callbacks", spec.callbacks),
+        path=path,
         folder=folder,
     )
 
 
-def require_optimizer(module: ModelModule, parameters: tuple[str, ...], why: str) -> None:
-    """Raises:
-    UserError: ``optimizer`` can't be called with these parameters, as ``why`` demands.
-    """
-    _require_signature(module.optimizer, name_of(module.optimizer), module.path, parameters, why=why)
+def refuse_feed(module: ModelModule) -> None:
+    """A feed makes samples for a model of Keras; this is for one that is not."""
+    if isinstance(module.dataset, FeedOpener):
+        raise UserError(
+            f"{shown(module.path)}: {name_of(module.dataset.feed)} makes tf.data.Dataset samples, for a Keras model; "
+            "expected dataset(mode, path) for a PyTorch model"
+        )
 
 
 def make_callbacks(module: ModelModule, kinds: Mapping[str, type] = OWN_CALLBACKS) -> list[Any]:
-    """``kinds``: of what the callbacks may be, by the names that a message gives them.
-
-    Raises:
-        UserError: ``callbacks()`` returns something else than a list of callbacks.
-    """
+    """``kinds``: of what the callbacks may be, by the names that a message gives them."""
     callbacks = list(module.callbacks() or ()) if module.callbacks else []  # ElasticDL's own modules return None
     for callback in callbacks:
         if not isinstance(callback, tuple(kinds.values())):
@@ -128,7 +175,7 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
             if not callable(metric):
                 raise _no_metrics(module, f"a dict whose {name!r} is {metric!r}")
             if not isinstance(metric, type) and not hasattr(metric, "update_state"):
-                _require_signature(metric, f"metric {name!r}", module.path, PARAMETERS["metric"])
+                require_signature(metric, f"metric {name!r}", module.path, PARAMETERS["metric"])
     return cast(Metrics, metrics)
 
 
@@ -139,7 +186,8 @@ def _no_metrics(module: ModelModule, returned: str) -> UserError:
     )
 
 
-def _locate(folder: Path, model_def: str) -> _Place:
+def _locate(folder: Path, model_def: str) -> tuple[str, Path, str]:
+    """The module's dotted name and path, and the name of the function that makes the model."""
     parts = model_def.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UserError(f"--model_def {model_def!r} is not MODULE[.FUNCTION], as in digits.cnn_torch")
@@ -147,7 +195,7 @@ def _locate(folder: Path, model_def: str) -> _Place:
         base = folder.joinpath(*parts[:count])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if count and path.is_file():
-                return _Place(".".join(parts[:count]), path, ".".join(parts[count:]) or DEFAULT_MODEL)
+                return ".".join(parts[:count]), path, ".".join(parts[count:]) or DEFAULT_MODEL
     raise _missing(folder, model_def)
 
 
@@ -164,17 +212,15 @@ def _missing(folder: Path, model_def: str) -> UserError:
     return UserError(f"--model_def {model_def}: there is no {looked}; {hint}")
 
 
-def _import(folder: Path, place: _Place) -> ModuleType:
+def _import(folder: Path, name: str, path: Path) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         # Modules of ElasticDL import their neighbours as model_zoo.NAME. Last, as a checkout of it also has an `elasticdl`.
         sys.path.extend([str(folder.parent), os.getcwd()])
-    with blame(f"importing {place.name}", folder):
-        module = importlib.import_module(place.name)
-    if Path(module.__file__ or "").resolve() != place.path.resolve():
-        raise UserError(
-            f"{shown(place.path)} is hidden by another module of the same name, {module.__file__}: rename it"
-        )
+    with blame(f"importing {name}", folder):
+        module = importlib.import_module(name)
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise UserError(f"{shown(path)} is hidden by another module of the same name, {module.__file__}: rename it")
     return module
 
 
@@ -201,11 +247,11 @@ def _require(
     if not callable(found):
         raise UserError(f"{shown(path)}: {name} is not a function; expected {expected}")
     if parameters is not None:
-        _require_signature(found, name, path, parameters, params)
+        require_signature(found, name, path, parameters, params)
     return found
 
 
-def _require_signature(
+def require_signature(
     found: Function,
     name: str,
     path: Path,
@@ -225,3 +271,57 @@ def _require_signature(
         raise UserError(
             f"{shown(path)} has {name}{signature}, which fails ({error}); expected {name}({', '.join(given)}){why}"
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Datasets:
+    """Anything with ``__len__`` and ``__getitem__``; ``evaluation`` is None if there is nothing to evaluate on."""
+
+    training: Any
+    evaluation: Any | None
+
+
+def open_datasets(module: ModelModule, spec: JobSpec) -> Datasets:
+    """Open and look at both.
+
+    Without ``--validation_data`` or ``--evaluation_steps`` nobody has asked for an evaluation: a module that has no
+    data for it may say so with a ValueError, and training goes without.
+
+    Raises:
+        UserError: ``dataset()`` raised, or what it returned can't be used.
+    """
+    training = _open(module, "training", spec.training_data)
+    asked = bool(spec.validation_data or spec.evaluation_steps)
+    try:
+        evaluation = _open(module, "evaluation", spec.validation_data)
+    except UserError as error:
+        if asked or not isinstance(error.__cause__, ValueError | OSError):
+            raise
+        log.warning("no evaluation: %s", error)
+        evaluation = None
+    return Datasets(training, evaluation)
+
+
+def _open(module: ModelModule, mode: str, path: str) -> Any:
+    is_feed = isinstance(module.dataset, FeedOpener)
+    call = f"feed over --{OPTIONS[mode]} {path}".rstrip() if is_feed else f"dataset({mode!r}, {path!r})"
+    with blame(call, module.folder):
+        try:
+            dataset = module.dataset(mode, path)
+        except ValueError as error:
+            if len(lines := str(error).splitlines()) != 1:
+                raise
+            about = f"{call}: " if path or not is_feed else ""  # without a path, a feed's line names the option itself
+            raise UserError(f"{about}{lines[0]}") from error  # the contract's way to refuse a path
+    where = f"{shown(module.path)}: {call}"
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UserError(f"{where} returned {type(dataset).__name__}; expected something with len() and [index]")
+    with blame(f"len of {call}", module.folder):
+        samples = len(dataset)
+    if samples == 0:
+        raise UserError(f"{where} has no samples; expected at least one")
+    with blame(f"{call}[0]", module.folder):
+        sample = dataset[0]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise UserError(f"{where}[0] is {type(sample).__name__}; expected a pair (inputs, label)")
+    return dataset

@@ -7,8 +7,7 @@ import uuid
 
 import pytest
 
-from elasticdl.worker.checkpoint import CheckpointStore
-from elasticdl.worker.checkpoint_writer import CheckpointWriter
+from elasticdl.worker.checkpoint import CheckpointStore, CheckpointWriter
 
 PATIENCE = 30.0  # seconds; for what is expected to happen at once
 

@@ -16,6 +16,8 @@ from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.loader import ElasticDataLoader
+from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
 
 
@@ -115,8 +117,8 @@ class Trainee:
     def begin(self):
         """As at the start of a process, but with what has been traced."""
         self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
-        self.loader = self.context.loader(self.data)
-        self.state = self.context.state(self.train_step, self.loader, {})
+        self.loader = ElasticDataLoader(self.context, self.data)
+        self.state = KerasState(self.context, self.train_step, self.loader, {})
         self.losses = []
         if self.joins:
             enter(self.context, self.collective.world)

@@ -15,6 +15,8 @@ from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
+from elasticdl.elastic.torch.state import TorchState
 
 
 def make_model(batch_norm=False):
@@ -86,12 +88,12 @@ class Trainee:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)
         if own_loader is None:
-            self.loader = given = self.context.loader(data, drop_last=drop_last)
+            self.loader = given = ElasticDataLoader(self.context, data, drop_last=drop_last)
             self.sampler = self.loader.sampler
         else:
-            self.sampler = given = self.context.sampler(data, drop_last=drop_last)
+            self.sampler = given = ElasticSampler(self.context, data, drop_last=drop_last)
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
-        self.state = self.context.state(self.model, self.optimizer, given, {})
+        self.state = TorchState(self.context, self.model, self.optimizer, given, {})
         self.losses = []
         if joins:
             enter(self.context, collective.world)

@@ -61,19 +61,19 @@ class FakeMaster:
 
 def enter(context, world):
     """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any."""
-    session, loop = context.session, context._loop
+    session = context.session
     if session.core.state is WorkerState.PREPARING:
         session.turn(p.On.READY)
     else:
-        loop._tell(p.WorldLeft("moved"))
+        context._tell(p.WorldLeft("moved"))
         session.turn(p.On.CLOSED)
     session.turn(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
     session.turn(p.On.CONNECTED)
-    loop._tell(p.Synced(context.progress))
-    loop._next.clear()
+    context._tell(p.Synced(context.progress))
+    context._next.clear()
 
 
 def lose_world(context):
     """A collective fails: what was saved is gone back to."""
-    context._loop._tell(p.CollectiveFailed("a collective failed"))
-    context._loop._next.clear()
+    context._tell(p.CollectiveFailed("a collective failed"))
+    context._next.clear()

@@ -11,8 +11,7 @@ import elasticdl
 from elasticdl.common.errors import UserError
 from elasticdl.common.params import parse_params
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.datasets import open_datasets
-from elasticdl.worker.zoo import load_module
+from elasticdl.worker.zoo import load_module, open_datasets
 
 # In the manner of ElasticDL's zoo: an older dataset_fn, flat labels, imports of many a thing.
 MODULE = """

@@ -12,8 +12,7 @@ from elasticdl.elastic.collectives import horovod, transfer
 from elasticdl.elastic.collectives.horovod import HEAD_BYTES
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.torch.transfer import broadcast_state
+from elasticdl.elastic.torch.collective import TorchCollective, broadcast_state
 
 
 class FakeHorovod:

@@ -18,12 +18,11 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.keras.context import connect
-from elasticdl.elastic.keras.learning_rate import OptimizerRate
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.keras.collective import KerasCollective, broadcast_state
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
-from elasticdl.elastic.keras.transfer import broadcast_state
 
 EACH_ONCE = {"micro": 1, "add": 1, "apply": 1}
 WHOLE = BatchPolicy(16, None, None)
@@ -296,7 +295,7 @@ def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
 
 def test_values_of_the_user_travel_with_the_state():
     member = alone(joins=False)
-    state = member.context.state(member.train_step, member.loader, {"best": 0.5})
+    state = KerasState(member.context, member.train_step, member.loader, {"best": 0.5})
     enter(member.context, member.context.world)
     state.best = 0.7
     state.commit()
@@ -320,18 +319,20 @@ def test_the_rate_of_a_step_is_set_before_its_update():
 
 
 def test_without_rules_a_rate_set_by_somebody_else_stays():
-    optimizer = keras.optimizers.SGD(0.1)
-    rate = OptimizerRate(optimizer, LearningRate(), fixed_batch=True)
-    optimizer.learning_rate = 0.05
-    rate.set(1, 0, ALONE)
-    assert float(optimizer.learning_rate) == pytest.approx(0.05)
+    member = alone(WHOLE, optimizer=keras.optimizers.SGD(0.1))
+    member.state.follow(LearningRate())
+    member.optimizer.learning_rate = 0.05
+    member.train(steps=1)
+    assert member.state.learning_rate == pytest.approx(0.05)
 
 
 def test_a_schedule_of_the_optimizer_and_rules_exclude_each_other():
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
-    OptimizerRate(optimizer, LearningRate(), fixed_batch=False).set(1, 0, ALONE)
+    member = alone(BatchPolicy(None, 10), optimizer=optimizer)
+    member.state.follow(LearningRate())
+    member.train(steps=1)
     with pytest.raises(UserError, match="schedule of the optimizer's own"):
-        OptimizerRate(optimizer, LearningRate(scaling="linear"), fixed_batch=False)
+        member.state.follow(LearningRate(scaling="linear"))
 
 
 # -- what is refused --
@@ -376,7 +377,7 @@ def test_errors_are_told_apart_by_cause(error, failed):
 
 def test_alone_needs_no_horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
-    context = connect(BatchPolicy(8, None), seed=0, environ={})
+    context = ElasticContext.connect(BatchPolicy(8, None), seed=0, environ={})
     assert (context.rank, context.size) == (0, 1)
     collective = context.collective
     assert collective.sum(np.ones(2), "x").numpy().tolist() == [1, 1]

@@ -17,8 +17,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.worker.keras_checkpoint import KerasCodec
-from elasticdl.worker.resume import Origin, content
+from elasticdl.worker.keras_learner import KerasLearner
 
 BATCH, EPOCHS, SAMPLES = 16, 10, 50
 STEPS = EPOCHS * 4
@@ -103,11 +102,11 @@ class History:
         self.work(last)
         file = io.BytesIO()
         first = self.members[0].state
-        content(first, Origin(SAMPLES, 0, True), KerasCodec())(file)
+        KerasLearner.codec.write(KerasLearner.codec.copy(first.state_dict()), file)
         self.part(self.members[0])
         self.join(1)
         file.seek(0)
-        self.members[0].state.load_state_dict(KerasCodec().read(file)["state"])
+        self.members[0].state.load_state_dict(KerasLearner.codec.read(file))
         self.members[0].state._position.has_state = True
         self.happened.add("restart")
 

@@ -14,15 +14,14 @@ from elasticdl.data import Arrays
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.keras.loader import AHEAD, fetch, load
-from elasticdl.elastic.keras.prefetch import Prefetch
+from elasticdl.elastic.keras.loader import AHEAD, ElasticDataLoader, Prefetch, fetch, load
 
 TWO = np.array([3, 1])
 
 
 def make_loader(dataset, **options):
     context = ElasticContext(alone(), SumOfThreads(0, Board(1)), BatchPolicy(16, None, 5), seed=0)
-    return context.loader(dataset, **options)
+    return ElasticDataLoader(context, dataset, **options)
 
 
 @pytest.mark.parametrize(("drop_last", "batches"), [(False, [16, 16, 16, 2]), (True, [16, 16, 16])])

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic_kit import Board, Trainee
+from elastic_kit import Board, SumOfThreads, Trainee
+from session_kit import FakeMaster, lose_world
 from session_kit import enter as enter_world
-from session_kit import lose_world
 from torch.nn.functional import cross_entropy
 from worker_kit import BreakingCollective, Script
 
@@ -20,7 +20,8 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.learning_rate import OptimizerRate
+from elasticdl.elastic.torch.sampler import ElasticDataLoader
+from elasticdl.elastic.torch.state import TorchState
 
 PER_WORKER = BatchPolicy(None, 8)
 
@@ -151,19 +152,28 @@ def two_groups(kind=float):
     return torch.optim.SGD([{"params": [first], "lr": kind(0.1)}, {"params": [second], "lr": kind(0.02)}])
 
 
+def set_rate(optimizer, rules, policy, world):
+    """As a state does it before an update."""
+    context = ElasticContext(FakeMaster().session, SumOfThreads(0, Board(1)), policy, seed=0)
+    state = TorchState(context, torch.nn.Linear(1, 1), optimizer, None, {})
+    state.follow(rules)
+    context.collective.world = world
+    state._before_update()
+
+
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_groups_keep_their_ratio_to_the_first(kind):
     optimizer = two_groups(kind)
-    OptimizerRate(optimizer, LearningRate(lambda epoch: 0.4), fixed_batch=True).set(1, 0, world(1))
+    set_rate(optimizer, LearningRate(lambda epoch: 0.4), BatchPolicy(20, None), world(1))
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.4, 0.08])
     assert all(isinstance(group["lr"], type(kind(0.1))) for group in optimizer.param_groups)
 
 
 def test_an_optimizer_from_a_checkpoint_is_not_scaled_again():
     rules, optimizer, again = LearningRate(scaling="linear"), two_groups(), two_groups()
-    OptimizerRate(optimizer, rules, fixed_batch=False).set(1, 0, world(4))
+    set_rate(optimizer, rules, BatchPolicy(None, 20), world(4))
     again.load_state_dict(optimizer.state_dict())
-    OptimizerRate(again, rules, fixed_batch=False).set(2, 0, world(2, version=2))
+    set_rate(again, rules, BatchPolicy(None, 20), world(2, version=2))
     assert [group["lr"] for group in again.param_groups] == pytest.approx([0.2, 0.04])
 
 
@@ -238,7 +248,7 @@ def test_with_snapshots_all_goes_back_to_the_last_commit():
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     member = Trainee(0, Board(1), PER_WORKER, joins=False)
-    state = member.context.state(model, optimizer, member.loader, {}, snapshot=True)
+    state = TorchState(member.context, model, optimizer, member.loader, {}, snapshot=True)
     state.follow(LearningRate(lambda epoch: 0.3))
     enter_world(member.context, world(1))
     weight = model.weight.clone()
@@ -257,8 +267,8 @@ def test_a_job_is_warned_once_of_correcting_twice(policy, warnings):
     context = ElasticContext(script.session, BreakingCollective(), policy, seed=0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = context.loader(torch.utils.data.TensorDataset(torch.ones(40, 1)))
-    state = context.state(model, optimizer, loader, {})
+    loader = ElasticDataLoader(context, torch.utils.data.TensorDataset(torch.ones(40, 1)))
+    state = TorchState(context, model, optimizer, loader, {})
     state.follow(LearningRate(lambda epoch: 0.01 * context.size))
 
     def train():

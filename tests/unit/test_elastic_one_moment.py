@@ -16,6 +16,8 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
+from elasticdl.elastic.torch.sampler import ElasticDataLoader
+from elasticdl.elastic.torch.state import TorchState
 
 EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
 # At which point, and how often it has been passed before.
@@ -68,10 +70,10 @@ class Training:
         self.context = ElasticContext(alone(), SumOfThreads(0, self.board), BatchPolicy(20, None, 10), seed=0)
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.loader = self.context.loader(make_data())
+        self.loader = ElasticDataLoader(self.context, make_data())
         self.scheduler = make_scheduler(self.optimizer)
         values = {"scheduler": self.scheduler, "seen": 0}
-        self.state = self.context.state(self.model, self.optimizer, self.loader, values, **options)
+        self.state = TorchState(self.context, self.model, self.optimizer, self.loader, values, **options)
         self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
         self.point, self.occurrence = point, occurrence
         self.settings = {}  # by step: with what it was made

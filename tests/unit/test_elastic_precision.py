@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.sampler import ElasticDataLoader
+from elasticdl.elastic.torch.state import TorchState
 
 EPOCHS, BATCH, SAMPLES = 5, 32, 256
 
@@ -37,10 +39,10 @@ class Member:
         self.dtype = torch.float32 if self.half else dtype
         self.model = Net().to(self.dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.loader = self.context.loader(make_data(SAMPLES))
+        self.loader = ElasticDataLoader(self.context, make_data(SAMPLES))
         steps = EPOCHS * SAMPLES // BATCH
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=steps)
-        self.state = self.context.state(self.model, self.optimizer, self.loader, {"schedule": self.schedule})
+        self.state = TorchState(self.context, self.model, self.optimizer, self.loader, {"schedule": self.schedule})
         enter(self.context, self.context.world)
 
     def train(self):

@@ -6,11 +6,11 @@ import pytest
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.elastic.keras.callback_rate import KerasRate
-from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData
-from elasticdl.elastic.keras.fit_checks import check_weights
-from elasticdl.elastic.keras.job import own
-from elasticdl.elastic.script.batch_shape import whole_number
+from elasticdl.elastic.keras.callbacks import KerasRate
+from elasticdl.elastic.keras.context import own
+from elasticdl.elastic.keras.fit_arguments import FitOptions
+from elasticdl.elastic.keras.fit_data import FitData, check_weights
+from elasticdl.elastic.script.batch_shape import checked_seed
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
 TEXTS = np.array(["cat", "dog"] * 3)
@@ -126,7 +126,7 @@ def test_the_epochs_that_are_validated(frequency, wanted):
 )
 def test_data_that_cannot_be_used(given, words):
     with pytest.raises(UserError) as error:
-        GivenData(**{"x": X, "y": Y, **given}).open()
+        FitData.of(**{"x": X, "y": Y, **given})
     assert told(error).startswith(words)
 
 
@@ -143,11 +143,11 @@ def test_data_that_cannot_be_used(given, words):
     ],
 )
 def test_data_that_can_be_used(given):
-    assert len(GivenData(**{"x": X, "y": Y, **given}).open().training)
+    assert len(FitData.of(**{"x": X, "y": Y, **given}).training)
 
 
 def test_a_batch_of_another_size_is_told_where_it_is_met():
-    samples = GivenData(Batches(2, 1, 2), None).open().training
+    samples = FitData.of(Batches(2, 1, 2), None).training
     with pytest.raises(UserError, match="batch 1 of the Batches has 1 samples, and the first has 2") as error:
         samples.dataset[2]
     told(error)
@@ -160,14 +160,14 @@ def model_of(*shape, loss="mse"):
 
 
 def test_an_empty_validation():
-    data = GivenData(X, Y, validation_data=(X[:0], Y[:0])).open()
+    data = FitData.of(X, Y, validation_data=(X[:0], Y[:0]))
     with pytest.raises(UserError, match="no samples") as error:
         data.check(model_of(2))
     told(error)
 
 
 def weighted(shape, samples=6):
-    return GivenData(np.ones((samples, 2)), np.ones((samples, 3)), np.ones((samples, *shape))).open()
+    return FitData.of(np.ones((samples, 2)), np.ones((samples, 3)), np.ones((samples, *shape)))
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (1, 1)])
@@ -181,7 +181,7 @@ def test_weights_that_are_not_one_for_each_sample(shape):
 
 
 def test_validation_weights_are_looked_at_too():
-    data = GivenData(X, Y, validation_data=(X, Y, np.ones((6, 4)))).open()
+    data = FitData.of(X, Y, validation_data=(X, Y, np.ones((6, 4))))
     with pytest.raises(UserError, match=r"fit\(validation_data=\): sample weights") as error:
         data.check(model_of(2))
     told(error)
@@ -233,4 +233,4 @@ def test_a_seed_that_is_none(init, seed):
 
 @pytest.mark.parametrize("seed", [0, np.int64(7), 2**64 - 1])
 def test_a_seed(seed):
-    assert type(whole_number("seed", seed, 0, 2**64)) is int
+    assert type(checked_seed(seed)) is int

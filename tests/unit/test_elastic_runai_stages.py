@@ -10,7 +10,7 @@ from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.keras.fit_stages import Outcome, Stages
+from elasticdl.elastic.keras.fit_stages import Stages
 
 
 def advance(*, waiting):
@@ -21,7 +21,7 @@ def outcome(value):
     model = make_model()
     model.set_weights([np.full_like(weights, value) for weights in model.get_weights()])
     pack = {"callbacks": {"0": {"seen": [value]}}}
-    return Outcome(model, SimpleNamespace(pack=lambda: pack), Progress(step=value))
+    return model, SimpleNamespace(pack=lambda: pack), Progress(step=value)
 
 
 def after(stages):
@@ -29,7 +29,7 @@ def after(stages):
     made = Stages()
     for number in range(1, stages + 1):
         made.begin()
-        made.end(outcome(number), advance)
+        made.end(*outcome(number), advance)
     made.begin()
     return made
 
@@ -80,7 +80,7 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
     behind, ahead, newcomer = Stages(), after(1), Stages()
     assert meet([behind, ahead, newcomer], [True, True, False]) == [StageSuperseded, WorldChanged, WorldChanged]
     assert not behind.overtaken
-    behind.end(outcome(1), advance)
+    behind.end(*outcome(1), advance)
     behind.begin()
     assert meet([behind, ahead, newcomer], [True, True, False]) == [WorldChanged, WorldChanged, StageSuperseded]
 
@@ -92,7 +92,7 @@ def test_a_later_stage_does_not_begin_without_its_state(size):
 
 def test_a_script_that_runs_alone_keeps_no_records():
     stages = Stages()
-    stages.end(outcome(1), None)
+    stages.end(*outcome(1), None)
     assert not stages.overtaken
     stages.meet(SimpleNamespace(world=ALONE))
     assert (stages.present, stages.progress.step) == (2, 1)

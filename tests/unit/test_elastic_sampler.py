@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.progress import Progress, SampleOrder
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.sampler import ElasticSampler
 
@@ -24,7 +24,8 @@ class Host:
 
     device = torch.device("cpu")
 
-    def __init__(self):
+    def __init__(self, policy, seed):
+        self.policy, self.seed = policy, seed
         self.world = None
         self.progress = Progress()
 
@@ -43,7 +44,7 @@ class NoGradients:
     def begin(self):
         pass
 
-    def rewind(self):
+    def reset_buffers(self):
         pass
 
 
@@ -62,7 +63,7 @@ class Ahead:
 
 
 def make_sampler(samples, policy, seed=3, drop_last=False):
-    sampler = ElasticSampler(SampleOrder(samples, policy, seed, drop_last=drop_last), Host())
+    sampler = ElasticSampler(Host(policy, seed), samples, drop_last=drop_last)
     sampler.attach(NoGradients())
     return sampler
 
@@ -88,8 +89,8 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
         progress = members[0].progress
         members = members[:workers] + [make_sampler(samples, policy) for _ in range(workers - len(members))]
         for rank, sampler in enumerate(members):
-            sampler._host.world = at(version, rank, workers)
-            sampler._host.progress = progress  # newcomers have it from the state of rank 0
+            sampler._job.world = at(version, rank, workers)
+            sampler._job.progress = progress  # newcomers have it from the state of rank 0
         worlds = [sampler.steps(Ahead(sampler, depth)) for sampler in members]
         for batches in islice(zip(*worlds, strict=True), committed):
             while abandoned:  # the garbage collector comes to them as late as this
@@ -98,7 +99,7 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
             used.update(step)
             sizes.append(len(step))
             for sampler, batch in zip(members, batches, strict=True):
-                sampler._host.progress = batch.plan.after
+                sampler._job.progress = batch.plan.after
         for steps in worlds[:torn]:
             list(next(steps, ()))
         abandoned += worlds
@@ -111,13 +112,13 @@ def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, pol
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 4), (True, 3)])
 def test_the_length_is_the_number_of_steps_in_an_epoch(drop_last, steps):
     fixed = make_sampler(50, BatchPolicy(16, None, 4), drop_last=drop_last)
-    fixed._host.world = at(0, 0, 1)
+    fixed._job.world = at(0, 0, 1)
     loader = DataLoader(range(50), batch_sampler=fixed)
     for workers in (1, 3):
-        fixed._host.world = at(1, 0, workers)
+        fixed._job.world = at(1, 0, workers)
         assert len(fixed) == len(loader) == len(list(fixed.steps(Ahead(fixed, 1)))) == steps
         assert not fixed.at_end
-    fixed._host.progress = Progress(position=48)
+    fixed._job.progress = Progress(position=48)
     assert fixed.at_end == drop_last
     assert len(fixed) == steps, "of a whole epoch, wherever training stands"
 
@@ -127,7 +128,7 @@ def test_the_length_with_a_batch_per_worker_is_that_of_the_present_workers():
     with pytest.raises(UserError, match="ask within the function under"):
         len(sampler)
     for workers, steps in ((1, 7), (3, 3)):
-        sampler._host.world = at(1, 0, workers)
+        sampler._job.world = at(1, 0, workers)
         assert len(sampler) == steps
 
 
@@ -182,7 +183,7 @@ def test_draws_of_loading_processes_are_repeated_with_the_step():
     draws = []
     for seed in (0, 0, 1):
         sampler = make_sampler(8, BatchPolicy(4, None), seed)
-        sampler._host.world = at(1, 0, 1)
+        sampler._job.world = at(1, 0, 1)
         torch.rand(len(draws))  # whatever was drawn before
         loader = DataLoader(Noise(), batch_sampler=sampler, num_workers=1, multiprocessing_context="forkserver")
         draws.append([inputs.tolist() for batch in sampler.steps(loader) for inputs, _ in batch])
@@ -213,11 +214,11 @@ def test_a_loader_that_would_fork_is_refused():
 
 
 def test_a_sampler_of_nobody_says_what_to_do():
-    sampler = alone().context.sampler(50)
+    sampler = ElasticSampler(alone().context, 50)
     with pytest.raises(RuntimeError, match="TorchState"):
         next(sampler.steps([]))
 
 
 def test_a_sampler_over_nothing_is_refused():
     with pytest.raises(UserError, match="has 0 samples"):
-        alone().context.sampler([])
+        ElasticSampler(alone().context, [])

@@ -16,9 +16,10 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.context import connect
-from elasticdl.elastic.torch.loader import LoaderOptions
+from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
+from elasticdl.elastic.torch.sampler import ElasticDataLoader
+from elasticdl.elastic.torch.state import TorchState
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -69,11 +70,11 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
     mask, counter = torch.tensor([0.1, -torch.inf]), torch.tensor(3, dtype=torch.uint8)
     reducer = GradientReducer([], [mask, counter], SumOfThreads(0, Board(1)))
     reducer.begin()
-    for lead in (True, False, False):
+    for is_first in (True, False, False):
         reducer.rewind()
         counter -= 1
         reducer.add_loss(torch.tensor(1.0), 1)
-        reducer.add_moves(1 / 3, lead=lead)
+        reducer.add_deltas(1 / 3, is_first=is_first)
     reducer.reduce(leaving=False, share=1.0, scale=1.0)
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
@@ -178,7 +179,7 @@ def test_commit_raises_when_the_world_is_to_change():
 def test_values_of_the_user_travel_with_the_state():
     member = alone(joins=False)
     scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1)
-    state = member.context.state(member.model, member.optimizer, None, {"best": 0.5, "scheduler": scheduler})
+    state = TorchState(member.context, member.model, member.optimizer, None, {"best": 0.5, "scheduler": scheduler})
     enter(member.context, member.context.world)
     state.best = 0.7
     state.commit()
@@ -192,7 +193,7 @@ def test_values_of_the_user_travel_with_the_state():
 
 def test_a_loader_of_nobody_says_what_to_do():
     member = alone()
-    loader = member.context.loader(make_data(), options=LoaderOptions())
+    loader = ElasticDataLoader(member.context, make_data())
     with pytest.raises(RuntimeError, match="TorchState"):
         next(iter(loader))
 
@@ -244,5 +245,5 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
 
 def test_alone_needs_no_horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
-    context = connect(BatchPolicy(8, None), seed=0, environ={})
+    context = ElasticContext.connect(BatchPolicy(8, None), seed=0, environ={})
     assert (context.rank, context.size) == (0, 1)

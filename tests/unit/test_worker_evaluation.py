@@ -1,6 +1,7 @@
 """Every sample of the evaluation set counts once, however it is shared out."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,7 @@ from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.torch.loader import LoaderOptions
-from elasticdl.worker.torch_evaluation import TorchEvaluator
+from elasticdl.worker.torch_learner import TorchEvaluator
 
 
 def data(samples):
@@ -22,7 +22,7 @@ def squared(labels, outputs):
     return (outputs.sum(dim=1) - labels).square().mean()
 
 
-def make_evaluator(collective, dataset, batch_size=4, model=None, **changes):
+def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda *, waiting: None, **changes):
     given = {
         "model": model or torch.nn.Identity(),
         "dataset": dataset,
@@ -32,10 +32,7 @@ def make_evaluator(collective, dataset, batch_size=4, model=None, **changes):
             "inputs_in_order": lambda labels, outputs: float(torch.equal(outputs, dataset.tensors[0])),
         },
         "batch_size": batch_size,
-        "device": torch.device("cpu"),
-        "options": LoaderOptions(),
-        "collective": collective,
-        "advance": lambda *, waiting: None,
+        "context": SimpleNamespace(collective=collective, device=torch.device("cpu"), advance=advance),
         **changes,
     }
     return TorchEvaluator(**given)
@@ -100,7 +97,7 @@ def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
             return inputs
 
     alone(data(10), model=Spy(), batch_size=4, advance=lambda *, waiting: beats.append(waiting)).evaluate()
-    assert sizes == [4, 4, 2]
+    assert sizes == [4, 3, 3]
     assert beats.count(False) >= 3
 
 

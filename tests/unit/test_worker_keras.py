@@ -278,9 +278,9 @@ def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
     sender = BreakingCollective()
     sender.world, new.context.collective.world = World(2, members, 0), World(2, members, 1)
     sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
-    theirs.settle(sender, entering=True)
+    theirs.agree(sender, entering=True)
     new.learner.enter(new.context.world)
-    assert not new.learner.settle(entering=True)
+    assert not new.learner.agree(entering=True)
     ours, other = mine._callbacks[0], theirs._callbacks[0]
     assert (ours.wait, ours.best, ours.best_epoch) == (other.wait, other.best, other.best_epoch)
     for one, another in zip(ours.best_weights, other.best_weights, strict=True):

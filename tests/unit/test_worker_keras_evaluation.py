@@ -1,5 +1,7 @@
 """The evaluation of a Keras model: each sample once, and what callbacks are told of it."""
 
+from types import SimpleNamespace
+
 import elastic_keras_kit
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from elastic_keras_kit import Board, SumOfThreads, run_all
 import keras  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.worker.keras_evaluation import KerasEvaluator, name_metrics
+from elasticdl.worker.keras_learner import KerasEvaluator, name_metrics
 
 
 class Told:
@@ -17,11 +19,8 @@ class Told:
     def __init__(self):
         self.hooks = []
 
-    def on_test_batch_begin(self, batch):
-        self.hooks.append(("begin", batch))
-
-    def on_test_batch_end(self, batch, logs):
-        self.hooks.append(("end", batch, logs["loss"]))
+    def __call__(self, hook, batch, logs):
+        self.hooks.append((hook.removeprefix("on_test_batch_"), batch, *logs.values()))
 
 
 class Two(elastic_keras_kit.Samples):
@@ -44,8 +43,7 @@ def evaluator(rank, board, metrics, data):
         loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
         metrics=name_metrics(metrics),
         batch_size=3,
-        collective=SumOfThreads(rank, board),
-        advance=lambda *, waiting: None,
+        context=SimpleNamespace(collective=SumOfThreads(rank, board), advance=lambda *, waiting: None),
     )
 
 

@@ -6,8 +6,8 @@ import pytest
 from worker_keras_kit import make_job, spec_maker
 
 from elasticdl.worker.check import check
-from elasticdl.worker.datasets import Datasets
-from elasticdl.worker.keras_features import OneFeature, one_feature
+from elasticdl.worker.keras_learner import OneFeature, one_feature
+from elasticdl.worker.zoo import Datasets
 
 DICTS = """
 

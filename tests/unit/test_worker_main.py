@@ -18,8 +18,9 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch import state as torch_state
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.worker import main, torch_trainer
-from elasticdl.worker.batches import batch_policy
+from elasticdl.worker import main
+from elasticdl.worker.options import batch_policy
+from elasticdl.worker.torch_learner import TorchLearner
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def work(tmp_path, monkeypatch):
         monkeypatch.setattr(
             main, "MasterConnection", lambda _: SimpleNamespace(session=master.session, open=list, close=list)
         )
-        monkeypatch.setattr(torch_trainer, "connect", lambda *_, **__: context)
+        monkeypatch.setattr(TorchLearner.context_class, "connect", lambda *_, **__: context)
         return main.main()
 
     yield run

@@ -8,8 +8,8 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.batches import largest_micro_batch
-from elasticdl.worker.warm_up import warm_up
+from elasticdl.worker.options import largest_micro_batch
+from elasticdl.worker.torch_learner import warm_up
 
 
 class Samples:

@@ -7,8 +7,7 @@ from worker_kit import MODULE, write_zoo
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.datasets import open_datasets
-from elasticdl.worker.zoo import load_module, make_callbacks
+from elasticdl.worker.zoo import load_module, make_callbacks, open_datasets
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.datasets import open_datasets
-from elasticdl.worker.zoo import load_module
+from elasticdl.worker.zoo import load_module, open_datasets
 
 ZOO = Path(__file__).parents[2] / "model_zoo"
 
@@ -43,7 +42,7 @@ def test_it_learns_who_earns_more(tmp_path, census):
     data = open_datasets(module, spec)
     assert (len(data.training), len(data.evaluation)) == (3000, 600)
     keras.utils.set_random_seed(1)
-    model = module.make_model()
+    model = module.custom_model(**module.model_params)
     model.compile(module.optimizer(), module.loss)
     inputs, labels = data.training.__getitems__(range(3000))
     model.fit(inputs, labels, batch_size=256, epochs=10, verbose=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import uuid
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.worker.batches import batch_policy
-from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.frameworks import build_model
-from elasticdl.worker.keras_trainer import KerasLearner
+from elasticdl.worker.keras_learner import KerasLearner
+from elasticdl.worker.options import batch_policy
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 
@@ -75,12 +73,6 @@ def spec_maker(folder, monkeypatch):
     return make
 
 
-def as_bytes(data):
-    file = io.BytesIO()
-    plain_data.write(data, file)
-    return file.getvalue()
-
-
 class BreakingCollective(KerasCollective):
     """Fails when a sum with one of the given names is asked for the n-th time.
 
@@ -102,7 +94,7 @@ class BreakingCollective(KerasCollective):
             return data
         if name == "elasticdl.evaluation.metrics":
             return b'{"loss": 1.0}'
-        return self.root_bytes or as_bytes({"stop": False, "kept": {"callbacks": {}}})
+        return self.root_bytes or plain_data.dumps({"stop": False, "kept": {"callbacks": {}}})
 
     def gather(self, array, name):
         self._count(name)
@@ -130,5 +122,4 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset()) 
     context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
     module = load_module(spec)
     learner = KerasLearner(module, spec, context, build_model(module, spec.seed))
-    writer = CheckpointWriter(learner.store, script.session) if learner.store else None
-    return Job(spec, script, context, learner, Trainer(spec, context, learner, learner.callbacks, writer))
+    return Job(spec, script, context, learner, Trainer(spec, context, learner))

@@ -15,10 +15,9 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.worker.batches import batch_policy
-from elasticdl.worker.checkpoint_writer import CheckpointWriter
 from elasticdl.worker.frameworks import build_model
-from elasticdl.worker.torch_trainer import TorchLearner
+from elasticdl.worker.options import batch_policy
+from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 
@@ -152,5 +151,5 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), 
     context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
     module = load_module(spec)
     learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
-    writer = CheckpointWriter(learner.store, script.session) if learner.store else None
-    return Job(spec, script, context, learner, Trainer(spec, context, learner, list(callbacks), writer))
+    learner.callbacks = list(callbacks)
+    return Job(spec, script, context, learner, Trainer(spec, context, learner))

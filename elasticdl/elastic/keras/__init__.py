@@ -28,7 +28,7 @@ import numpy as np
 
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
-from elasticdl.elastic.keras.job import own
+from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
 from elasticdl.elastic.keras.state import KerasState as _State
 from elasticdl.elastic.keras.step import TrainStep
@@ -44,7 +44,7 @@ def DataLoader(dataset: Dataset, *, shuffle: bool = True, drop_last: bool = Fals
     ``dataset``: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
     ``drop_last``: leave out the last global batch of an epoch if it is smaller.
     """
-    return context().loader(dataset, shuffle=shuffle, drop_last=drop_last)
+    return ElasticDataLoader(context(), dataset, shuffle=shuffle, drop_last=drop_last)
 
 
 def KerasState(
@@ -70,7 +70,7 @@ def KerasState(
         model(inputs)
     train_step = TrainStep(model, loss, optimizer)
     train_step.warm_up(inputs, labels)
-    state = context().state(train_step, loader, values)
+    state = _State(context(), train_step, loader, values)
     if learning_rate is not None:
         state.follow(learning_rate)
     return state

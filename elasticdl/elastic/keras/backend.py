@@ -1,10 +1,11 @@
-"""TensorFlow as Keras's backend, kept quiet; imported before either of them.
+"""TensorFlow as Keras's backend, kept quiet, and its devices. Imported before either of them.
 
 What the user has set in the environment stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from elasticdl.common.errors import UserError
@@ -14,9 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def require_backend() -> None:
-    """Raises:
-    UserError: Keras computes on something else than TensorFlow, or is too old.
-    """
+    """Raises UserError if Keras computes on something else than TensorFlow."""
     import keras
 
     if keras.config.backend() != "tensorflow":
@@ -30,3 +29,21 @@ def seed_keras(seed: int) -> None:
     import keras
 
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more
+
+
+def prepare_devices() -> None:
+    """Take GPU memory as it is needed, not all of it at once; TensorFlow uses the GPU that the launcher made visible."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Refused for a device that has been used or divided: by a model that was built before, which has taken its
+        # memory as TF_FORCE_GPU_ALLOW_GROWTH says (workers have it), or by the user's own wish.
+        with contextlib.suppress(RuntimeError, ValueError):
+            if not tf.config.experimental.get_memory_growth(gpu):
+                tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def count_gpus() -> int:
+    import tensorflow as tf
+
+    return len(tf.config.list_physical_devices("GPU"))

@@ -8,18 +8,20 @@ that of rank 0, and a checkpoint holds it. So a hook need not be repeated where 
 from __future__ import annotations
 
 import contextlib
-import io
+import inspect
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
 
 import keras
+import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import plain_data
-from elasticdl.elastic.keras.callback_rate import KerasRate
+from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 
 ON_RANK_0 = tuple(
@@ -33,11 +35,81 @@ FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
 Attributes = dict[str, Any]
 
+KEPT = ("before", "factor", "epoch")
 
-class Ledger(Protocol):
-    """What the state's values hold of the present epoch under the name ``ledger``."""
 
-    epoch_steps: int
+class KerasRate:
+    """A schedule of the epoch that may be asked anew at any time, as elastic training asks when the world changes.
+
+    Keras asks a schedule once an epoch, and may hand it the rate so far. Here that is the rate with which the epoch
+    began, however often it is asked. What a callback makes of the rate besides is a factor on the schedule's.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._own = float(optimizer.learning_rate)
+        self._schedule: Callable[..., float] | None = None
+        self._takes_rate = False
+        self.before = self._own
+        self.factor = 1.0
+        self.epoch = -1  # the last one that has begun
+
+    def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
+        """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
+        self._schedule = schedule
+        self._takes_rate = may_take_rate and _takes_two(schedule)
+
+    @property
+    def has_schedule(self) -> bool:
+        return self._schedule is not None
+
+    def __call__(self, epoch: int) -> float:
+        """Raises UserError if the schedule returned no rate."""
+        return self._scheduled(epoch) * self.factor
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self.has_schedule:
+            self.before = (self._own if self.epoch < 0 else self._scheduled(self.epoch)) * self.factor
+            self.factor = 1.0  # it starts from what callbacks have left, or does not care
+        self.epoch = epoch
+
+    @contextlib.contextmanager
+    def watched(self, state: TrainingState) -> Iterator[None]:
+        """What callbacks within set the optimizer's rate to stays in force, also if it goes by rules."""
+        if state.rate is None:
+            yield
+            return
+        before = state.learning_rate
+        yield
+        after = state.learning_rate
+        if after != before and before:
+            self.factor *= after / before
+            state.rate.ask_again()
+
+    def kept(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load(self, kept: dict[str, float]) -> None:
+        for name in KEPT:
+            setattr(self, name, kept[name])
+
+    def _scheduled(self, epoch: int) -> float:
+        if self._schedule is None:
+            return self._own
+        rate = self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch)
+        if isinstance(rate, bool) or not hasattr(rate, "__float__") or np.ndim(rate):
+            raise UserError(
+                f"LearningRateScheduler: its function gave {rate!r} for epoch {epoch}, counted from 0; it must return the "
+                "learning rate, a number"
+            )
+        return float(rate)
+
+
+def _takes_two(schedule: Callable[..., float]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0, 0.0)
+    except (TypeError, ValueError):  # a ValueError: some builtins tell nothing about themselves
+        return False
+    return True
 
 
 class KerasCallbacks:
@@ -62,7 +134,7 @@ class KerasCallbacks:
         self._model = model
         self._state = state
         self._rate = rate
-        self._ledger: Ledger = state.values["ledger"]
+        self._ledger: EpochLedger = state.values["ledger"]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
         self._first = [_plain(callback) for callback in callbacks]  # what they kept at that time
@@ -88,7 +160,7 @@ class KerasCallbacks:
                 self._begun.add(number)
                 self._begin(number, resumes=began and not world.is_first)
 
-    def settle(self, collective: HorovodCollective, *, entering: bool) -> bool:
+    def agree(self, collective: HorovodCollective, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
 
         Raises:
@@ -100,7 +172,7 @@ class KerasCallbacks:
         whole = entering and world.needs_sync
         wanted = self._callbacks if whole else [each for each in self._callbacks if isinstance(each, ON_RANK_0)]
         mine = {"stop": bool(self._model.stop_training), "kept": self.pack(wanted)} if world.rank == 0 else {}
-        received = _decode(collective.broadcast_bytes(_encode(mine), "elasticdl.callbacks"))
+        received = plain_data.loads(collective.broadcast_bytes(plain_data.dumps(mine), "elasticdl.callbacks"))
         if whole and not world.stands_with_root(world.rank):
             self.unpack(received["kept"])
         elif not whole and world.rank != 0:
@@ -133,43 +205,44 @@ class KerasCallbacks:
             self._begun_epoch = epoch
             self._rate.begin_epoch(epoch)
             # A schedule is asked by the training state: when the world changes as well.
-            self._tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
+            self.tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
 
     def before_step(self) -> None:
         step = self._state.step + 1
         if self._begun_step < step:  # else it was torn, and is made again
             self._begun_step = step
-            self._tell("on_train_batch_begin", self._ledger.epoch_steps, {})
+            self.tell("on_train_batch_begin", self._ledger.epoch_steps, {})
+        self._state.stopping = bool(self._model.stop_training)
 
     def after_step(self, logs: Mapping[str, float]) -> None:
         """The step is in the ledger, but not committed yet. ``logs``: over the epoch so far."""
-        self._tell("on_train_batch_end", self._ledger.epoch_steps - 1, dict(logs))
+        self.tell("on_train_batch_end", self._ledger.epoch_steps - 1, dict(logs))
 
     @contextlib.contextmanager
     def testing(self) -> Iterator[dict[str, float]]:
         """Around an evaluation, which puts its metrics into what is given; whether or not it comes to its end."""
         logs: dict[str, float] = {}
-        self._tell("on_test_begin", {})
+        self.tell("on_test_begin", {})
         try:
             yield logs
         finally:
-            self._tell("on_test_end", logs)
+            self.tell("on_test_end", logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         if self._ended_epoch < epoch:
             self._ended_epoch = epoch
             self._logs = dict(logs)
-            self._tell("on_epoch_end", epoch, self._logs)
+            self.tell("on_epoch_end", epoch, self._logs)
 
     def end(self) -> None:
         """Training is over; what they make of the model now is what is exported."""
         if not self._ended:
             self._ended = True
-            self._tell("on_train_end", self._logs)
+            self.tell("on_train_end", self._logs)
 
     # -- details --
 
-    def _tell(self, hook: str, *arguments: Any, but: type | tuple[type, ...] = ()) -> None:
+    def tell(self, hook: str, *arguments: Any, but: type | tuple[type, ...] = ()) -> None:
         with self._rate.watched(self._state):
             for callback in self._active:
                 if not isinstance(callback, but):
@@ -202,7 +275,7 @@ class KerasCallbacks:
                 present = _plain(callback, copy=False)
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
-                vars(callback).update({**plain_data.copied(first), **changed})
+                vars(callback).update({**deepcopy(first), **changed})
 
 
 def _choose_direction(callback: keras.callbacks.Callback) -> None:
@@ -211,9 +284,6 @@ def _choose_direction(callback: keras.callbacks.Callback) -> None:
     Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
     knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
     only thing here that Keras has no public function for.
-
-    Raises:
-        UserError: this Keras does it in another way.
     """
     if getattr(callback, "monitor_op", callback) is not None:
         return
@@ -230,9 +300,7 @@ def _choose_direction(callback: keras.callbacks.Callback) -> None:
 
 
 def refuse_needless(callbacks: Iterable[Any]) -> None:
-    """Raises:
-    UserError: there is one whose work is done otherwise here.
-    """
+    """Raises UserError if there is one whose work is done otherwise here."""
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
         raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
 
@@ -244,18 +312,8 @@ def _plain(callback: keras.callbacks.Callback, *, copy: bool = True) -> Attribut
     found = {
         name: value for name, value in vars(callback).items() if name not in FOREIGN and plain_data.is_plain(value)
     }
-    return plain_data.copied(found) if copy else found
+    return deepcopy(found) if copy else found
 
 
 def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)
-
-
-def _encode(data: Any) -> bytes:
-    file = io.BytesIO()
-    plain_data.write(data, file)
-    return file.getvalue()
-
-
-def _decode(data: bytes) -> Any:
-    return plain_data.read(io.BytesIO(data))

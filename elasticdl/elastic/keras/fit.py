@@ -2,29 +2,157 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import split
+from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras.callback_rate import KerasRate
-from elasticdl.elastic.keras.callbacks import KerasCallbacks
+from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
 from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.keras.fit_arguments import FitData, FitOptions
-from elasticdl.elastic.keras.fit_data import Samples
-from elasticdl.elastic.keras.fit_stages import Outcome, Stages
-from elasticdl.elastic.keras.fit_step import EpochLedger, FitStep
-from elasticdl.elastic.keras.loader import fetch, load
-from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.keras.fit_arguments import FitOptions
+from elasticdl.elastic.keras.fit_data import FitData, Samples
+from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.step import Sums, TrainStep
+from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
+
+Deltas = list[NDArray[np.float64]]
+
+
+@dataclass
+class FitLedger(EpochLedger):
+    """With the changes of the metrics' variables since the beginning of the epoch."""
+
+    deltas: Deltas = field(default_factory=list)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self.deltas = []
+
+    def add_deltas(self, deltas: Deltas) -> None:
+        before = self.deltas or [np.zeros_like(delta) for delta in deltas]
+        self.deltas = [total + delta for total, delta in zip(before, deltas, strict=True)]
+
+
+class FitStep(TrainStep):
+    """As `TrainStep`; the changes of the metrics' variables stand among the sums, before the loss.
+
+    So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of
+    Keras's. Loss and metrics are computed by the model's own public functions.
+    """
+
+    def __init__(self, model: keras.Model, inputs: Any, targets: Any, *, weighted: bool) -> None:
+        """``model`` is built and compiled. ``inputs`` and ``targets`` are some samples: ``targets`` are the labels, or,
+        if they are weighted, labels and weights."""
+        self._weighted = weighted
+        self._loss_means = self._build(model, inputs, targets)
+        self._variables = [variable for metric in model.metrics for variable in metric.variables]
+        self._first = [np.array(variable) for variable in self._variables]
+        self._traced_deltas: Sums = []
+        self.last_deltas: Deltas = []
+        super().__init__(model, model.compute_loss, model.optimizer)
+        self._shapes[-1:-1] = self.delta_shapes
+        self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
+
+    def apply(self, sums: Sums) -> None:
+        end = len(sums) - 1
+        start = end - len(self._first)
+        self.last_deltas = [np.asarray(delta, np.float64) for delta in sums[start:end]]
+        super().apply([*sums[:start], sums[end]])
+
+    def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
+        """The mean loss over a batch that is not trained on, and the changes of the metrics."""
+        return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
+
+    @property
+    def delta_shapes(self) -> list[tuple[int, ...]]:
+        return [value.shape for value in self._first]
+
+    def logs(self, loss: float, deltas: Sequence[Any]) -> dict[str, Any]:
+        """As ``fit`` reports them: the loss, and each metric by its name."""
+        if not deltas:
+            return {"loss": loss}
+        for variable, first, delta in zip(self._variables, self._first, deltas, strict=True):
+            variable.assign(first + delta)
+        found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
+        self.model.reset_metrics()
+        return {**found, "loss": loss}
+
+    def _build(self, model: keras.Model, inputs: Any, targets: Any) -> list[keras.metrics.Mean]:
+        """Loss and metrics make their variables when they are first called.
+
+        Returns the metrics that the loss itself updates: with several outputs, the mean loss of each.
+        """
+        labels, weights = _split(targets, self._weighted)
+        with keras.StatelessScope():
+            outputs = model(inputs, training=False)
+        model.compute_loss(inputs, labels, outputs, weights)
+        means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
+        model.compute_metrics(inputs, labels, outputs, weights)
+        model.reset_metrics()
+        return means
+
+    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
+        return self._compute(trainable, others, (inputs, *_split(labels, self._weighted)), training=True)
+
+    def _compute(
+        self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
+    ) -> tuple[tf.Tensor, Sums]:
+        """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
+        model, (inputs, labels, weights) = self.model, batch
+        values = [*trainable, *others, *self._first]
+        variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
+        with keras.StatelessScope(list(zip(variables, values, strict=True)), collect_losses=True) as scope:
+            outputs = model(inputs, **dict.fromkeys(self._training, training))
+            loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
+            self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
+            model.compute_metrics(inputs, labels, outputs, weights)
+        after = [scope.get_current_value(variable) for variable in self._variables]
+        self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
+        return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+
+    def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
+        """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
+        for mean in self._loss_means:
+            total, count = scope.get_current_value(mean.total), scope.get_current_value(mean.count)
+            samples = tf.cast(samples, count.dtype)
+            scope.add_update((mean.total, total / count * samples))
+            scope.add_update((mean.count, samples))
+
+    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
+        *sums, part = super()._trace_micro(inputs, labels, weight, is_first, draw)
+        return [*sums, *self._take_deltas(), part]
+
+    def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
+        self.traces["test"] += 1
+        trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
+        others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
+        loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
+        return [loss, *self._take_deltas()]
+
+    def _take_deltas(self) -> Sums:
+        deltas, self._traced_deltas = self._traced_deltas, []
+        return deltas
+
+
+def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
+    return targets if weighted else (targets, None)
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.tolist() if array.ndim else float(array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,133 +164,95 @@ class FitCall:
     options: FitOptions
 
 
-class Fit:
-    """One call of ``fit``. `train` is entered anew in each world, and takes up from the state alone."""
+class Fit(EpochDriver[FitLedger]):
+    """One call of ``fit``."""
 
-    def __init__(
-        self,
-        context: ElasticContext,
-        stages: Stages,
-        model: keras.Model,
-        given: FitCall,
-    ) -> None:
-        training, callbacks, options = given.data.training, given.callbacks, given.options
-        self._context = context
+    state: KerasState
+
+    def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
+        training, options = given.data.training, given.options
         self._stages = stages
-        self._model = model
         self._validation = given.data.validation
         self._options = options
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         self._step.warm_up(inputs, targets)
-        self._loader = context.loader(training.dataset, shuffle=options.shuffle)
-        self._ledger = EpochLedger()
+        loader = ElasticDataLoader(context, training.dataset, shuffle=options.shuffle)
+        ledger = FitLedger()
         self._start = stages.progress
-        self.state = context.state(
+        state = KerasState(
+            context,
             self._step,
-            self._loader,
-            {"ledger": self._ledger},
+            loader,
+            {"ledger": ledger},
             start=replace(stages.progress, epoch=options.initial_epoch, position=0),
             has_state=stages.has_state,
         )
+        super().__init__(context, loader, state, ledger, epochs=options.epochs)
         rate = KerasRate(model.optimizer)
-        for callback in callbacks:
+        for callback in given.callbacks:
             if isinstance(callback, keras.callbacks.LearningRateScheduler):
                 rate.follow(callback.schedule, may_take_rate=True)
         if rate.has_schedule:
-            self.state.follow(LearningRate(rate))
-        steps = self._loader.sampler.order.remaining_steps(0, context.size)
+            state.follow(LearningRate(rate))
+        steps = loader.sampler.order.remaining_steps(0, context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
-        self._callbacks = KerasCallbacks(callbacks, params, model, self.state, rate)
-        self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in callbacks)
-        self._stopping = False
-        self.hooks = Hooks(self._enter, self._on_world)
+        self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
+        self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in given.callbacks)
 
-    def _enter(self, world: World) -> None:
+    def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
-        self._callbacks.enter(world, began=self.state.step > self._start.step)
+        self.callbacks.enter(world, began=self.state.step > self._start.step)
 
-    def _on_world(self, world: World) -> None:
-        order, progress = self._loader.sampler.order, self.state.progress
-        here = order.remaining_steps(progress.position, world.size)
-        later = order.remaining_steps(0, world.size)
-        epochs = self._options.epochs
-        total = progress.step + here + later * max(epochs - progress.epoch - 1, 0)
-        self._context.post(p.Totals(total, epochs))
-        self._stopping = self._callbacks.settle(self._context.collective, entering=True)
+    def on_world(self, world: World) -> None:
+        self._tell_totals()
+        self._stopping = self.callbacks.agree(self._context.collective, entering=True)
 
-    def train(self) -> None:
-        """Train in the present world, to the end if it lasts.
+    def _begin_epoch(self, epoch: int) -> None:
+        self.callbacks.on_epoch_begin(epoch)
 
-        Raises:
-            WorldChanged: the members leave this world together.
-            WorldBroken: the world broke.
-        """
-        for epoch in self._loader.epochs(self._options.epochs):
-            if self._loader.sampler.progress.position == 0:  # the state follows at its next commit
-                self._ledger.begin_epoch()
-            self._callbacks.on_epoch_begin(epoch)
-            if not self._stopping:
-                self._make_steps()
-            self._end_epoch(epoch)
-            if self._stopping:
-                break
-        self._callbacks.end()
-        # If rank 0 dies before its callbacks are done, the others must still be there.
-        self._context.advance(waiting=True)
-        self._context.collective.barrier("elasticdl.complete")
+    def _make_step(self, batch: StepBatch) -> float:
+        self.callbacks.before_step()
+        return self.state.make_step(batch)
 
-    def outcome(self) -> Outcome:
-        return Outcome(self._model, self._callbacks, self.state.progress)
-
-    def _make_steps(self) -> None:
-        for batch in self._loader:
-            self._make_step(batch)
-            self.state.commit()
-            if self._stopping:
-                break
-
-    def _make_step(self, batch: StepBatch) -> None:
-        self._callbacks.before_step()
-        self.state.stopping = bool(self._model.stop_training)
-        loss = self.state.make_step(batch)
-        assert self.state.vote is not None  # cast in that step
-        self._stopping = self.state.vote.stopping
-        self._ledger.add(loss, batch.plan.batch, self._step.last_moves)
-        self._callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.loss})
+    def _after_step(self, loss: float) -> None:
+        self._ledger.add_deltas(self._step.last_deltas)
+        self.callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
         if self._validation is not None and self._options.validates(epoch):
-            with self._callbacks.testing() as found:
+            with self.callbacks.testing() as found:
                 found.update(self._validate(self._validation))
             logs.update({f"val_{name}": value for name, value in found.items()})
-        self._callbacks.on_epoch_end(epoch, logs)
-        self._stopping = self._callbacks.settle(self._context.collective, entering=False) or self._stopping
+        self.callbacks.on_epoch_end(epoch, logs)
+        self._stopping = self.callbacks.agree(self._context.collective, entering=False) or self._stopping
         self._context.post(p.On.CLOCK_RESUMED)
 
+    def _complete(self) -> None:
+        self.callbacks.end()
+
     def _logs(self) -> dict[str, Any]:
-        return self._step.logs(self._ledger.loss, self._ledger.moves)
+        return self._step.logs(self._ledger.epoch_loss, self._ledger.deltas)
 
     def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
         collective, policy = self._context.collective, self._context.policy
-        ends = list(itertools.accumulate(split(len(data), collective.world.size), initial=0))
-        share = np.arange(ends[collective.world.rank], ends[collective.world.rank + 1])
-        size = policy.max_micro_batch or policy.batch_size(1)
-        batches = [share[start : start + size] for start in range(0, len(share), size)]
-        shapes = [(), *self._step.move_shapes]
+        world, most = collective.world, policy.max_micro_batch or policy.batch_size(1)
+        cuts = worker_slices(len(data), world.rank, world.size, most)
+        batches = [np.arange(cut.start, cut.stop) for cut in cuts]
+        shapes = [(), *self._step.delta_shapes]
         sums = [np.zeros(shape) for shape in shapes]
         with closing(fetch(data.dataset, batches)) as loaded:
             for batch, (inputs, targets) in zip(batches, loaded, strict=True):
                 self._context.advance(waiting=False)
-                loss, *moves = self._step.test(inputs, targets, weighted=data.weighted)
-                sums = [total + move for total, move in zip(sums, (loss * len(batch), *moves), strict=True)]
+                loss, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
+                sums = [total + delta for total, delta in zip(sums, (loss * len(batch), *deltas), strict=True)]
         self._context.advance(waiting=True)
         flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
-        cuts = np.cumsum([total.size for total in sums])[:-1]
-        loss, *moves = (part.reshape(shape) for part, shape in zip(np.split(flat, cuts), shapes, strict=True))
-        return self._step.logs(float(loss) / len(data), moves)
+        ends = np.cumsum([total.size for total in sums])[:-1]
+        loss, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
+        return self._step.logs(float(loss) / len(data), deltas)
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:

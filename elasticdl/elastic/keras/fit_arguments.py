@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import keras
 
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.elastic.keras.fit_checks import check_values, check_weights
-from elasticdl.elastic.keras.fit_data import WITH_WEIGHTS, Columns, Samples, open_data, weigh_classes
+
+Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used, and which can
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """``given``: arguments of ``fit`` by their names, as `RULES` has them."""
+    for name, value in given.items():
+        holds, right = RULES[name]
+        if not holds(value):
+            raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+def _is_frequency(value: Any) -> bool:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Container):
+        return _whole(1)(value)
+    return not isinstance(value, Iterable) or all(map(_whole(1), value))
+
+
+def _is_class_weight(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, Mapping) and all(
+        _is_number(key) and key == int(key) and _is_number(weight) for key, weight in value.items()
+    )
+
+
+def shown(value: Any) -> str:
+    """One line, and not a long one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+RULES: Mapping[str, Rule] = {
+    "epochs": (_whole(0), "a whole number of at least 0"),
+    "initial_epoch": (_whole(0), "a whole number of at least 0"),
+    "validation_freq": (_is_frequency, "a whole number of at least 1, or a list of epochs, counted from 1"),
+    "validation_split": (_is_share, "a number of at least 0 and below 1, the share of the samples to validate on"),
+    "class_weight": (_is_class_weight, "a dict of weights by the number of the class, as {0: 1.0, 1: 2.5}"),
+}
+
 
 # What to do instead of giving an argument that is refused.
 INSTEAD = {
@@ -30,9 +82,7 @@ class FitOptions:
     validation_freq: int | Container[int]
 
     def __post_init__(self) -> None:
-        """Raises:
-        ArgumentError: there is no such epoch, or no such frequency.
-        """
+        """Raises ArgumentError if there is no such epoch, or no such frequency."""
         check_values({name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq")})
 
     def validates(self, epoch: int) -> bool:
@@ -42,83 +92,15 @@ class FitOptions:
         return (epoch + 1) % self.validation_freq == 0
 
 
-@dataclass(frozen=True, slots=True)
-class FitData:
-    """What to train on, and what to validate on."""
-
-    training: Samples
-    validation: Samples | None = None
-
-    def check(self, model: keras.Model) -> None:
-        """Raises:
-        UserError: there are no samples to validate on, or weights that the model's loss can't be multiplied by.
-        """
-        if self.validation is not None and not len(self.validation):
-            raise UserError("fit(validation_data=): there are no samples; leave it out, or give at least one")
-        for call, samples in (("fit(x, y)", self.training), ("fit(validation_data=)", self.validation)):
-            if samples is not None and samples.weighted and len(samples):
-                check_weights(call, samples.dataset[0][1][1], model)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenData:
-    """The arguments of ``fit`` that make up its data."""
-
-    x: Any
-    y: Any
-    sample_weight: Any = None
-    class_weight: Mapping[int, float] | None = None
-    validation_data: Any = None
-    validation_split: float = 0.0
-
-    def open(self) -> FitData:
-        """Raises:
-        UserError: it can't be used here.
-        """
-        check_values({"class_weight": self.class_weight, "validation_split": self.validation_split})
-        training = open_data(self.x, self.y, self._weights())
-        if self.validation_data is not None:
-            return FitData(training, _open_validation(self.validation_data))
-        if not self.validation_split:
-            return FitData(training)
-        if not isinstance(training.dataset, Columns):
-            raise UserError("fit(validation_split=) needs arrays; give validation_data")
-        first, last = training.dataset.split(self.validation_split)
-        return FitData(Samples(first, training.weighted), Samples(last, training.weighted))
-
-    def _weights(self) -> Any:
-        if self.class_weight is None:
-            return self.sample_weight
-        if self.sample_weight is not None:
-            raise UserError("fit(class_weight=, sample_weight=): give one of them, as Keras takes no more")
-        if self.y is None:
-            raise UserError(
-                "fit(class_weight=) needs y as an array; give the weights within the data set, as (inputs, labels, weights)"
-            )
-        return weigh_classes(self.y, self.class_weight)
-
-
-def _open_validation(given: Any) -> Samples:
-    parts = tuple(given) if isinstance(given, tuple | list) else (given, None)
-    if len(parts) not in (2, WITH_WEIGHTS):
-        raise UserError("fit(validation_data=): expected (x, y) or (x, y, sample_weight), or a data set")
-    weights = parts[2] if len(parts) == WITH_WEIGHTS else None
-    return open_data(parts[0], parts[1], weights, "fit(validation_data=)")
-
-
 def refuse(others: Mapping[str, Any]) -> None:
-    """Raises:
-    UserError: some argument that means something was given.
-    """
+    """Raises UserError if some argument that means something was given."""
     for name, value in others.items():
         if value is not None:
             raise UserError(f"fit({name}=) is not supported: {INSTEAD.get(name, 'leave it out')}")
 
 
 def verbosity(verbose: int | str, *, alone: bool) -> int:
-    """Raises:
-    ArgumentError: Keras knows no such value.
-    """
+    """Raises ArgumentError if Keras knows no such value."""
     if verbose == "auto":
         return 1 if alone else 2  # a line for each epoch in a log
     if verbose not in (0, 1, 2):
@@ -127,11 +109,7 @@ def verbosity(verbose: int | str, *, alone: bool) -> int:
 
 
 def complete(callbacks: Any, verbose: int) -> tuple[keras.callbacks.History, list[keras.callbacks.Callback]]:
-    """The history, and all callbacks with it and what shows progress, in Keras's order.
-
-    Raises:
-        UserError: there is something else among them, or one that can't be used here.
-    """
+    """The history, and all callbacks with it and what shows progress, in Keras's order."""
     given = [each for each in keras.tree.flatten(callbacks) if each is not None]
     for callback in given:
         if not isinstance(callback, keras.callbacks.Callback):

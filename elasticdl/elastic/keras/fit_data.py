@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, cast
 
 import keras
@@ -11,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.fit_checks import require_arrays, require_numbers
+from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
 
+NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times
 WITH_WEIGHTS = 3  # parts of a sample that has a weight
 
 
@@ -33,9 +35,7 @@ class Columns:
     """Inputs, labels and perhaps weights in memory, each an array or nested ones, with one row a sample."""
 
     def __init__(self, inputs: Any, labels: Any, weights: Any = None) -> None:
-        """Raises:
-        UserError: the numbers of rows differ.
-        """
+        """Raises UserError if the numbers of rows differ."""
         targets = labels
         if weights is not None:
             kind = keras.config.floatx()
@@ -70,9 +70,7 @@ class Batches:
     """A ``PyDataset`` by samples. All its batches have as many as the first; the last may have fewer."""
 
     def __init__(self, source: keras.utils.PyDataset) -> None:
-        """Raises:
-        UserError: it has no end, or its first batch no samples.
-        """
+        """Raises UserError if it has no end, or its first batch no samples."""
         count = source.num_batches
         if not count:
             raise UserError("fit(x): a PyDataset needs a number of batches, by __len__")
@@ -131,11 +129,7 @@ class Weighted:
 
 
 def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> Samples:
-    """Samples by index from what is given to ``fit`` as ``x``, ``y`` and ``sample_weight``.
-
-    Raises:
-        UserError: they can't be taken by index.
-    """
+    """Samples by index from what is given to ``fit`` as ``x``, ``y`` and ``sample_weight``."""
     if x is None:
         raise UserError(f"{call}: there are no data; give arrays x and y, or a data set as x")
     batches = isinstance(x, keras.utils.PyDataset)
@@ -159,11 +153,7 @@ def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> S
 
 
 def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
-    """The weight of each sample by its class, as Keras understands ``class_weight``.
-
-    Raises:
-        UserError: there are labels of several outputs, or some that are no numbers.
-    """
+    """The weight of each sample by its class, as Keras understands ``class_weight``."""
     if keras.tree.is_nested(labels):
         raise UserError("fit(class_weight=): only for a model with one output, with y as one array; give sample_weight")
     require_arrays("fit(x, y)", {"y": labels})
@@ -181,3 +171,120 @@ def _open_dataset(dataset: Any, call: str, *, in_order: bool) -> Samples:
     if isinstance(first, tuple) and len(first) in (2, WITH_WEIGHTS):
         require_numbers(call, dict(zip(("the labels", "the weights"), first[1:], strict=False)))
     return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, in_order)
+
+
+@dataclass(frozen=True, slots=True)
+class FitData:
+    """What to train on, and what to validate on."""
+
+    training: Samples
+    validation: Samples | None = None
+
+    @classmethod
+    def of(
+        cls,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+    ) -> FitData:
+        """Of what ``fit`` was given."""
+        check_values({"class_weight": class_weight, "validation_split": validation_split})
+        training = open_data(x, y, _weights(y, sample_weight, class_weight))
+        if validation_data is not None:
+            return cls(training, _open_validation(validation_data))
+        if not validation_split:
+            return cls(training)
+        if not isinstance(training.dataset, Columns):
+            raise UserError("fit(validation_split=) needs arrays; give validation_data")
+        first, last = training.dataset.split(validation_split)
+        return cls(Samples(first, training.weighted), Samples(last, training.weighted))
+
+    def check(self, model: keras.Model) -> None:
+        """Raises:
+        UserError: there are no samples to validate on, or weights that the model's loss can't be multiplied by.
+        """
+        if self.validation is not None and not len(self.validation):
+            raise UserError("fit(validation_data=): there are no samples; leave it out, or give at least one")
+        for call, samples in (("fit(x, y)", self.training), ("fit(validation_data=)", self.validation)):
+            if samples is not None and samples.weighted and len(samples):
+                check_weights(call, samples.dataset[0][1][1], model)
+
+
+def _weights(y: Any, sample_weight: Any, class_weight: Mapping[int, float] | None) -> Any:
+    if class_weight is None:
+        return sample_weight
+    if sample_weight is not None:
+        raise UserError("fit(class_weight=, sample_weight=): give one of them, as Keras takes no more")
+    if y is None:
+        raise UserError(
+            "fit(class_weight=) needs y as an array; give the weights within the data set, as (inputs, labels, weights)"
+        )
+    return weigh_classes(y, class_weight)
+
+
+def _open_validation(given: Any) -> Samples:
+    parts = tuple(given) if isinstance(given, tuple | list) else (given, None)
+    if len(parts) not in (2, WITH_WEIGHTS):
+        raise UserError("fit(validation_data=): expected (x, y) or (x, y, sample_weight), or a data set")
+    weights = parts[2] if len(parts) == WITH_WEIGHTS else None
+    return open_data(parts[0], parts[1], weights, "fit(validation_data=)")
+
+
+# -- what can be told to be wrong before anything is trained --
+
+
+def require_arrays(call: str, given: Mapping[str, Any]) -> None:
+    """As Keras has it, a list is no array but one for each of its items."""
+    for name, value in given.items():
+        for leaf in keras.tree.flatten(value):
+            if not np.ndim(leaf):
+                raise UserError(
+                    f"{call}: {name} has {_article(leaf)} where an array belongs; make arrays of lists by numpy.array()"
+                )
+
+
+def require_numbers(call: str, given: Mapping[str, Any]) -> None:
+    """Raises UserError if one of the ``given`` is no number, or array of such, or nested ones."""
+    for name, value in given.items():
+        for leaf in keras.tree.flatten(value):
+            array = np.asarray(leaf)
+            first = array.flat[0] if array.size else 0
+            if array.dtype.kind in NOT_NUMBERS and not isinstance(first, Real):
+                raise UserError(f"{call}: {name} must be numbers, not {shown(first)}; classes are numbered from 0")
+
+
+def check_weights(call: str, weights: Any, model: keras.Model) -> None:
+    """``weights``: of one sample. Keras's own losses leave out the last axis of what the model gives; others are not
+    known, so what they are multiplied by is not looked at.
+    """
+    outputs = getattr(model, "outputs", None)
+    if not outputs or not all(map(_is_kerass, keras.tree.flatten(model.loss))):
+        return
+    wanted = [tuple(output.shape[1:-1]) for output in outputs]
+    for leaf in keras.tree.flatten(weights):
+        shape = np.shape(leaf)
+        core = shape[:-1] if shape[-1:] == (1,) else shape
+        if not any(_broadcasts(core, each) for each in wanted):
+            steps = " or ".join(f"(samples, {', '.join(map(str, each))})" for each in wanted if each)
+            raise UserError(
+                f"{call}: sample weights of shape (samples, {', '.join(map(str, shape))}) don't fit the loss; expected "
+                f"(samples,){' or ' if steps else ''}{steps}"
+            )
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) <= len(wanted) and all(
+        size == 1 or other in (None, size) for size, other in zip(shape, wanted, strict=False)
+    )
+
+
+def _is_kerass(loss: Any) -> bool:
+    return isinstance(loss, str) or str(getattr(loss, "__module__", "")).startswith("keras.")
+
+
+def _article(value: Any) -> str:
+    name = type(value).__name__
+    return "nothing" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

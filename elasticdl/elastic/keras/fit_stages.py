@@ -11,11 +11,8 @@ A member that was lost in the very end of a stage, after others had passed it, e
 
 from __future__ import annotations
 
-import io
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -28,26 +25,10 @@ from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
 
-BREATH_SECONDS = 1.0
+KEEP_ALIVE_SECONDS = 1.0
 
 
-class Advance(Protocol):
-    """As `elasticdl.elastic.training.context.JobContext.advance`."""
-
-    def __call__(self, *, waiting: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A stage that was trained to its end in this process."""
-
-    model: keras.Model
-    callbacks: KerasCallbacks
-    progress: Progress
-
-    def record(self) -> bytes:
-        """What it leaves behind, for a newcomer to `Stages.repeat` it."""
-        return _encode({"weights": self.model.get_weights(), "callbacks": self.callbacks.pack()["callbacks"]})
+Advance = Callable[..., None]  # as `elasticdl.elastic.training.context.JobContext.advance`
 
 
 class Stages:
@@ -56,7 +37,7 @@ class Stages:
     def __init__(self) -> None:
         self._records: list[bytes] = []  # of the stages that are over, as far as is known here
         self._passed = 0  # stages that this process has left
-        self._breath: Breath | None = None
+        self._keep_alive: KeepAlive | None = None
         self.progress = Progress()  # steps and samples of all stages so far
         self.has_state = False  # this process trained to the end of the last stage
 
@@ -72,23 +53,24 @@ class Stages:
 
     def begin(self) -> None:
         """This process is about to train in the present stage."""
-        if self._breath is not None:
-            self._breath.end()
-            self._breath = None
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+            self._keep_alive = None
 
-    def end(self, outcome: Outcome, advance: Advance | None) -> None:
+    def end(self, model: keras.Model, callbacks: KerasCallbacks, progress: Progress, advance: Advance | None) -> None:
         """This process has trained to the end of the present stage. Without ``advance`` there are no others."""
         if advance is not None:
-            self._records[self._passed :] = [outcome.record()]
-            self._breath = Breath(advance)
+            left_behind = {"weights": model.get_weights(), "callbacks": callbacks.pack()["callbacks"]}
+            self._records[self._passed :] = [plain_data.dumps(left_behind)]
+            self._keep_alive = KeepAlive(advance)
         else:
             self._records.append(b"")
         self._passed += 1
-        self.progress, self.has_state = outcome.progress, True
+        self.progress, self.has_state = progress, True
 
     def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Leave behind what the present stage, which is over, left behind on the others."""
-        record = plain_data.read(io.BytesIO(self._records[self._passed]))
+        record = plain_data.loads(self._records[self._passed])
         model.set_weights(record["weights"])
         for number, kept in record["callbacks"].items():
             vars(callbacks[int(number)]).update(kept)
@@ -129,31 +111,25 @@ class Stages:
 
     def _hand_over(self, collective: KerasCollective, first: int) -> None:
         records = [np.frombuffer(record, np.uint8) for record in self._records[first:]]
-        packed = _encode(records) if collective.world.rank == 0 else b""
-        received = plain_data.read(io.BytesIO(collective.broadcast_bytes(packed, "elasticdl.records")))
+        packed = plain_data.dumps(records) if collective.world.rank == 0 else b""
+        received = plain_data.loads(collective.broadcast_bytes(packed, "elasticdl.records"))
         if self.present <= first + len(received):
             self._records[first:] = [record.tobytes() for record in received]
 
 
-class Breath:
+class KeepAlive:
     """Says that a process which is between two stages gets on, whatever it does there: nobody waits for its steps."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._breathe, name="elasticdl-between-fits", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elasticdl-between-fits", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._stop.set()
         self._thread.join()
 
-    def _breathe(self) -> None:
-        while not self._stop.wait(BREATH_SECONDS):
+    def _run(self) -> None:
+        while not self._stop.wait(KEEP_ALIVE_SECONDS):
             self._advance(waiting=False)
-
-
-def _encode(data: Any) -> bytes:
-    file = io.BytesIO()
-    plain_data.write(data, file)
-    return file.getvalue()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Any, Protocol
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any, Generic, Protocol, TypeVar
 
 import keras
 import numpy as np
@@ -13,14 +16,68 @@ import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.keras.prefetch import Prefetch
-from elasticdl.elastic.training.loader import ElasticLoader
-from elasticdl.elastic.training.rng import seed_step
-from elasticdl.elastic.training.sampler import DataCursor, Host, StepBatch
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader, StepBatch, seed_step
 
+T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
 AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Follows the last item."""
+
+    error: BaseException | None = None
+
+
+class Prefetch(Generic[T]):
+    """Iterates over ``source`` in a thread that is ``depth`` items ahead at most. Close it, also after an error.
+
+    The thread ends when the source ends, raises, or at the next item after `close`; it is not waited for.
+    """
+
+    def __init__(self, source: Iterator[T], depth: int) -> None:
+        self._source = source
+        self._room = Semaphore(depth)
+        self._items: SimpleQueue[T | _End] = SimpleQueue()
+        self._closed = False
+        self.thread = Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
+        self.thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        """Raises:
+        Exception: the source's own, once the items before it have been taken.
+        """
+        # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
+        item = _End() if self._closed else self._items.get()
+        if not isinstance(item, _End):
+            self._room.release()
+            return item
+        self.close()
+        raise item.error or StopIteration
+
+    def close(self) -> None:
+        self._closed = True
+        self._room.release()  # the thread may wait for it
+        self._items.put(_End())  # as may `__next__`, in another thread
+
+    def _run(self) -> None:
+        end = _End()
+        try:
+            for item in self._source:
+                self._room.acquire()
+                if self._closed:
+                    break
+                self._items.put(item)
+        except BaseException as error:  # noqa: BLE001 - raised again where the item is waited for
+            end = _End(error)
+        finally:
+            self._items.put(end)
 
 
 class Dataset(Protocol):
@@ -43,23 +100,23 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
     anew for each step, in the thread.
     """
 
-    def __init__(self, dataset: Dataset, sampler: DataCursor, host: Host) -> None:
-        super().__init__(sampler)
+    def __init__(self, job: ElasticContext, dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> None:
+        super().__init__(DataCursor(job, dataset, shuffle=shuffle, drop_last=drop_last))
         self.dataset = dataset
-        self._host = host
+        self._job = job
         self._items: Prefetch[Any] | None = None
 
     def __iter__(self) -> Iterator[StepBatch]:
         before = self._items
         if before is not None:
             before.close()
-        items = Prefetch(self._load(self.sampler.plans(), self._host.world.rank, before), AHEAD)
+        items = Prefetch(self._load(self.sampler.plans(), self._job.world.rank, before), AHEAD)
         self._items = items
         with closing(items):
             for plan in items:
                 if not isinstance(plan, StepPlan):  # a micro-batch that the loop over the batch did not take
                     continue
-                yield self.sampler.begin(StepBatch(plan, items, self._host))
+                yield self.sampler.begin(StepBatch(plan, items, self._job))
         self.sampler.end()
 
     def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
@@ -94,9 +151,8 @@ def load(dataset: Dataset, indices: Indices) -> tuple[Any, Any]:
     got = get_many(indices.tolist()) if get_many else [dataset[int(index)] for index in indices]
     batch = _stack(got, indices) if isinstance(got, list) else got
     if not isinstance(batch, tuple) or len(batch) != 2:
-        raise UserError(
-            f"a sample of {type(dataset).__name__} is {_shown(batch)}; expected a pair (inputs, labels) as a tuple"
-        )
+        found = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise UserError(f"a sample of {type(dataset).__name__} is {found}; expected a pair (inputs, labels) as a tuple")
     inputs, labels = keras.tree.map_structure(_to_tensor, batch)
     return inputs, labels
 
@@ -116,7 +172,3 @@ def _to_tensor(value: Any) -> tf.Tensor:
     array = np.asarray(value)
     floatx = keras.config.floatx() if array.dtype.kind == "f" else None
     return tf.convert_to_tensor(array, dtype=floatx)
-
-
-def _shown(batch: Any) -> str:
-    return f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"

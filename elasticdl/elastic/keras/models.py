@@ -18,12 +18,16 @@ import keras
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
+from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import FitOptions, GivenData, complete, refuse, verbosity
-from elasticdl.elastic.keras.job import own, stages
+from elasticdl.elastic.keras.fit_arguments import FitOptions, complete, refuse, verbosity
+from elasticdl.elastic.keras.fit_data import FitData
+from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.script.batch_shape import job
 
 log = logging.getLogger(__name__)
+
+stages = Stages()  # of the script
 
 KERAS_BATCH = 32  # of evaluate() and predict(), unless they are told
 
@@ -100,7 +104,7 @@ class Model:
         refuse(others)
         if batch_size not in (None, job.numbers.batch_size, job.numbers.global_batch_size):
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
-        data = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split).open()
+        data = FitData.of(x, y, sample_weight, class_weight, validation_data, validation_split)
         data.check(self.model)
         if data.training.weighted and self._has_loss("mean_with_sample_weight"):
             raise UserError(
@@ -147,13 +151,13 @@ class Model:
         fit = Fit(context, stages, self.model, call)
         stages.begin()
         try:
-            own.train_stage(fit.train, fit.state, fit.hooks)
+            own.train_stage(fit.train, fit.state, fit)
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
                 stages.repeat(self.model, call.callbacks)
                 return
-        stages.end(fit.outcome(), context.advance if job.under_master else None)
+        stages.end(self.model, fit.callbacks, fit.state.progress, context.advance if job.under_master else None)
 
     def _has_loss(self, reduction: str) -> bool:
         return any(getattr(loss, "reduction", None) == reduction for loss in keras.tree.flatten(self.model.loss))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import IO, Any
 
@@ -26,17 +27,6 @@ def is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | np.generic)
 
 
-def copied(value: Any) -> Any:
-    """A copy of plain data whose arrays are its own."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(item) for item in value)
-    return value
-
-
 def write(value: Any, file: IO[bytes]) -> None:
     arrays: dict[str, Array] = {}
     structure = json.dumps(_take(value, arrays)).encode()
@@ -49,6 +39,16 @@ def read(file: IO[bytes]) -> Any:
     """
     with np.load(file, allow_pickle=False) as archive:
         return _put(json.loads(archive[STRUCTURE].tobytes()), archive)
+
+
+def dumps(value: Any) -> bytes:
+    file = io.BytesIO()
+    write(value, file)
+    return file.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    return read(io.BytesIO(data))
 
 
 def _take(value: Any, arrays: dict[str, Array]) -> Any:

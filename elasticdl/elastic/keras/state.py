@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import IO, Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,31 +19,25 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
-from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.keras.learning_rate import OptimizerRate
+from elasticdl.elastic.keras.collective import broadcast_state
+from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import Part, Sums, TrainStep
-from elasticdl.elastic.keras.transfer import broadcast_state
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.sampler import StepBatch
-
-
-class Engine(state.Engine, Protocol):
-    """What a state asks of the job it belongs to."""
-
-    @property
-    def collective(self) -> KerasCollective: ...
 
 
 class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
-    rate: OptimizerRate | None
+    _dump_to = staticmethod(pickle.dump)
+    _load_from = staticmethod(pickle.load)
+    _job: ElasticContext
 
     def __init__(
         self,
-        engine: Engine,
+        job: ElasticContext,
         train_step: TrainStep,
         loader: ElasticDataLoader,
         values: dict[str, Any],
@@ -51,12 +45,11 @@ class KerasState(state.TrainingState):
         start: Progress | None = None,
         has_state: bool = False,
     ) -> None:
-        super().__init__(engine, loader.sampler, values, start=start, has_state=has_state)
+        super().__init__(job, loader.sampler, values, start=start, has_state=has_state)
         self.model = train_step.model
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self._job = engine
         self._sums: Sums | None = None
         self._samples = 0
         self.save(p.Part.ALL)
@@ -88,7 +81,7 @@ class KerasState(state.TrainingState):
         order = self.loader.sampler.order
         part = Part(
             weight=size / batch.plan.batch,
-            lead=rank == number == 0,
+            is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
         )
@@ -131,28 +124,34 @@ class KerasState(state.TrainingState):
 
     # -- the parts of a state --
 
-    def write(self, file: IO[bytes]) -> None:
-        pickle.dump(self.state_dict(), file)
+    def follow(self, rules: LearningRate) -> None:
+        """As `TrainingState.follow`. Without any rule the rate is the optimizer's own affair, which may have a schedule.
 
-    def read(self, file: IO[bytes]) -> None:
-        # Written by another worker of the same job, into the job's own folder.
-        self.load_state_dict(pickle.load(file))
+        Raises:
+            UserError: the rules don't fit the batch policy, or the optimizer has a schedule of its own beside them.
+        """
+        if rules.schedule is None and rules.scaling is None:
+            return
+        if not isinstance(self.optimizer.learning_rate, keras.Variable):
+            raise UserError(
+                f"the learning rate of {self.optimizer.name} is a schedule of the optimizer's own, which can't be combined "
+                "with a scheduling callback or scaling by workers: give the optimizer a number"
+            )
+        super().follow(rules)
 
-    def _make_rate(self, rules: LearningRate) -> OptimizerRate:
-        return OptimizerRate(self.optimizer, rules, fixed_batch=self._job.policy.fixed)
+    def _own_rate(self) -> float:
+        return self.learning_rate
 
-    def _set_rate(self, step: int, epoch: int) -> None:
-        assert self.rate is not None
-        self.rate.set(step, epoch, self._job.world)
+    def _set_rate(self, rate: float) -> None:
+        if rate != self.learning_rate:  # the traced functions read it from its variable
+            self.optimizer.learning_rate = rate
 
     def _dump_own(self) -> dict[str, Any]:
         """Copies, as NumPy arrays in the order of ``model.variables`` and ``optimizer.variables``."""
         return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        """Raises:
-        UserError: the state is of another model or optimizer; nothing was loaded.
-        """
+        """Raises UserError if the state is of another model or optimizer; nothing was loaded."""
         for name, variables in self._variables().items():
             _require_same(name, variables, state[name])
         for name, variables in self._variables().items():
@@ -165,8 +164,8 @@ class KerasState(state.TrainingState):
         return float(rate) if isinstance(rate, keras.Variable) else None
 
     def _load_settings(self, settings: float | None) -> None:
-        if settings is not None and settings != self.learning_rate:
-            self.optimizer.learning_rate = settings
+        if settings is not None:
+            self._set_rate(settings)
 
     def _restore_own(self) -> None:
         self._sums, self._samples = None, 0

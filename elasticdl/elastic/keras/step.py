@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,61 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.variables import OtherVariables
 
 Sums = list[tf.Tensor]
 LossFunction = Callable[[Any, Any], Any]
+
+SEED_NAME = "seed_generator_state"  # as Keras names the state of a SeedGenerator
+
+
+class OtherVariables:
+    """What a model has besides its trainable variables. Methods are called while a function is traced.
+
+    - Statistics (floating point, as of batch norm): the mean over all micro-batches of a step, weighed by samples.
+    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers.
+    - Seeds (of dropout, augmentation): given anew to each micro-batch, and never changed in the model.
+    - Anything else (strings, booleans) stays as it is.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._all = list(variables)
+        seeds = [v for v in variables if v.path.rpartition("/")[2] == SEED_NAME]
+        self._seeds = {id(variable): number for number, variable in enumerate(seeds)}
+        self._statistics = [i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_floating]
+        self._counters = [
+            i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_integer and id(v) not in self._seeds
+        ]
+        moved = [self._all[i] for i in (*self._statistics, *self._counters)]
+        self.shapes = [tuple(v.shape) for v in moved]
+        self.dtypes = ["float64" if tf.as_dtype(v.dtype) == tf.float64 else "float32" for v in moved]
+
+    def values(self, draw: tf.Tensor) -> list[tf.Tensor]:
+        """What a micro-batch starts with; ``draw``: two int64, seed and first count of its random draws."""
+        return [
+            self._seed(self._seeds[id(variable)], variable, draw)
+            if id(variable) in self._seeds
+            else tf.convert_to_tensor(variable.value)
+            for variable in self._all
+        ]
+
+    def deltas(self, old: Sequence[Any], new: Sequence[Any], weight: tf.Tensor, is_first: tf.Tensor) -> list[tf.Tensor]:
+        """What a micro-batch contributes to the sums of its step; ``is_first`` is 1 for the first of all, else 0."""
+        statistics = [tf.cast(new[i], tf.float64) * tf.cast(weight, tf.float64) for i in self._statistics]
+        counters = [tf.cast(new[i] - old[i], tf.float64) * tf.cast(is_first, tf.float64) for i in self._counters]
+        return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
+
+    def assign(self, sums: Sequence[tf.Tensor]) -> None:
+        """Set the variables to what the sums of all micro-batches say."""
+        count = len(self._statistics)
+        for i, value in zip(self._statistics, sums[:count], strict=True):
+            self._all[i].assign(tf.cast(value, self._all[i].dtype))
+        for i, moved in zip(self._counters, sums[count:], strict=True):
+            self._all[i].assign_add(tf.cast(tf.round(moved), self._all[i].dtype))
+
+    @staticmethod
+    def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
+        seed = tf.stack([draw[0] + (number << 32), draw[1]])
+        return tf.cast(seed, variable.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +80,13 @@ class Part:
     """One micro-batch's place in its step."""
 
     weight: float  # its samples, as a part of the global batch
-    lead: bool  # the step's very first: number 0 of rank 0
+    is_first: bool  # the step's very first: number 0 of rank 0
     seed: int  # of its random draws, 32 bits
     count: int  # of the micro-batch within the worker's step
 
     def to_tensors(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         draw = np.array([self.seed, self.count << 32], np.int64)
-        return tf.constant(self.weight, tf.float64), tf.constant(self.lead), tf.constant(draw)
+        return tf.constant(self.weight, tf.float64), tf.constant(self.is_first), tf.constant(draw)
 
 
 class TrainStep:
@@ -58,7 +109,9 @@ class TrainStep:
         self._others = OtherVariables(model.non_trainable_variables)
         if not optimizer.built:
             optimizer.build(self._trainable)
-        self._training = {"training": True} if _takes_training(model) else {}
+        parameters = inspect.signature(model.call).parameters.values()
+        takes_training = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
+        self._training = {"training": True} if takes_training else {}
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         self._shapes = [*(tuple(variable.shape) for variable in self._trainable), *self._others.shapes, ()]
@@ -94,14 +147,14 @@ class TrainStep:
         """
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
-        sums = self.micro(inputs, labels, Part(weight=1.0, lead=True, seed=0, count=0))
+        sums = self.micro(inputs, labels, Part(weight=1.0, is_first=True, seed=0, count=0))
         self.apply(self.add(sums, self.zeros()))
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
     # -- traced --
 
-    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, lead: tf.Tensor, draw: tf.Tensor) -> Sums:
+    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
         self.traces["micro"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self._trainable]
         others = self._others.values(draw)
@@ -112,7 +165,7 @@ class TrainStep:
             scaled = self.optimizer.scale_loss(part)
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        sums = [*dense, *self._others.moves(others, moved, weight, lead), part]
+        sums = [*dense, *self._others.deltas(others, moved, weight, is_first), part]
         return [tf.cast(each, self.dtype) for each in sums]
 
     def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
@@ -146,11 +199,6 @@ def _check(model: Any, optimizer: Any) -> None:
         raise UserError(
             f"the model {model.name} is not built, so it has no weights yet: give it a keras.Input, or call it once on a batch"
         )
-
-
-def _takes_training(model: Any) -> bool:
-    parameters = inspect.signature(model.call).parameters.values()
-    return any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def widen(output: Any) -> Any:

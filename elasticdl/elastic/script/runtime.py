@@ -20,8 +20,7 @@ from elasticdl.common.reason import reason
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
-from elasticdl.elastic.training.context import ContextT
-from elasticdl.elastic.training.loop import Hooks
+from elasticdl.elastic.training.context import ContextT, Hooks
 from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -34,10 +33,9 @@ class ScriptRuntime(Generic[ContextT]):
     """The job that this process takes part in, once `init` has been called."""
 
     def __init__(
-        self, connect: Callable[..., ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
+        self, kind: type[ContextT], seed_framework: Callable[[int], Any], count_gpus: Callable[[], int]
     ) -> None:
-        """``connect``: as `elasticdl.elastic.torch.context.connect`."""
-        self._connect = connect
+        self._kind = kind
         self._seed_framework = seed_framework
         self._count_gpus = count_gpus
         self._context: ContextT | None = None
@@ -76,8 +74,8 @@ class ScriptRuntime(Generic[ContextT]):
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
         if not self._in_child:  # processes that load data are forked from one that has the framework imported
-            multiprocessing.set_forkserver_preload([self._connect.__module__])
-        made = self._connect(policy, seed=seed, environ={} if alone else os.environ)
+            multiprocessing.set_forkserver_preload([self._kind.__module__])
+        made = self._kind.connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
         self._context, self._pid = made, os.getpid()
         job.context, job.gpus = made, gpus or max(1, self._count_gpus())

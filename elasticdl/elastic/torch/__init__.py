@@ -23,7 +23,7 @@ Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -39,9 +39,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch import optim
-from elasticdl.elastic.torch.context import connect
-from elasticdl.elastic.torch.loader import ElasticDataLoader, LoaderOptions
-from elasticdl.elastic.torch.sampler import ElasticSampler, StepBatch
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
 from elasticdl.elastic.torch.state import TorchState as _State
 
 __all__ = [
@@ -59,7 +58,7 @@ __all__ = [
     "size",
 ]
 
-_job = ScriptRuntime(connect, torch.manual_seed, torch.cuda.device_count)
+_job = ScriptRuntime(ElasticContext, torch.manual_seed, torch.cuda.device_count)
 init, context, rank, size, run = _job.init, _job.context, _job.rank, _job.size, _job.run
 
 
@@ -74,20 +73,21 @@ def DataLoader(
     shuffle: bool = True,
     drop_last: bool = False,
     num_workers: int = 0,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
+    collate_fn: Collate | None = None,
 ) -> ElasticDataLoader:
     """An `ElasticDataLoader` with the batch sizes given to `init`.
 
     ``drop_last``: leave out the last global batch of an epoch if it is smaller.
     """
-    options = LoaderOptions(num_workers, collate_fn)
-    return context().loader(dataset, shuffle=shuffle, drop_last=drop_last, options=options)
+    return ElasticDataLoader(
+        context(), dataset, shuffle=shuffle, drop_last=drop_last, num_workers=num_workers, collate_fn=collate_fn
+    )
 
 
 def Sampler(data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
     """An `ElasticSampler` over a data set, or over a number of samples, for a ``torch.utils.data.DataLoader`` of your
     own: ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``."""
-    return context().sampler(data, shuffle=shuffle, drop_last=drop_last)
+    return ElasticSampler(context(), data, shuffle=shuffle, drop_last=drop_last)
 
 
 def TorchState(
@@ -108,7 +108,7 @@ def TorchState(
     if loader is not None and sampler is not None:
         raise UserError("TorchState(loader=, sampler=): give one of them; a loader brings its own sampler")
     data = sampler if loader is None else loader
-    state = context().state(model, optimizer, data, values, snapshot=snapshot)
+    state = _State(context(), model, optimizer, data, values, snapshot=snapshot)
     if learning_rate is not None:
         state.follow(learning_rate)
     return state

@@ -13,6 +13,7 @@ the step's very first micro-batch moves them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -22,17 +23,6 @@ from elasticdl.elastic.torch.collective import TorchCollective
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
 ALIGNMENT = 16
-
-
-def _flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One zeroed flat tensor and, for each given tensor, a view into it of the same shape."""
-    sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
-    flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
-    views, start = [], 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        views.append(flat[start : start + tensor.numel()].view(tensor.shape))
-        start += size
-    return flat, views
 
 
 def _counts(buffer: torch.Tensor) -> bool:
@@ -54,32 +44,34 @@ class GradientReducer:
         buffers = list(buffers)
         self._statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._counters = [buffer for buffer in buffers if _counts(buffer)]
-        self._before = [buffer.clone() for buffer in self._moving]
+        self._before = [buffer.clone() for buffer in self._tracked]
         self._counted = False  # whether a micro-batch of this step has been added to the sums
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._vote = torch.zeros(VOTE_SIZE, dtype=torch.float32, device=device)
         counts = [torch.zeros(counter.shape, dtype=torch.float32, device=counter.device) for counter in self._counters]
         self._flats, views = self._layout([*self._parameters, *self._statistics, *counts, self._vote])
         count = len(self._parameters)
-        self._gradients, self._moves = views[:count], views[count:-1]
+        self._gradients, self._deltas = views[:count], views[count:-1]
         self._vote = views[-1]
 
     @staticmethod
     def _layout(sources: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Zeroed flat tensors, one for each kind, and for each given tensor a view into one of them of its shape."""
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, tensor in enumerate(sources):
             kinds.setdefault((tensor.dtype, tensor.device), []).append(index)
         flats: list[torch.Tensor] = []
         views: list[torch.Tensor] = [torch.empty(0)] * len(sources)
-        for indices in kinds.values():
-            flat, parts = _flat_views([sources[index] for index in indices])
+        for (dtype, device), indices in kinds.items():
+            sizes = [-(-sources[index].numel() // ALIGNMENT) * ALIGNMENT for index in indices]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
             flats.append(flat)
-            for index, part in zip(indices, parts, strict=True):
-                views[index] = part
+            for index, start in zip(indices, accumulate(sizes, initial=0), strict=False):
+                views[index] = flat[start : start + sources[index].numel()].view(sources[index].shape)
         return flats, views
 
     @property
-    def _moving(self) -> list[torch.Tensor]:
+    def _tracked(self) -> list[torch.Tensor]:
         return [*self._statistics, *self._counters]
 
     def knows(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
@@ -91,7 +83,7 @@ class GradientReducer:
         for flat in self._flats:
             flat.zero_()
         self._counted = False
-        for before, buffer in zip(self._before, self._moving, strict=True):
+        for before, buffer in zip(self._before, self._tracked, strict=True):
             before.copy_(buffer)
         for parameter, view in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = view
@@ -102,20 +94,20 @@ class GradientReducer:
         self._vote[LOSS] += loss.detach().to(self._vote.dtype) * samples
 
     @torch.no_grad()
-    def add_moves(self, weight: float, *, lead: bool) -> None:
+    def add_deltas(self, weight: float, *, is_first: bool) -> None:
         """Count what a micro-batch's forward pass has done to the buffers; its backward pass may be yet to come.
 
-        ``weight``: its part of the global batch. ``lead``: it is the very first of the step.
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
         """
         self._counted = True
-        weights = [weight] * len(self._statistics) + [float(lead)] * len(self._counters)
-        for buffer, before, move, part in zip(self._moving, self._before, self._moves, weights, strict=True):
+        weights = [weight] * len(self._statistics) + [float(is_first)] * len(self._counters)
+        for buffer, before, delta, part in zip(self._tracked, self._before, self._deltas, weights, strict=True):
             # What stays as it is may be infinite, as in a mask.
-            move.add_(torch.where(buffer == before, 0, buffer - before), alpha=part)
+            delta.add_(torch.where(buffer == before, 0, buffer - before), alpha=part)
 
-    def rewind(self) -> None:
+    def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
-        for buffer, before in zip(self._moving, self._before, strict=True):
+        for buffer, before in zip(self._tracked, self._before, strict=True):
             buffer.data.copy_(before)  # a backward pass that is yet to come has noted the buffer's version
 
     def reduce(self, *, leaving: bool, share: float, scale: float, stopping: bool = False) -> Vote:
@@ -129,12 +121,12 @@ class GradientReducer:
         """
         self._gather()
         if not self._counted:
-            self._move_as_a_whole(share)
+            self._add_own_statistics(share)
         self._vote[LEAVING] = float(leaving)
         self._vote[STOPPING] = float(stopping)
         self._vote[ENDED] = 0.0
         self._collective.sum_(self._flats, STEP)
-        self._move_buffers()
+        self._update_buffers()
         vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
@@ -153,19 +145,19 @@ class GradientReducer:
         self._collective.sum_(self._flats, STEP)
         return Vote.of(self._vote.tolist())
 
-    def _move_as_a_whole(self, share: float) -> None:
+    def _add_own_statistics(self, share: float) -> None:
         """For a loop whose batches are its own."""
-        for statistic, move in zip(self._statistics, self._moves, strict=False):
-            torch.mul(statistic, share, out=move)
+        for statistic, delta in zip(self._statistics, self._deltas, strict=False):
+            torch.mul(statistic, share, out=delta)
 
     @torch.no_grad()
-    def _move_buffers(self) -> None:
+    def _update_buffers(self) -> None:
         if not self._counted:
-            for statistic, move in zip(self._statistics, self._moves, strict=False):
-                statistic.copy_(move)
+            for statistic, delta in zip(self._statistics, self._deltas, strict=False):
+                statistic.copy_(delta)
             return
-        for buffer, before, move in zip(self._moving, self._before, self._moves, strict=True):
-            buffer.copy_(before + move.to(before.dtype))
+        for buffer, before, delta in zip(self._tracked, self._before, self._deltas, strict=True):
+            buffer.copy_(before + delta.to(before.dtype))
 
     def _gather(self) -> None:
         """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from itertools import tee
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.progress import SampleOrder, StepPlan
+from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.script.children import require_guard
-from elasticdl.elastic.torch.device import to_device
+from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
-from elasticdl.elastic.torch.rng import seed_step
 from elasticdl.elastic.training import sampler
-from elasticdl.elastic.training.sampler import Host as JobHost
+from elasticdl.elastic.training.sampler import ElasticLoader
+
+Collate = Callable[[list[Any]], Any]
 
 
-class Host(JobHost, Protocol):
-    """What a sampler asks of the job it belongs to."""
+def to_device(sample: Any, device: torch.device) -> Any:
+    """Tensors within tuples, lists and dicts moved to the device, all else as it is."""
+    if isinstance(sample, torch.Tensor):
+        return sample.to(device, non_blocking=True)
+    if isinstance(sample, dict):
+        return {key: to_device(value, device) for key, value in sample.items()}
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*(to_device(value, device) for value in sample))
+    if isinstance(sample, list | tuple):
+        return type(sample)(to_device(value, device) for value in sample)
+    return sample
 
-    @property
-    def device(self) -> torch.device: ...
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """As `sampler.seed_step`, torch's global generators included."""
+    value = sampler.seed_step(seed, step, rank)
+    # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
 
 
 class StepBatch(sampler.StepBatch):
@@ -34,13 +51,13 @@ class StepBatch(sampler.StepBatch):
     workers sum up to the mean over the global batch.
     """
 
-    def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host, reducer: GradientReducer) -> None:
-        super().__init__(plan, (to_device(sample, host.device) for sample in samples), host)
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: ElasticContext, reducer: GradientReducer) -> None:
+        super().__init__(plan, (to_device(sample, job.device) for sample in samples), job)
         self._reducer = reducer
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
-            self._reducer.rewind()
+            self._reducer.reset_buffers()
             yield sample
 
     @property
@@ -53,7 +70,7 @@ class StepBatch(sampler.StepBatch):
         self.require_present()
         weight = self.micro_batch_size / self.plan.batch
         self._reducer.add_loss(loss, self.micro_batch_size)
-        self._reducer.add_moves(weight, lead=self._host.world.rank == self.micro_batch == 0)
+        self._reducer.add_deltas(weight, is_first=self._job.world.rank == self.micro_batch == 0)
         return loss * weight
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -71,10 +88,12 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
     """
 
     current: StepBatch | None
+    _job: ElasticContext
 
-    def __init__(self, order: SampleOrder, host: Host) -> None:
-        super().__init__(order, host)
-        self._job = host
+    def __init__(
+        self, job: ElasticContext, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False
+    ) -> None:
+        super().__init__(job, data, shuffle=shuffle, drop_last=drop_last)
         self._reducer: GradientReducer | None = None
         self._ahead: Iterator[StepPlan] | None = None
         self.guarded = False  # the script was read: it may be edited while it runs
@@ -135,3 +154,49 @@ def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:
     if loader.num_workers and not own.guarded:
         require_guard(loader.num_workers)
         own.guarded = True
+
+
+class ElasticDataLoader(ElasticLoader[ElasticSampler]):
+    """Yields one `StepBatch` per step from where training stands to the end of the epoch; see `ElasticSampler`."""
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        dataset: Dataset[Any],
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> None:
+        super().__init__(ElasticSampler(job, dataset, shuffle=shuffle, drop_last=drop_last))  # type: ignore[arg-type]
+        self.dataset = dataset
+        self._fetch = partial(fetch, dataset, self.sampler, job.device, num_workers=num_workers, collate_fn=collate_fn)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        return self.sampler.steps(self._fetch())
+
+
+def fetch(
+    dataset: Dataset[Any],
+    batches: Iterable[list[int]],
+    device: torch.device,
+    *,
+    num_workers: int = 0,
+    collate_fn: Collate | None = None,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Any]:
+    """Torch's own loader over given batches of indices; pinned memory when they go to a GPU.
+
+    ``generator``: from which the seed of its processes, if there are any, is drawn; else the global one.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        pin_memory=device.type == "cuda",
+        generator=generator,
+        # A fork would take the session's threads and locks along.
+        multiprocessing_context="forkserver" if num_workers else None,
+    )

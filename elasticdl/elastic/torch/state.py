@@ -7,38 +7,22 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
-from typing import IO, Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.torch.collective import TorchCollective
-from elasticdl.elastic.torch.learning_rate import OptimizerRate
-from elasticdl.elastic.torch.loader import ElasticDataLoader
+from elasticdl.elastic.torch.collective import broadcast_state
+from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
-from elasticdl.elastic.torch.sampler import ElasticSampler
-from elasticdl.elastic.torch.transfer import broadcast_state
+from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.copies import copied
-
-
-class Engine(state.Engine, Protocol):
-    """What a state asks of the job it belongs to."""
-
-    @property
-    def collective(self) -> TorchCollective: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def session(self) -> Session: ...
+from elasticdl.elastic.training.state import copied
 
 
 class TorchState(state.TrainingState):
@@ -48,34 +32,36 @@ class TorchState(state.TrainingState):
     """
 
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
-    rate: OptimizerRate | None
+    _dump_to = staticmethod(torch.save)
+    _load_from = staticmethod(partial(torch.load, map_location="cpu", weights_only=False))
     sampler: ElasticSampler | None
+    _job: ElasticContext
 
     def __init__(
         self,
-        engine: Engine,
+        job: ElasticContext,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         data: ElasticDataLoader | ElasticSampler | None,
         values: dict[str, Any],
         *,
-        snapshot: bool,
+        snapshot: bool = False,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
         at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``."""
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
-        super().__init__(engine, sampler, values, snapshot=snapshot)
+        super().__init__(job, sampler, values, snapshot=snapshot)
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
-        self._job = engine
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._buffers = list(model.buffers())
-        self._reducer = GradientReducer(parameters, self._buffers, engine.collective)
+        self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
+        self._reducer = GradientReducer(parameters, self._buffers, job.collective)
         if sampler is not None:
             sampler.attach(self._reducer)
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._saved["buffers"] = [buffer.clone() for buffer in self._buffers]
         self.save(p.Part.ALL)
 
@@ -85,19 +71,14 @@ class TorchState(state.TrainingState):
         return float(self.optimizer.param_groups[0]["lr"])
 
     def sync(self, world: World) -> None:
-        if world.is_first and world.rank == 0 and self._schedule_is_missing:
+        scheduled = any("initial_lr" in group for group in self.optimizer.param_groups)  # a scheduler leaves that mark
+        held = any(getattr(value, "optimizer", None) is self.optimizer for value in self.values.values())
+        if scheduled and not held and self.rate is None and world.is_first and world.rank == 0:
             self._job.warn(
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
                 "give it along, as in TorchState(scheduler=scheduler)"
             )
         super().sync(world)
-
-    @property
-    def _schedule_is_missing(self) -> bool:
-        """A scheduler has left its mark on the optimizer, and none of the values is one for it."""
-        marked = any("initial_lr" in group for group in self.optimizer.param_groups)
-        held = any(getattr(value, "optimizer", None) is self.optimizer for value in self.values.values())
-        return marked and not held and self.rate is None
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of all workers now, for what needs them before ``optimizer.step()``: clipping, a GradScaler.
@@ -132,24 +113,23 @@ class TorchState(state.TrainingState):
             self.reduce_gradients()
         self._before_update()
 
-    def _after_step(self, *_: Any) -> None:
-        self._step_made()
-
     # -- the parts of a state --
 
-    def write(self, file: IO[bytes]) -> None:
-        torch.save(self.state_dict(), file)
+    def _own_rate(self) -> float:
+        # Kept in each group as torch's schedulers do: it may come from a checkpoint.
+        groups = self.optimizer.param_groups
+        self._own_rates = [float(group.setdefault("initial_lr", float(group["lr"]))) for group in groups]
+        return self._own_rates[0]
 
-    def read(self, file: IO[bytes]) -> None:
-        # Written by another worker of the same job, into the job's own folder.
-        self.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))
-
-    def _make_rate(self, rules: LearningRate) -> OptimizerRate:
-        return OptimizerRate(self.optimizer, rules, fixed_batch=self._job.policy.fixed)
-
-    def _set_rate(self, step: int, epoch: int) -> None:
-        assert self.rate is not None
-        self.rate.set(step, epoch, self._job.world)
+    def _set_rate(self, rate: float) -> None:
+        """Of several parameter groups the first has it, and the others keep their ratio to it."""
+        first = self._own_rates[0]
+        for group, own in zip(self.optimizer.param_groups, self._own_rates, strict=True):
+            value = rate if own == first or not first else own * (rate / first)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
 
     def _dump_own(self) -> dict[str, Any]:
         """Tensors by reference."""

@@ -1,7 +1,7 @@
-"""One process's part in a job: composes session, collective and batch policy, and runs the loop.
+"""One process's part in a job: session, collective and batch policy, and the way through the worlds.
 
-What differs between frameworks (device, data loader, training state) is added by the twins
-(`elasticdl.elastic.torch.context`, `elasticdl.elastic.keras.context`).
+`JobContext.run` carries out what the worker's core tells it, and tells the core what came of it. What differs between
+frameworks is added by the twins (`elasticdl.elastic.torch.context`, `elasticdl.elastic.keras.context`).
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sized
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress, SampleOrder
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.training.handover import Handover
-from elasticdl.elastic.training.loop import ElasticLoop, Hooks, State, warn
-from elasticdl.elastic.training.record import SampleRecord
-from elasticdl.elastic.training.state import TrainingState
+from elasticdl.elastic.training.record import Handover, SampleRecord
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,18 @@ Result = TypeVar("Result")
 CollectiveT = TypeVar("CollectiveT", bound=HorovodCollective)
 
 
-class JobContext(Generic[CollectiveT]):
-    """What a training script holds of its job, whatever the framework. Make it with `open_context`, and `close` it."""
+class Hooks:
+    """Called in each world, once its collective has been started."""
+
+    def before_sync(self, world: World) -> None:
+        """Rank 0 may still change its state, which the others are about to receive (a checkpoint)."""
+
+    def on_world(self, world: World) -> None:
+        """All members stand at the same state."""
+
+
+class JobContext(ABC, Generic[CollectiveT]):
+    """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it."""
 
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
@@ -55,8 +66,44 @@ class JobContext(Generic[CollectiveT]):
         self.seed = seed
         self.record: SampleRecord | None = None
         self.handover: Handover | None = None  # none where checkpoints are written instead
-        self._loop = ElasticLoop(session, collective)
+        self._state: TrainingState | None = None  # that the core speaks of
+        self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
+
+    @classmethod
+    def connect(
+        cls, policy: BatchPolicy, *, seed: int, environ: Mapping[str, str], link: MasterConnection | None = None
+    ) -> Self:
+        """The context of this process: under the master that the environment names, or alone.
+
+        ``link``: the open link to that master, if there is one already; the context closes it.
+
+        Raises:
+            UserError: the environment is unusable, or Horovod is missing.
+        """
+        environment = WorkerEnvironment.from_env(environ)
+        if environment is None:
+            return cls(Session(WorkerCore(under_master=False)), cls._open_collective(None), policy, seed)
+        prepare_horovod(environ)
+        opened = link is not None
+        link = link or MasterConnection(environment)
+        collective = cls._open_collective(link.endpoint)
+        context = cls(link.session, collective, policy, seed)
+        link.session.break_collective = collective.break_world
+        if not opened:
+            link.open()
+        context._closers.callback(link.close)
+        link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
+        context.handover = Handover(Path(environment.job_spec).parent)
+        if folder := link.spec.sample_record:
+            context.record = SampleRecord(Path(folder), environment.worker_id)
+            context._closers.callback(context.record.close)
+        return context
+
+    @classmethod
+    @abstractmethod
+    def _open_collective(cls, endpoint: Endpoint | None) -> CollectiveT:
+        """Without an endpoint when this process runs alone."""
 
     # -- facts --
 
@@ -92,39 +139,23 @@ class JobContext(Generic[CollectiveT]):
         """Where training stands."""
         return self.session.core.position.progress
 
-    def order(self, data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> SampleOrder:
-        """``data``: the data set, or the number of its samples.
-
-        Raises:
-            UserError: there are none, or with ``drop_last`` not enough.
-        """
-        samples = data if isinstance(data, int) else len(data)
-        if samples < 1:
-            raise UserError(f"the data set has {samples} samples; expected at least one")
-        order = SampleOrder(samples, self.policy, self.seed, shuffle, drop_last)
-        order.require_step(workers=1)
-        return order
-
     # -- training --
 
     def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
-        """Train through as many worlds as it takes; see `ElasticLoop.run`. A SIGTERM means: finish the step, leave."""
+        """Call ``train`` in each world, after the hooks, until it returns on all members.
 
-        given = hooks or Hooks()
+        A SIGTERM means: finish the step, leave. Everything is inside the retry, re-initialisation included: a second
+        failure while the first is being mended is the same event once more. (In Horovod's own loop a failure in
+        ``reset()`` ends every survivor.)
 
-        def before_sync(world: World) -> None:
-            given.before_sync(world)
-            if world.is_first and world.rank == 0:
-                self._take_over(state)
-
-        def on_world(world: World) -> None:
-            if world.is_first and world.rank == 0:
-                self._warn_of_double_correction(state)
-            given.on_world(world)
-
+        Raises:
+            Stopped: this worker is to leave for good; the state is that of the last commit.
+            JobFailedError: world after world broke without a step being made.
+            UnreachableError: there has been no master for too long.
+        """
         with self._told_of_sigterm():
             try:
-                return self._loop.run(train, state, Hooks(before_sync, on_world))
+                return self._through_worlds(train, state, hooks or Hooks())
             except Stopped as stopped:
                 if stopped.drained and state.has_state:
                     self._hand_over(state)
@@ -134,21 +165,38 @@ class JobContext(Generic[CollectiveT]):
         """Something is done, or begun that may last as long as another member takes."""
         self.session.post(p.Advanced(waiting))
 
-    def adopt(self, state: State, position: Position, made: p.StateMade) -> Position:
-        """As `ElasticLoop.adopt`."""
-        return self._loop.adopt(state, position, made)
+    def adopt(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
+        """From now on the core speaks of this state, except in a world, whose members train another.
+
+        ``position``: the state's own so far. Returns that by which the core knows it.
+        """
+        core = self.session.core
+        if core.position is not position:
+            before = core.position
+            self.session.post(made)
+            if core.position is not before:
+                self._state = state
+        return core.position
 
     def post(self, event: p.Event) -> None:
-        """Something has happened in the training function; as `ElasticLoop.post`."""
+        """Something has happened in the training function.
+
+        Raises:
+            WorldChanged: all members agreed to leave this world.
+            RuntimeError: the script does what can't be made right.
+        """
         if self.record is not None and isinstance(event, p.BatchGiven):
             self.record.begin(self.world, event.plan)
-        self._loop.post(event)
+        self._tell(event)
+        if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
+            raise WorldChanged(leave.reason)
         if self.record is not None and isinstance(event, p.StepMade):
             self.record.commit(self.world, self.progress)
 
     def warn(self, message: str) -> None:
         """Into this worker's log and the job's journal."""
-        warn(self.session, message)
+        log.warning("%s", message)
+        self.session.notify("warning", message=message)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""
@@ -162,14 +210,87 @@ class JobContext(Generic[CollectiveT]):
         """Tell the master that this worker can't go on. ``users``: the user's code has raised."""
         self.session.say(m.failed(message, traceback, users=users))
 
-    def on_close(self, close: Callable[[], Any]) -> None:
-        self._closers.callback(close)
-
     def close(self) -> None:
         """Leave the job: the session and the store are closed. Further calls do nothing."""
         self._closers.close()
 
     # -- details --
+
+    def _through_worlds(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks) -> Result:
+        result: list[Result] = []
+
+        def enter(world: World) -> p.Event:
+            self.collective.start(world)
+            return p.On.CONNECTED
+
+        def synchronize(world: World) -> p.Event:
+            hooks.before_sync(world)
+            if world.is_first and world.rank == 0:
+                self._take_over(state)
+            state.sync(world)
+            return p.Synced(state.progress)
+
+        def run_function(world: World) -> p.Event:
+            step = state.progress.step
+            log.info("world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, step, world.reason)
+            if world.is_first and world.rank == 0:
+                self._warn_of_double_correction(state)
+            hooks.on_world(world)
+            result[:] = [train()]
+            return p.On.RETURNED
+
+        state.take_part()
+        self._next.clear()
+        try:
+            self._tell(p.On.READY)
+            while True:
+                while not self._next:
+                    self._carry_out(self.session.wait())
+                match self._next.popleft():
+                    case p.Connect(world):
+                        self._attempt(enter, world)
+                    case p.Synchronize(world):
+                        self._attempt(synchronize, world)
+                    case p.Train(world):
+                        self._attempt(run_function, world)
+                    case p.LeaveWorld():
+                        self.collective.stop()
+                        self._tell(p.On.CLOSED)
+                    case p.Do.COMPLETE:
+                        return result[0]
+        finally:
+            self.collective.stop()
+
+    def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
+        try:
+            self._tell(work(world))
+        except WorldChanged as change:
+            self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
+        except WorldBroken as failure:
+            log.warning("%s", failure)
+            self._tell(p.CollectiveFailed(str(failure)))
+
+    def _tell(self, event: p.Event) -> None:
+        self._carry_out(self.session.turn(event))
+
+    def _carry_out(self, instructions: list[p.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case p.Save(part) if self._state:
+                    self._state.save(part)
+                case p.Restore() if self._state:
+                    self._state.restore()
+                case p.Warn(message):
+                    self.warn(message)
+                case p.Do.CAST_END_VOTE if self._state:
+                    self.session.post(p.Advanced(waiting=True))
+                    self._tell(p.Voted(self._state.cast_end_vote()))
+                case p.LeaveJob(reason, checkpoint, drained):
+                    raise Stopped(reason, checkpoint=checkpoint, drained=drained)
+                case p.Fail(error, message):
+                    raise error(message)
+                case _:
+                    self._next.append(instruction)
 
     def _hand_over(self, state: TrainingState) -> None:
         """Leave the state for those who come, unless it is certain that others hold it."""
@@ -215,37 +336,3 @@ class JobContext(Generic[CollectiveT]):
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])
-
-
-def open_context(
-    make_context: Callable[[Session, CollectiveT], ContextT],
-    make_collective: Callable[[Endpoint | None], CollectiveT],
-    environ: Mapping[str, str],
-    link: MasterConnection | None,
-) -> ContextT:
-    """The context of this process: under the master that the environment names, or alone.
-
-    ``link``: the open link to that master, if there is one already; the context closes it. ``make_collective`` is given
-    no endpoint when this process runs alone.
-
-    Raises:
-        UserError: the environment is unusable, or Horovod is missing.
-    """
-    environment = WorkerEnvironment.from_env(environ)
-    if environment is None:
-        return make_context(Session(WorkerCore(under_master=False)), make_collective(None))
-    prepare_horovod(environ)
-    opened = link is not None
-    link = link or MasterConnection(environment)
-    collective = make_collective(link.endpoint)
-    context = make_context(link.session, collective)
-    link.session.break_collective = collective.break_world
-    if not opened:
-        link.open()
-    context.on_close(link.close)
-    link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
-    context.handover = Handover(Path(environment.job_spec).parent)
-    if folder := link.spec.sample_record:
-        context.record = SampleRecord(Path(folder), environment.worker_id)
-        context.on_close(context.record.close)
-    return context

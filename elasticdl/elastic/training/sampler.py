@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
+from elasticdl.elastic.training.context import JobContext
 
 BatchT = TypeVar("BatchT", bound="StepBatch")
 
 _END = object()  # of what was loaded
 
 
-class Host(Protocol):
-    """What a sampler asks of the job it belongs to."""
-
-    @property
-    def world(self) -> World: ...
-
-    @property
-    def has_world(self) -> bool: ...
-
-    @property
-    def progress(self) -> Progress: ...
-
-    def advance(self, *, waiting: bool) -> None: ...
-
-    def post(self, event: p.Event) -> None: ...
+def seed_step(seed: int, step: int, rank: int) -> int:
+    """Seed Python's and NumPy's global generators for what ``rank`` draws in ``step``; returns the seed, 32 bits."""
+    value = step_seed(seed, step, rank)
+    random.seed(value)
+    np.random.seed(value)
+    return value
 
 
 class StepBatch:
     """This worker's share of one global batch: iterate over its micro-batches, once."""
 
-    def __init__(self, plan: StepPlan, samples: Iterator[Any], host: Host) -> None:
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: JobContext[Any]) -> None:
         self.plan = plan
         self.micro_batch = -1  # number of the present one, from 0
         self.over = False  # the loader has given another, or the world has changed
         self._samples = samples
-        self._host = host
+        self._job = job
 
     @property
     def share(self) -> float:
@@ -53,9 +48,7 @@ class StepBatch:
         return len(self.plan.micro_batches[self.micro_batch]) if self.micro_batch >= 0 else 0
 
     def require_present(self) -> None:
-        """Raises:
-        UserError: this batch is not the one that the present step is made on.
-        """
+        """Raises UserError if this batch is not the one that the present step is made on."""
         if self.over:
             raise UserError(
                 f"the batch of step {self.plan.step} is over, as the loader has given a later one or the workers have "
@@ -70,7 +63,7 @@ class StepBatch:
             )
         for number in range(len(self.plan.micro_batches)):
             self.require_present()
-            self._host.advance(waiting=False)
+            self._job.advance(waiting=False)
             self.micro_batch = number
             sample = next(self._samples, _END)
             if sample is _END:
@@ -84,16 +77,23 @@ class DataCursor:
     What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once per epoch.
     """
 
-    def __init__(self, order: SampleOrder, host: Host) -> None:
-        self.order = order
+    def __init__(
+        self, job: JobContext[Any], data: Sized | int, *, shuffle: bool = True, drop_last: bool = False
+    ) -> None:
+        """``data``: the data set, or the number of its samples."""
+        samples = data if isinstance(data, int) else len(data)
+        if samples < 1:
+            raise UserError(f"the data set has {samples} samples; expected at least one")
+        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last)
+        self.order.require_step(workers=1)
         self.current: StepBatch | None = None  # the step that is being made
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
         self.planned_epochs = 0  # that the training function goes up to, if it says so
-        self._host = host
+        self._job = job
 
     @property
     def progress(self) -> Progress:
-        return self._host.progress
+        return self._job.progress
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epochs from the present one up to ``count``, the first perhaps partly done."""
@@ -102,19 +102,19 @@ class DataCursor:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self._host.post(p.On.EPOCH_ENDED)
+                self._job.post(p.On.EPOCH_ENDED)
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
         self.drop()
-        self._host.post(p.BatchGiven(batch.plan, self.settings_changed()))
+        self._job.post(p.BatchGiven(batch.plan, self.settings_changed()))
         self.current = batch
         return batch
 
     def end(self) -> None:
         """There is no further batch in this epoch."""
         self.drop()
-        self._host.post(p.On.BATCHES_OVER)
+        self._job.post(p.On.BATCHES_OVER)
 
     def drop(self) -> None:
         """The present batch, if any, is over."""
@@ -125,7 +125,7 @@ class DataCursor:
     @property
     def at_end(self) -> bool:
         """Whether no step is left of the present epoch."""
-        return not self.order.remaining_steps(self.progress.position, self._host.world.size)
+        return not self.order.remaining_steps(self.progress.position, self._job.world.size)
 
     def __len__(self) -> int:
         """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
@@ -133,14 +133,35 @@ class DataCursor:
         Raises:
             UserError: it depends on the workers, and there are none yet.
         """
-        if not (self.order.policy.fixed or self._host.has_world):
+        if not (self.order.policy.fixed or self._job.has_world):
             raise UserError(
                 "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
                 "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
             )
-        return self.order.remaining_steps(0, self._host.world.size)
+        return self.order.remaining_steps(0, self._job.world.size)
 
     def plans(self) -> Iterator[StepPlan]:
         """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""
-        world = self._host.world
+        world = self._job.world
         return self.order.steps(self.progress, world.rank, world.size)
+
+
+CursorT = TypeVar("CursorT", bound=DataCursor)
+
+
+class ElasticLoader(ABC, Generic[CursorT]):
+    """Yields one `StepBatch` per step from where training stands to the end of the epoch."""
+
+    def __init__(self, sampler: CursorT) -> None:
+        self.sampler = sampler
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[StepBatch]: ...
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        return self.sampler.epochs(count)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch; see `DataCursor`."""
+        return len(self.sampler)

@@ -9,20 +9,83 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.copies import copied
-from elasticdl.elastic.training.loop import State
-from elasticdl.elastic.training.sampler import DataCursor, StepBatch
+from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.sampler import DataCursor
+
+UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
+
+# Copies a tensor of the framework's, into an earlier copy where that fits; None if it is no such tensor.
+CopyTensor = Callable[[Any, Any], Any]
+
+
+def copied(value: Any, before: Any, copy_tensor: CopyTensor) -> Any:
+    """A copy of a nested value, in the memory of ``before``, an earlier copy of it, where that has the same shape.
+
+    Two places of one object are two places of one copy.
+    """
+    return _Copier(copy_tensor).copy(value, before)
+
+
+class _Copier:
+    def __init__(self, copy_tensor: CopyTensor) -> None:
+        self._copy_tensor = copy_tensor
+        self._memo: dict[int, Any] = {}  # as of `copy.deepcopy`
+        self._used: set[int] = set()  # ids of the memory that holds a part of the new copy
+
+    def copy(self, value: Any, before: Any) -> Any:
+        kind = type(value)
+        if kind in UNCHANGING:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if kind is dict or kind is OrderedDict:
+            return self._copy_dict(value, before)
+        if kind is list or kind is tuple:
+            return self._copy_sequence(value, before)
+        made = self._copy_leaf(value, None if id(before) in self._used else before)
+        self._used.add(id(made))
+        self._memo[id(value)] = made
+        return made
+
+    def _copy_dict(self, value: dict[Any, Any], before: Any) -> Any:
+        old = before if type(before) is type(value) else {}
+        made = self._memo[id(value)] = type(value)()
+        for key, item in value.items():
+            made[key] = self.copy(item, old.get(key))
+        if isinstance(value, OrderedDict):  # a module's of torch, which notes the versions of its parts there
+            vars(made).update(copy.deepcopy(vars(value), self._memo))
+        return made
+
+    def _copy_sequence(self, value: Any, before: Any) -> Any:
+        old = before if type(before) is type(value) and len(before) == len(value) else [None] * len(value)
+        items: list[Any] = []
+        if type(value) is list:
+            self._memo[id(value)] = items
+        items += [self.copy(item, each) for item, each in zip(value, old, strict=True)]
+        return items if type(value) is list else self._memo.setdefault(id(value), tuple(items))
+
+    def _copy_leaf(self, value: Any, before: Any) -> Any:
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            fits = type(before) is np.ndarray and (before.shape, before.dtype) == (value.shape, value.dtype)
+            made = before if fits else np.empty_like(value)
+            np.copyto(made, value)
+            return made
+        made = self._copy_tensor(value, before)
+        return copy.deepcopy(value, self._memo) if made is None else made
 
 
 @runtime_checkable
@@ -34,27 +97,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-class Engine(Protocol):
-    """What a state asks of the job it belongs to."""
-
-    @property
-    def world(self) -> World: ...
-
-    @property
-    def policy(self) -> BatchPolicy: ...
-
-    @property
-    def leaving(self) -> bool: ...
-
-    def advance(self, *, waiting: bool) -> None: ...
-
-    def adopt(self, state: State, position: Position, made: p.StateMade) -> Position: ...
-
-    def post(self, event: p.Event) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-
 class TrainingState(ABC):
     """Model, optimizer, position in the data, and any further values as attributes.
 
@@ -62,10 +104,12 @@ class TrainingState(ABC):
     """
 
     _remedy: ClassVar[str]  # for a step on too few samples
+    _dump_to: ClassVar[staticmethod[..., object]]  # of a state, into a file
+    _load_from: ClassVar[staticmethod[..., Any]]  # of a file
 
     def __init__(
         self,
-        engine: Engine,
+        job: JobContext[Any],
         sampler: DataCursor | None,
         values: dict[str, Any],
         *,
@@ -79,7 +123,7 @@ class TrainingState(ABC):
         self.values = values
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
         self._position = Position(start, has_state=has_state)
-        self._engine = engine
+        self._job = job
         self._snapshot = snapshot
         self._loss = float("nan")
         self._saved: dict[str, Any] = {"rate": RateState(), "values": {}}
@@ -91,7 +135,7 @@ class TrainingState(ABC):
         """Be the state that the worker's core speaks of; there is one at a time."""
         order = self.sampler.order if self.sampler is not None else None
         made = p.StateMade(self.progress, self.has_state, order, self._snapshot)
-        self._position = self._engine.adopt(self, self._position, made)
+        self._position = self._job.adopt(self, self._position, made)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -139,9 +183,9 @@ class TrainingState(ABC):
         """Let the learning rate go by these rules: it is set before each update of the parameters.
 
         Raises:
-            UserError: the rules do not fit the batch policy.
+            UserError: the rules do not fit the batch policy, or the optimizer.
         """
-        self.rate = self._make_rate(rules)
+        self.rate = RateControl(rules, self._own_rate(), fixed_batch=self._job.policy.fixed)
 
     def commit(self) -> None:
         """Declare everything up to here safe; cheap. Make it the last thing of each step.
@@ -151,7 +195,7 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._engine.post(p.On.COMMIT)
+        self._job.post(p.On.COMMIT)
 
     def save(self, part: p.Part) -> None:
         if part is p.Part.ALL:
@@ -200,31 +244,31 @@ class TrainingState(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._load_own(state)
         self._load_values(state["values"])
-        self._engine.post(p.Loaded(Progress(**state["progress"])))
+        self._job.post(p.Loaded(Progress(**state["progress"])))
         if self.rate is not None and state["rate"] is not None:
             self.rate.state = RateState(**state["rate"])
+
+    def write(self, file: IO[bytes]) -> None:
+        """All of the state, for a worker of the same job."""
+        self._dump_to(self.state_dict(), file)
+
+    def read(self, file: IO[bytes]) -> None:
+        """Load what another worker has written, into the job's own folder."""
+        self.load_state_dict(self._load_from(file))
 
     def oversights(self) -> list[str]:
         """What looks forgotten in a training that has ended, a line each."""
         planned = self.sampler.planned_epochs if self.sampler is not None else 0
-        return self._position.oversights(planned, self._engine.world.size)
+        return self._position.oversights(planned, self._job.world.size)
 
     # -- what differs between frameworks --
 
     @abstractmethod
-    def write(self, file: IO[bytes]) -> None:
-        """All of the state, for a worker of the same job."""
+    def _own_rate(self) -> float:
+        """The optimizer's rate as the user has given it, before rules apply."""
 
     @abstractmethod
-    def read(self, file: IO[bytes]) -> None:
-        """Load what `write` has written."""
-
-    @abstractmethod
-    def _make_rate(self, rules: LearningRate) -> RateControl: ...
-
-    @abstractmethod
-    def _set_rate(self, step: int, epoch: int) -> None:
-        """Set the optimizer's rate for the step with this number by the rules (there are some)."""
+    def _set_rate(self, rate: float) -> None: ...
 
     @abstractmethod
     def _dump_own(self) -> dict[str, Any]:
@@ -250,7 +294,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _copy_tensor(self, value: Any, before: Any) -> Any:
-        """See `elasticdl.elastic.training.copies.CopyTensor`."""
+        """See `elasticdl.elastic.training.state.CopyTensor`."""
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
@@ -259,13 +303,8 @@ class TrainingState(ABC):
     # -- a step --
 
     @property
-    def _batch(self) -> StepBatch | None:
-        """What the present step is made on, if the data come from a sampler."""
-        return self.sampler.current if self.sampler is not None else None
-
-    @property
     def _wants_to_stop(self) -> bool:
-        return self.stopping and self._engine.world.rank == 0
+        return self.stopping and self._job.world.rank == 0
 
     def _voted(self, vote: Vote) -> None:
         """The gradients of all members have arrived.
@@ -273,13 +312,14 @@ class TrainingState(ABC):
         Raises:
             RuntimeError: the members do not make the same step.
         """
-        self._engine.post(p.Voted(vote, self._remedy))
+        self._job.post(p.Voted(vote, self._remedy))
 
     def _before_update(self) -> None:
         """The parameters change next."""
         if self.rate is not None:
             plan = self._position.batch
-            self._set_rate(*((plan.step, plan.epoch) if plan else (self.step + 1, self.progress.epoch)))
+            step, epoch = (plan.step, plan.epoch) if plan else (self.step + 1, self.progress.epoch)
+            self._set_rate(self.rate.at(step, epoch, self._job.world))
 
     def _step_made(self) -> None:
         """The parameters have changed."""
@@ -287,7 +327,7 @@ class TrainingState(ABC):
         self._loss = self.vote.loss
         if self.rate is not None:
             self.rate.made()
-        self._engine.post(p.StepMade(self.learning_rate))
+        self._job.post(p.StepMade(self.learning_rate))
 
     # -- saving --
 

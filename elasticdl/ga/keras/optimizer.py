@@ -36,7 +36,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     built: bool
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, steps: int, name: str | None = None) -> None:
-        """Raises ArgumentError where ``steps`` or the optimizer cannot be right."""
+        """Raises ArgumentError if ``steps`` or the optimizer cannot be right."""
         steps = checked_steps(steps)
         optimizer = _checked_optimizer(optimizer)
         # A function, so that there is one learning rate only.

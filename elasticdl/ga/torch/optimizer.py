@@ -58,7 +58,7 @@ class Optimizer(torch.optim.Optimizer):
     defaults = _of_the_wrapped("defaults")
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        """Raises ArgumentError where ``steps`` or the optimizer cannot be right."""
+        """Raises ArgumentError if ``steps`` or the optimizer cannot be right."""
         # No super().__init__(): groups, state and hooks exist once, in the wrapped optimizer.
         self.optimizer = _checked_optimizer(optimizer)
         self.steps = steps

@@ -1,4 +1,4 @@
-"""The rules of the learning rate that options and callbacks mean."""
+"""The sizes of batches that the options mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterable
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
+
+DEFAULT_MINIBATCH = 64
+
+
+def batch_policy(spec: JobSpec) -> BatchPolicy:
+    """The one policy that the options mean."""
+    worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
+    return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
+
+
+def largest_micro_batch(spec: JobSpec, samples: int) -> int:
+    """The most samples that a worker will run through the model at once."""
+    policy = batch_policy(spec)
+    share = -(-policy.batch_size(1) // spec.num_workers.minimum) if policy.fixed else policy.batch_size(1)
+    return min(share, policy.max_micro_batch or share, samples)
 
 
 def rate_rules(

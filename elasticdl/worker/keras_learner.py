@@ -1,0 +1,343 @@
+"""The Keras side of a training: optimizer, data and state for the model of a model-zoo module."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import name_of, one_line, shown
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.keras import callbacks, plain_data
+from elasticdl.elastic.keras.backend import require_backend
+from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
+from elasticdl.elastic.training.record import aside
+from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
+from elasticdl.worker.first_samples import Attempt, require_fit, run_first
+from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
+from elasticdl.worker.learner import Codec, Learner
+from elasticdl.worker.options import largest_micro_batch, rate_rules
+from elasticdl.worker.user_code import blame
+from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
+
+log = logging.getLogger(__name__)
+
+CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras.callbacks.Callback})
+METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
+
+
+class KerasCallbacks(callbacks.KerasCallbacks, Callback):
+    """Keras's own callbacks where the trainer calls ours."""
+
+    def on_train_batch_end(self, step: int, logs: Logs) -> None:
+        self.after_step({"loss": self._ledger.epoch_loss})
+
+
+class KerasLearner(Learner):
+    """A Keras model being trained. Checkpoints hold arrays in the order of the variables."""
+
+    codec = Codec(".npz", copy=copy.deepcopy, write=plain_data.write, read=plain_data.read)
+    context_class = ElasticContext
+    state: KerasState
+    _context: ElasticContext
+
+    @staticmethod
+    def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
+        require_backend()
+        KerasCollective.require_horovod()
+        if spec.data_workers:
+            raise UserError(
+                "--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out"
+            )
+        with blame(f"{name_of(module.optimizer)}()", module.folder):
+            make_optimizer(module, KERAS, keras.optimizers.Optimizer)
+        with blame("callbacks()", module.folder):
+            refuse_needless(make_callbacks(module, CALLBACKS))
+        with blame("eval_metrics_fn()", module.folder):
+            name_metrics(make_metrics(module, nested=True))
+        training = one_feature(model, open_datasets(module, spec)).training
+        require_fit(_try_out(model, training, module, spec), spec, len(training))
+
+    def _make(self, module: ModelModule) -> None:
+        spec, context, model = self._spec, self._context, self._model
+        data = one_feature(model, open_datasets(module, spec))
+        micro_batch = largest_micro_batch(spec, len(data.training))
+        inputs, labels = load(data.training, np.arange(micro_batch, dtype=np.int64))
+        if not model.built:
+            model(keras.tree.map_structure(lambda leaf: leaf[:1], inputs))
+        optimizer = _scaled(make_optimizer(module, KERAS, keras.optimizers.Optimizer), model)
+        # What compile() was given, if it was called, is not used; callbacks look for the optimizer here.
+        model.optimizer = optimizer
+        loss = _checked_loss(module)
+        step = TrainStep(model, loss, optimizer)
+        step.warm_up(inputs, labels)
+        if data.evaluation is not None:
+            metrics = name_metrics(make_metrics(module, nested=True))
+            evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)
+            evaluator.warm_up(inputs, labels)
+            self.evaluator = evaluator
+        self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle)
+        self.state = KerasState(context, step, self.loader, {"ledger": self.ledger})
+        made = make_callbacks(module, CALLBACKS)
+        theirs = [each for each in made if isinstance(each, keras.callbacks.Callback)]
+        self._schedulers = [each for each in theirs if isinstance(each, keras.callbacks.LearningRateScheduler)]
+        self._rate = KerasRate(optimizer)
+        # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
+        steps = self.loader.sampler.order.remaining_steps(0, spec.num_workers.minimum)
+        params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
+        self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
+        self.callbacks = [*(each for each in made if isinstance(each, Callback)), self._keras_callbacks]
+
+    def follow_rules(self) -> None:
+        """If there are several schedules, the last of Keras's own counts, else the last of ours."""
+        ours = [each for each in self.callbacks if isinstance(each, LearningRateScheduler)]
+        for scheduler in (*ours, *self._schedulers):
+            self._rate.follow(scheduler.schedule, may_take_rate=scheduler in self._schedulers)
+        rules = rate_rules(self._spec, (), self._rate)
+        if self._rate.has_schedule or rules.scaling:
+            self.state.follow(rules)
+
+    def make_step(self, batch: StepBatch) -> float:
+        self._keras_callbacks.before_step()
+        return self.state.make_step(batch)
+
+    def evaluate(self) -> Evaluation | None:
+        if self.evaluator is None:
+            return None
+        with self._keras_callbacks.testing() as logs:
+            evaluation = self.evaluator.evaluate(self._keras_callbacks.tell)
+            logs.update(evaluation.metrics)
+        return evaluation
+
+    def enter(self, world: World) -> None:
+        self._keras_callbacks.enter(world)
+
+    def agree(self, *, entering: bool) -> bool:
+        return self._keras_callbacks.agree(self._context.collective, entering=entering)
+
+    def complete(self) -> None:
+        self._keras_callbacks.end()
+
+    def _extra(self) -> dict[str, Any]:
+        return {"callbacks": self._keras_callbacks.pack()}
+
+    def _load_extra(self, extra: dict[str, Any]) -> None:
+        self._keras_callbacks.unpack(extra["callbacks"])
+
+    def save_model(self, folder: Path) -> Path:
+        """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""
+        path = folder / "model.keras"
+        with aside(path) as scratch:
+            self._model.save(scratch)
+        try:
+            with aside(folder / "saved_model") as scratch:
+                self._model.export(scratch, verbose=False)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - tracing runs the user's model, which may raise anything
+            log.warning("%s has been written, but no SavedModel: %s", path, one_line(error))
+        return path
+
+
+def _checked_loss(module: ModelModule) -> LossFunction:
+    """The module's loss, which fails with one line if it returns no tensor; that is looked at when it is traced."""
+
+    def loss(labels: Any, predictions: Any) -> Any:
+        value = module.loss(labels, predictions)
+        if not keras.ops.is_tensor(value):
+            raise UserError(
+                f"{shown(module.path)}: {name_of(module.loss)}(labels, predictions) returned {kind_of(value)}; expected a "
+                "tensor: the mean over the samples, or one value for each"
+            )
+        return value
+
+    return loss
+
+
+def _scaled(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> keras.optimizers.Optimizer:
+    """As ``compile`` does it: a loss in half precision is scaled, so that small gradients are not lost."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+# -- samples whose features are a dict --
+
+
+def one_feature(model: keras.Model, data: Datasets) -> Datasets:
+    """Where a model has one input, and samples have their features as a dict of one, the model is to be given its value.
+
+    Keras 2 accepted the dict, and modules of ElasticDL count on it; Keras 3 refuses it unless the names agree.
+    """
+    if not _takes_one(model):
+        return data
+    wrapped = (
+        OneFeature(each) if each is not None and _is_one(each[0]) else each for each in (data.training, data.evaluation)
+    )
+    return Datasets(*wrapped)
+
+
+@dataclass(frozen=True, slots=True)
+class OneFeature:
+    """A data set whose features are the value, where they were a dict of one."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return _bare(self.dataset[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        get_many = getattr(self.dataset, "__getitems__", None)
+        got = get_many(indices) if get_many else [self.dataset[index] for index in indices]
+        return [_bare(sample) for sample in got] if isinstance(got, list) else _bare(got)
+
+
+def _takes_one(model: keras.Model) -> bool:
+    """A model whose call is Keras's own: Functional with one input that is not in a dict, or Sequential, built or not."""
+    if type(model).call.__module__.partition(".")[0] != "keras":
+        return False
+    if isinstance(model, keras.Sequential):
+        return True
+    return len(getattr(model, "inputs", None) or ()) == 1 and not isinstance(model.input, Mapping)
+
+
+def _is_one(sample: Any) -> bool:
+    return isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], Mapping) and len(sample[0]) == 1
+
+
+def _bare(sample: Any) -> Any:
+    return (*sample[0].values(), sample[1]) if _is_one(sample) else sample
+
+
+def _try_out(model: keras.Model, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
+    """For `require_fit`: a forward pass on the CPU. It builds a model that is not built, and changes no variable."""
+    loss = _checked_loss(module)
+
+    def attempt(samples: int, training: bool) -> None:
+        with tf.device("CPU:0"), _kept(model.non_trainable_variables):
+            run_first(
+                module,
+                spec,
+                lambda: load(dataset, np.arange(samples, dtype=np.int64)),
+                functools.partial(model, training=training),
+                lambda labels, outputs: loss(labels, keras.tree.map_structure(widen, outputs)),
+            )
+
+    return attempt
+
+
+@contextlib.contextmanager
+def _kept(variables: Sequence[Any]) -> Iterator[None]:
+    before = [(variable, variable.numpy()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+# -- evaluation --
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMetric:
+    """Called for its value. ``output``: the one of several that it looks at; empty for all that the model puts out."""
+
+    name: str
+    output: str
+    metric: Any  # a function (labels, outputs), or a Keras metric
+
+    def __call__(self, labels: Any, outputs: Any) -> float:
+        """Over all samples. A function may also return a value for each, of which this is the mean."""
+        if self.output:
+            if not isinstance(outputs, Mapping) or self.output not in outputs:
+                there = f"has {', '.join(outputs)}" if isinstance(outputs, Mapping) else "has outputs without names"
+                raise UserError(f"eval_metrics_fn(): there is no output {self.output!r}; the model {there}")
+            outputs = outputs[self.output]
+            labels = labels.get(self.output, labels) if isinstance(labels, Mapping) else labels
+        of_keras = hasattr(self.metric, "update_state")
+        found = self._of_keras(labels, outputs) if of_keras else self.metric(labels, outputs)
+        try:
+            return float(np.mean(np.asarray(found, np.float64)))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"eval_metrics_fn(): {self.name} is no number but {type(found).__name__}") from error
+
+    def _of_keras(self, labels: Any, outputs: Any) -> Any:
+        self.metric.reset_state()
+        for start in range(0, len(keras.tree.flatten(outputs)[0]), METRIC_ROWS):
+            rows = slice(start, start + METRIC_ROWS)
+            self.metric.update_state(*keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], (labels, outputs)))
+        return self.metric.result()
+
+
+def name_metrics(metrics: Mapping[str, Any]) -> Metrics:
+    """From what ``eval_metrics_fn()`` returns: by name, or by output and name; Keras metrics or their classes."""
+    named = {}
+    for name, found in metrics.items():
+        inner = {f"{name}_{each}": (name, metric) for each, metric in found.items()} if isinstance(found, dict) else {}
+        for title, (output, metric) in (inner or {name: ("", found)}).items():
+            named[title] = NamedMetric(title, output, metric() if isinstance(metric, type) else metric)
+    return named
+
+
+@dataclass(slots=True)
+class KerasEvaluator(Evaluator):
+    """Outputs and labels may be nested; metrics are given tensors of TensorFlow's."""
+
+    _traced: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._traced = tf.function(self._forward, reduce_retracing=True, autograph=False)
+
+    def warm_up(self, inputs: Any, labels: Any) -> None:
+        """Trace for any number of samples, and run once."""
+        self._traced.get_concrete_function(*any_batch(inputs, labels))
+        self._traced(inputs, labels)
+
+    def _forward(self, inputs: Any, labels: Any) -> tuple[Any, tf.Tensor]:
+        outputs = self.model(inputs, training=False)
+        wide = keras.tree.map_structure(widen, outputs)  # as in training
+        loss = tf.reduce_mean(tf.cast(self.loss(labels, wide), tf.float32))
+        return outputs, tf.add_n([loss, *(tf.cast(term, tf.float32) for term in self.model.losses)])
+
+    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
+        return fetch(self.dataset, batches)
+
+    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        outputs, loss = self._traced(inputs, labels)
+        for what, value in (("the model's output", outputs), ("the labels", labels)):
+            for leaf in keras.tree.flatten(value):
+                if leaf.dtype == tf.string:
+                    raise UserError(f"evaluation: {what} holds texts; expected numbers")
+                require_rows(what, leaf, rows)
+        return (outputs, labels), float(loss)
+
+    def _flatten(self, value: Any) -> list[Array]:
+        return [np.asarray(widen(leaf)) for leaf in keras.tree.flatten(value)]
+
+    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        with tf.device("CPU:0"):
+            outputs, labels = keras.tree.pack_sequence_as(like, [tf.convert_to_tensor(column) for column in columns])
+        return outputs, labels

@@ -1,0 +1,228 @@
+"""The PyTorch side of a training: optimizer, data and state for the model of a model-zoo module."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import name_of
+from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
+from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.training.record import aside
+from elasticdl.worker.evaluation import Array, Evaluator, require_rows
+from elasticdl.worker.first_samples import Attempt, require_fit, run_first
+from elasticdl.worker.frameworks import TORCH, make_optimizer
+from elasticdl.worker.learner import Codec, Learner
+from elasticdl.worker.options import largest_micro_batch, rate_rules
+from elasticdl.worker.user_code import blame
+from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def _copy(value: Any) -> Any:
+    """Dicts, lists and tuples become plain ones."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy(item) for item in value)
+    return value
+
+
+def _is_other_optimizer(there: Any, here: Any) -> bool:
+    groups = zip(there["param_groups"], here["param_groups"], strict=False)
+    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
+    return any(was.keys() - now.keys() and now.keys() - was.keys() for was, now in groups)
+
+
+class TorchLearner(Learner):
+    """A PyTorch model being trained."""
+
+    codec = Codec(
+        ".pt",
+        copy=_copy,
+        write=torch.save,
+        read=functools.partial(torch.load, map_location="cpu", weights_only=True),
+        is_other_optimizer=_is_other_optimizer,
+    )
+    context_class = ElasticContext
+    state: TorchState
+    _context: ElasticContext
+
+    @staticmethod
+    def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
+        TorchCollective.require_horovod()
+        refuse_feed(module)
+        with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
+            make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())
+        with blame("callbacks()", module.folder):
+            make_callbacks(module)
+        with blame("eval_metrics_fn()", module.folder):
+            make_metrics(module)
+        training = open_datasets(module, spec).training
+        require_fit(_try_out(model, training, module, spec), spec, len(training))
+
+    def _make(self, module: ModelModule) -> None:
+        spec, context = self._spec, self._context
+        self._loss: Loss = module.loss
+        refuse_feed(module)
+        self._model.to(context.device)
+        parameters = self._model.parameters()
+        self._optimizer = make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=parameters)
+        data = open_datasets(module, spec)
+        micro_batch = largest_micro_batch(spec, len(data.training))
+        warm_up(self._model, self._loss, data.training, micro_batch, context.device)
+        self.callbacks = make_callbacks(module)
+        self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
+        self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
+        if data.evaluation is not None:
+            self.evaluator = TorchEvaluator(
+                self._model,
+                data.evaluation,
+                module.loss,
+                make_metrics(module),
+                batch_size=micro_batch,
+                context=context,
+                data_workers=spec.data_workers,
+            )
+
+    def follow_rules(self) -> None:
+        self.state.follow(rate_rules(self._spec, self.callbacks))
+
+    def make_step(self, batch: StepBatch) -> float:
+        for inputs, labels in batch:
+            batch.backward(self._loss(labels, self._model(inputs)))
+        self._optimizer.step()
+        return self.state.loss
+
+    def save_model(self, folder: Path) -> Path:
+        path = folder / "model.pt"
+        with aside(path) as scratch, scratch.open("wb") as file:
+            torch.save(self._model.state_dict(), file)
+        return path
+
+
+# -- evaluation --
+
+
+@dataclass(slots=True)
+class TorchEvaluator(Evaluator):
+    """Model and data may be on any device; metrics are given tensors on the CPU."""
+
+    context: ElasticContext
+    data_workers: int = 0
+
+    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
+        indices = [batch.tolist() for batch in batches]
+        generator = torch.Generator().manual_seed(0)  # an evaluation leaves the global one as it is
+        yield from fetch(self.dataset, indices, self.context.device, num_workers=self.data_workers, generator=generator)
+
+    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        labels = to_device(labels, self.context.device)
+        with evaluating(self.model), torch.inference_mode():
+            outputs = self.model(to_device(inputs, self.context.device))
+            for what, value in (("the model's output", outputs), ("the labels", labels)):
+                if not isinstance(value, torch.Tensor):
+                    raise UserError(f"evaluation: {what} must be one tensor, not {type(value).__name__}")
+                require_rows(what, value, rows)
+            return (outputs, labels), float(self.loss(labels, outputs))
+
+    def _flatten(self, value: tuple[torch.Tensor, torch.Tensor]) -> list[Array]:
+        host = [each.cpu() for each in value]
+        # NumPy does not know all of the small types.
+        return [(each.float() if each.is_floating_point() and each.itemsize < 4 else each).numpy() for each in host]
+
+    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        outputs, labels = map(torch.from_numpy, columns)
+        return outputs, labels
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model in evaluation mode within; afterwards each module is as it was (some may be frozen for good)."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+# -- before joining --
+
+
+def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, device: torch.device) -> None:
+    """Run the first samples through the model and back, so that the others need not wait for what is slow once;
+    afterwards nothing is different from before.
+
+    Raises:
+        UserError: the loss is no scalar.
+        Exception: whatever the user's code raises.
+    """
+    with untouched(model):
+        inputs, labels = to_device(_first(dataset, samples), device)
+        value = _scalar(loss, labels, model(inputs))
+        value.backward()  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
+    """For `require_fit`: a forward pass on the model's own device, after which nothing is different from before."""
+
+    def attempt(samples: int, training: bool) -> None:
+        with untouched(model), contextlib.nullcontext() if training else evaluating(model):
+            run_first(module, spec, lambda: _first(dataset, samples), model, functools.partial(_scalar, module.loss))
+
+    return attempt
+
+
+def _scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:
+    value = loss(labels, outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UserError(
+            f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
+        )
+    return value
+
+
+def _first(dataset: Any, samples: int) -> Any:
+    return default_collate([dataset[index] for index in range(samples)])
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers, gradients and the state of all random generators are put back at the end."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    python, legacy = random.getstate(), np.random.get_state()
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        random.setstate(python)
+        np.random.set_state(legacy)
