@@ -10,7 +10,7 @@ from elasticdl.elastic.keras.callbacks import KerasRate
 from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, check_weights
-from elasticdl.elastic.script.batch_shape import checked_seed
+from elasticdl.elastic.script.batch_shape import whole_number
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
 TEXTS = np.array(["cat", "dog"] * 3)
@@ -233,4 +233,4 @@ def test_a_seed_that_is_none(init, seed):
 
 @pytest.mark.parametrize("seed", [0, np.int64(7), 2**64 - 1])
 def test_a_seed(seed):
-    assert type(checked_seed(seed)) is int
+    assert type(whole_number("seed", seed, 0, 2**64)) is int
