@@ -1,65 +1,14 @@
-"""What the edits of `scripts/build_horovod.py` are for, with Horovod's own processes."""
+"""What the edits of `scripts/build_horovod.py` are for; freezes are in `tests/contract/test_collectives.py`."""
 
-import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
-from elasticdl.elastic.collectives.store import KvServer, KvStore
 from elasticdl.elastic.core.world import ALONE, horovod_host
 
-SCRIPT = str(Path(__file__).parent / "frozen_peer.py")
 DEADLINE = 120.0
-# Gloo's own timeout is not what ends the waiting.
-PATIENT = {**os.environ, "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_ELASTIC": "1"}
-
-
-class SharedServer(KvServer):
-    """Serves other processes: each worker of a job has one of its own, in itself."""
-
-    def verify_request(self, request: object, client_address: object) -> bool:
-        return True
-
-
-@pytest.fixture
-def store() -> Iterator[KvServer]:
-    store = KvStore(lambda *_: None)
-    store.open_world(1, {})
-    server = SharedServer(store)
-    server.open()
-    yield server
-    server.close()
-
-
-@contextlib.contextmanager
-def member(*arguments: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, SCRIPT, *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=PATIENT)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.parametrize("sends", [True, False])
-def test_who_is_in_the_middle_of_a_transfer_with_a_frozen_peer_learns_that_the_world_is_broken(store, sends):
-    with member(0, store.port, 0) as root, member(1, store.port, 0 if sends else root.pid) as other:
-        survivor, frozen = (root, other) if sends else (other, root)
-        deadline = time.monotonic() + DEADLINE
-        while psutil.Process(frozen.pid).status() != psutil.STATUS_STOPPED:
-            assert survivor.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        said, _ = survivor.communicate("broken\n", timeout=DEADLINE)
-    assert said == "noticed\n"
-    assert survivor.returncode == 0
 
 
 def test_a_worker_on_a_host_whose_name_does_not_resolve_uses_the_interface_that_it_was_given():

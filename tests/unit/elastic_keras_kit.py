@@ -14,7 +14,7 @@ from session_kit import FakeMaster, enter
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.collective import HorovodKeras
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.state import KerasState
@@ -67,7 +67,7 @@ class Board:
         return slots
 
 
-class SumOfThreads(KerasCollective):
+class SumOfThreads(HorovodKeras):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing.
 
     ``fails_at``: the number of the sum, from when the world was entered, that breaks here; whether the others still
@@ -97,7 +97,7 @@ class SumOfThreads(KerasCollective):
     def broadcast_array(self, array, name):
         return self.board.exchange(self.world.rank, array.copy(), name)[0]
 
-    def _send_to_root(self, array, name):
+    def _send_to_root(self, array, sizes, name):
         parts = self.board.exchange(self.world.rank, array.copy(), name)
         return np.concatenate(parts) if self.world.rank == 0 else array[:0]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.collective import HorovodTorch
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
@@ -32,7 +32,7 @@ def make_data(samples=50):
     )
 
 
-class SumOfThreads(TorchCollective):
+class SumOfThreads(HorovodTorch):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
 
     def __init__(self, rank, board):
@@ -48,7 +48,7 @@ class SumOfThreads(TorchCollective):
         for mine, theirs in zip(tensors, slots[0], strict=True):
             mine.copy_(theirs)
 
-    def _send_to_root(self, array, name):
+    def _send_to_root(self, array, sizes, name):
         slots = self._board.exchange(self.world.rank, [torch.from_numpy(array)])
         return torch.cat([slot[0] for slot in slots]).numpy() if self.world.rank == 0 else array[:0]
 

@@ -8,11 +8,11 @@ import torch
 from elastic_kit import Board, SumOfThreads
 
 from elasticdl.common.errors import ShortOfMemoryError
-from elasticdl.elastic.collectives import horovod, transfer
-from elasticdl.elastic.collectives.horovod import HEAD_BYTES
+from elasticdl.elastic.collectives import port, transfer
+from elasticdl.elastic.collectives.port import HEAD_BYTES
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import TorchCollective, broadcast_state
+from elasticdl.elastic.torch.collective import HorovodTorch, broadcast_state
 
 
 class FakeHorovod:
@@ -40,7 +40,7 @@ class FakeHorovod:
 
 
 def two_workers(hvd):
-    collective = TorchCollective(hvd, None, reduce_on_gpu=False)
+    collective = HorovodTorch(hvd, None, reduce_on_gpu=False)
     collective.world = World(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
     return collective
 
@@ -128,7 +128,7 @@ def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
 
 @pytest.mark.parametrize("lengths", [(5, 0, 17), (0, 0, 3), (0, 0, 0), (8, 8, 8), (40, 1, 9)])
 def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
-    monkeypatch.setattr(horovod, "GATHERED_BYTES", 8)
+    monkeypatch.setattr(port, "GATHERED_BYTES", 8)
     board = Board(len(lengths))
     arrays = [np.full(length, rank, np.uint8) for rank, length in enumerate(lengths)]
     with ThreadPoolExecutor(len(lengths)) as pool:

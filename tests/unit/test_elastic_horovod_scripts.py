@@ -129,7 +129,7 @@ class Master(FakeMaster):
 
 
 class FakeLink:
-    endpoint = SimpleNamespace(store_port=1, interface="lo")
+    endpoint = SimpleNamespace(interface="lo")
 
     def __init__(self, session):
         self.session = session
@@ -568,7 +568,7 @@ class TestProgress:
         worker, _ = make_worker(make_world(1))
         threads = set(threading.enumerate())
         worker.claim()
-        (thread,) = set(threading.enumerate()) - threads
+        (thread,) = [each for each in set(threading.enumerate()) - threads if each.name == "elasticdl-progress"]
         assert looked.wait(10)
         worker._close()
         thread.join(10)

@@ -19,7 +19,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.collective import KerasCollective, broadcast_state
+from elasticdl.elastic.keras.collective import HorovodKeras, broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
@@ -370,7 +370,7 @@ def test_what_is_no_model_or_not_built_is_one_line():
 )
 def test_errors_are_told_apart_by_cause(error, failed):
     assert is_failure(error) == failed
-    collective = KerasCollective(object(), None, reduce_on_gpu=False)
+    collective = HorovodKeras(object(), None, reduce_on_gpu=False)
     with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
         raise error
 

@@ -9,7 +9,7 @@ from elastic_kit import Board, SumOfThreads
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.collective import HorovodTorch
 from elasticdl.worker.torch_learner import TorchEvaluator
 
 
@@ -59,7 +59,7 @@ def test_exact_for_every_share(samples, workers):
 
 
 def alone(dataset=None, **changes):
-    return make_evaluator(TorchCollective(None, None, reduce_on_gpu=False), dataset or data(10), **changes)
+    return make_evaluator(HorovodTorch(None, None, reduce_on_gpu=False), dataset or data(10), **changes)
 
 
 def test_runs_in_evaluation_mode_without_a_trace():

@@ -13,7 +13,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras import callbacks as callbacks_module
-from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.collective import HorovodKeras
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def callbacks():
 )
 def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, imports):
     job = make_job(make_spec(AS_PRINTED.format(imports=imports), minibatch_size=10, num_epochs=37))
-    horovod = KerasCollective(KerasCollective.require_horovod(), None, reduce_on_gpu=False)
+    horovod = HorovodKeras(HorovodKeras.require_horovod(), None, reduce_on_gpu=False)
     with horovod.pretend_size(3):
         job.trainer.run()
     assert rates(job) == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)

@@ -12,7 +12,7 @@ from worker_kit import Script, write_zoo
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras import plain_data
-from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.collective import HorovodKeras
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.keras_learner import KerasLearner
@@ -73,7 +73,7 @@ def spec_maker(folder, monkeypatch):
     return make
 
 
-class BreakingCollective(KerasCollective):
+class BreakingCollective(HorovodKeras):
     """Fails when a sum with one of the given names is asked for the n-th time.
 
     The other members, if any, contribute just what this one does; as rank 0, they send ``root_bytes``.

@@ -13,7 +13,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.collective import HorovodTorch
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.options import batch_policy
@@ -109,7 +109,7 @@ class Script(FakeMaster):
         return left
 
 
-class BreakingCollective(TorchCollective):
+class BreakingCollective(HorovodTorch):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.

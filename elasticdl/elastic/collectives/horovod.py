@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar, Protocol, Self
 
-import numpy as np
-
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint, memory_of_the_worker
-from elasticdl.elastic.collectives.sockets import shut_published
-from elasticdl.elastic.collectives.store import LOOPBACK, published_values
+from elasticdl.elastic.collectives.port import Collective, Endpoint, memory_of_the_worker
+from elasticdl.elastic.collectives.sockets import break_connections
+from elasticdl.elastic.collectives.store import LOOPBACK, KvServer
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.world import ALONE, World, horovod_host
-
-log = logging.getLogger(__name__)
-
-HEAD_BYTES = 1 << 14
-GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
+from elasticdl.elastic.core.world import World, horovod_host
 
 RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})
@@ -63,9 +53,10 @@ def is_failure(error: BaseException) -> bool:
 class HorovodWorld:
     """Starts, stops and breaks Horovod's Gloo world inside this process."""
 
-    def __init__(self, hvd: HorovodModule, endpoint: Endpoint) -> None:
+    def __init__(self, hvd: HorovodModule, server: KvServer, interface: str) -> None:
         self._hvd = hvd
-        self._endpoint = endpoint
+        self._server = server
+        self._interface = interface
 
     def start(self, world: World) -> None:
         """Raises:
@@ -87,12 +78,7 @@ class HorovodWorld:
 
     def break_world(self) -> None:
         """From any thread, also while the world is being connected."""
-        try:
-            count = shut_published(published_values(self._endpoint.store_port))
-        except OSError as error:
-            log.warning("the world's sockets could not be found: %s", error)
-        else:
-            log.debug("shut %d sockets of the world", count)
+        break_connections(self._server.store.values(), listening=True)
 
     def _variables(self, world: World) -> dict[str, str]:
         values = {
@@ -104,16 +90,18 @@ class HorovodWorld:
             "CROSS_SIZE": 1,
             "HOSTNAME": horovod_host(world),
             "GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-            "GLOO_RENDEZVOUS_PORT": self._endpoint.store_port,
-            "GLOO_IFACE": self._endpoint.interface,
+            "GLOO_RENDEZVOUS_PORT": self._server.port,
+            "GLOO_IFACE": self._interface,
             "CONTROLLER": "gloo",
             "CPU_OPERATIONS": "gloo",
         }
         return {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
 
-class HorovodCollective(Collective, ABC):
-    """One world at a time; in a world of one collectives cost nothing, and Horovod is still there for the user."""
+class HorovodCollective(Collective):
+    """In a world of one, too, Horovod is there for the user."""
+
+    engine = "horovod"
 
     module: ClassVar[str]  # of Horovod's, for the framework
     title: ClassVar[str]  # of the framework
@@ -156,10 +144,14 @@ class HorovodCollective(Collective, ABC):
 
         ``reduce_on_gpu``: Horovod may be handed tensors on a GPU; else they travel through host memory.
         """
+        super().__init__()
         self._hvd = hvd
-        self._connection = HorovodWorld(hvd, endpoint) if hvd and endpoint else None
+        self._server: KvServer | None = None
+        self._connection: HorovodWorld | None = None
+        if hvd and endpoint:
+            self._server = KvServer(endpoint.store)
+            self._connection = HorovodWorld(hvd, self._server, endpoint.interface)
         self._reduce_on_gpu = reduce_on_gpu
-        self.world: World = ALONE
 
     def start(self, world: World) -> None:
         self.world = world
@@ -174,73 +166,39 @@ class HorovodCollective(Collective, ABC):
         if self._connection:
             self._connection.break_world()
 
-    def broadcast_bytes(self, data: bytes, name: str) -> bytes:
-        if self.world.size == 1:
-            return data
-        # Length and beginning travel together: one round trip less for what is small, as is mostly the case.
-        head, is_root = np.zeros(HEAD_BYTES, np.uint8), self.world.rank == 0
-        if is_root:
-            start = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
-            head[: len(start)] = np.frombuffer(start, np.uint8)
-        received = self.broadcast_array(head, f"{name}.head").tobytes()
-        length = int.from_bytes(received[:8], "little")
-        if length <= HEAD_BYTES - 8:
-            return received[8 : 8 + length]
-        rest = np.empty(length - (HEAD_BYTES - 8), np.uint8)
-        if is_root:
-            rest[:] = np.frombuffer(data, np.uint8, offset=HEAD_BYTES - 8)
-        return received[8:] + self.broadcast_array(rest, f"{name}.rest").tobytes()
-
-    def gather(self, array: Bytes, name: str) -> list[Bytes]:
-        if self.world.size == 1:
-            return [array]
-        mine = np.zeros(self.world.size)
-        mine[self.world.rank] = len(array)
-        lengths = self._sum_array(mine, f"{name}.lengths").astype(np.int64)
-        parts: list[list[Bytes]] = [[] for _ in lengths]
-        for start in range(0, int(lengths.max()), GATHERED_BYTES):
-            piece = self._send_to_root(array[start : start + GATHERED_BYTES], f"{name}.piece")
-            if self.world.rank == 0:
-                ends = np.cumsum(np.clip(lengths - start, 0, GATHERED_BYTES))
-                for received, part in zip(parts, np.split(piece, ends[:-1]), strict=True):
-                    received.append(part)
-        return [np.concatenate(part) if part else np.empty(0, np.uint8) for part in parts if self.world.rank == 0]
+    def close(self) -> None:
+        if self._server:
+            self._server.close()
 
     @contextlib.contextmanager
     def pretend_size(self, workers: int) -> Iterator[None]:
         """So does ``hvd.size()``."""
-        world = self.world
         modules: list[dict[str, Any]] = [vars(module) for module in self._modules()]
         real = [functions.get("size") for functions in modules]
-        self.world = replace(world, members=(world.members * workers)[:workers])
         for functions in modules:
             functions["size"] = lambda *_: workers
         try:
-            yield
+            with super().pretend_size(workers):
+                yield
         finally:
-            self.world = world
             for functions, size in zip(modules, real, strict=True):
                 functions["size"] = size
-
-    @abstractmethod
-    def _sum_array(self, array: Any, name: str) -> Any:
-        """The sum over the world of a float64 array."""
-
-    @abstractmethod
-    def _send_to_root(self, array: Bytes, name: str) -> Bytes:
-        """On rank 0 the arrays of all members one after the other, on others nothing."""
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[ModuleType]:
         """Within, an error whose cause is the world becomes `WorldBroken`, and one of memory the worker's; others pass."""
-        assert self._hvd is not None, "a world of several workers needs Horovod"
         try:
             with memory_of_the_worker(f"a collective of world {self.world.version}"):
-                yield self._hvd
+                yield self._horovod
         except Exception as error:
             if not is_failure(error):
                 raise
             raise WorldBroken(f"a collective of world {self.world.version} failed: {error}") from error
+
+    @property
+    def _horovod(self) -> ModuleType:
+        assert self._hvd is not None, "a world of several workers needs Horovod"
+        return self._hvd
 
     def _modules(self) -> list[ModuleType]:
         if self._hvd is None:

@@ -1,42 +1,53 @@
-"""The port between elastic training and a library that moves tensors."""
+"""The port between elastic training and a library that moves tensors.
+
+`elasticdl.elastic.collectives.horovod` and `elasticdl.elastic.collectives.torch_distributed` are behind it. What moves a
+framework's own tensors is added in `elasticdl.elastic.torch.collective` and `elasticdl.elastic.keras.collective`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import ShortOfMemoryError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.collectives.store import KvStore
+from elasticdl.elastic.core.world import ALONE, World
 
-MEMORY_ERRORS = frozenset(
-    {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
-)  # of Python, PyTorch and TensorFlow
+MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")  # of Python, PyTorch and TensorFlow
 Bytes = npt.NDArray[np.uint8]
+
+HEAD_BYTES = 1 << 14
+GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """By which interface this worker talks to the others, and the local port of its store."""
+    """By which interface this worker talks to the others, and where members publish how they can be reached."""
 
-    store_port: int
+    store: KvStore
     interface: str
 
 
-class Collective(Protocol):
-    """One world's communication at a time. What moves a framework's own tensors is added for each framework.
+class Collective(ABC):
+    """One world's communication at a time. In a world of one collectives cost nothing.
 
     All members call the same operations in the same order. Those that move data raise `WorldBroken` if a member was lost:
     nothing was received then.
     """
 
-    world: World
+    engine: ClassVar[str]  # the library, as users name it
 
+    def __init__(self) -> None:
+        self.world: World = ALONE
+
+    @abstractmethod
     def start(self, world: World) -> None:
         """Connect to the other members.
 
@@ -44,26 +55,80 @@ class Collective(Protocol):
             WorldBroken: it did not come about; the caller may join the next world.
         """
 
+    @abstractmethod
     def stop(self) -> None:
         """Leave the world; nothing if there is none. Never raises on account of dead peers."""
 
+    @abstractmethod
     def break_world(self) -> None:
-        """Make every blocked call of this world fail now, here and on the other members. From any thread."""
+        """Make every blocked call of this world fail now, here and on the other members.
 
+        From any thread, also while the world is being connected. The store is told before (`KvStore.break_world`).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what outlives worlds."""
+
+    @abstractmethod
     def barrier(self, name: str) -> None:
         """Return when every member has come here."""
 
-    def broadcast_bytes(self, data: bytes, name: str) -> bytes:
-        """The bytes of rank 0; what the others pass is not looked at."""
-
+    @abstractmethod
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         """Rank 0's array; all pass one of the same length. May be the given one, overwritten."""
 
+    def broadcast_bytes(self, data: bytes, name: str) -> bytes:
+        """The bytes of rank 0; what the others pass is not looked at."""
+        if self.world.size == 1:
+            return data
+        # Length and beginning travel together: one round trip less for what is small, as is mostly the case.
+        head, is_root = np.zeros(HEAD_BYTES, np.uint8), self.world.rank == 0
+        if is_root:
+            start = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
+            head[: len(start)] = np.frombuffer(start, np.uint8)
+        received = self.broadcast_array(head, f"{name}.head").tobytes()
+        length = int.from_bytes(received[:8], "little")
+        if length <= HEAD_BYTES - 8:
+            return received[8 : 8 + length]
+        rest = np.empty(length - (HEAD_BYTES - 8), np.uint8)
+        if is_root:
+            rest[:] = np.frombuffer(data, np.uint8, offset=HEAD_BYTES - 8)
+        return received[8:] + self.broadcast_array(rest, f"{name}.rest").tobytes()
+
     def gather(self, array: Bytes, name: str) -> list[Bytes]:
         """On rank 0 the arrays of all members by rank, of any lengths; on the others nothing."""
+        if self.world.size == 1:
+            return [array]
+        mine = np.zeros(self.world.size)
+        mine[self.world.rank] = len(array)
+        lengths = self._sum_array(mine, f"{name}.lengths").astype(np.int64)
+        parts: list[list[Bytes]] = [[] for _ in lengths]
+        for start in range(0, int(lengths.max()), GATHERED_BYTES):
+            sizes = np.clip(lengths - start, 0, GATHERED_BYTES)
+            piece = self._send_to_root(array[start : start + GATHERED_BYTES], sizes.tolist(), f"{name}.piece")
+            if self.world.rank == 0:
+                for received, part in zip(parts, np.split(piece, np.cumsum(sizes)[:-1]), strict=True):
+                    received.append(part)
+        return [np.concatenate(part) if part else np.empty(0, np.uint8) for part in parts if self.world.rank == 0]
 
-    def pretend_size(self, workers: int) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def pretend_size(self, workers: int) -> Iterator[None]:
         """Within, the world tells this number of workers: to see whether a user's function depends on it."""
+        world = self.world
+        self.world = replace(world, members=(world.members * workers)[:workers])
+        try:
+            yield
+        finally:
+            self.world = world
+
+    @abstractmethod
+    def _sum_array(self, array: Any, name: str) -> Any:
+        """The sum over the world of a float64 array."""
+
+    @abstractmethod
+    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
+        """On rank 0 the arrays of all members, which have these sizes, one after the other; on others nothing."""
 
 
 @contextlib.contextmanager

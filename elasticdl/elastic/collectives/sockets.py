@@ -11,11 +11,14 @@ address. No other socket of the process has one: not those of the user's own thr
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+log = logging.getLogger(__name__)
 
 SO_PEERNAME = 28  # of Linux; unlike getpeername() it also tells to whom a socket is still connecting
 
@@ -48,16 +51,29 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
     return struct.pack("=H", family) + struct.pack("!H", port) + flow + address
 
 
-def shut_published(published: bytes) -> int:
+def break_connections(published: Iterable[bytes], *, listening: bool) -> None:
+    """As `shut_published`; if it can't be done it is logged."""
+    try:
+        count = shut_published(b"".join(published), listening=listening)
+    except OSError as error:
+        log.warning("the world's sockets could not be found: %s", error)
+    else:
+        log.debug("shut %d sockets of the world", count)
+
+
+def shut_published(published: bytes, *, listening: bool) -> int:
     """Shut this process's TCP sockets that have an end among the published addresses; returns how many.
 
-    Those that listen or are connecting, too: while Gloo forms a world, it may wait there for somebody who never comes.
+    Those that are connecting, too: while Gloo forms a world, it may wait there for somebody who never comes.
 
+    ``listening``: also those that listen. Horovod's Gloo waits there for a member; torch's ends the process then.
     ``published``: what the members of the world have published; an address in it is a C ``sockaddr``.
     """
     done = 0
     for handle in tcp_sockets():
         with contextlib.suppress(OSError):  # it was closed meanwhile, or has nothing to shut
+            if not listening and handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
             if any(end in published for end in ends(handle) if end):
                 handle.shutdown(socket.SHUT_RDWR)
                 done += 1

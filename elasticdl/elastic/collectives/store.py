@@ -15,7 +15,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -62,12 +61,14 @@ class KvStore:
             self._broken = max(self._broken, version)
             self._changed.notify_all()
 
-    def put(self, key: Key, value: bytes) -> None:
-        """Raises:
-        Refusal: the world has too many entries.
+    def put(self, key: Key, value: bytes, world: int | None = None) -> None:
+        """For the members of a world, the present one if none is given.
+
+        Raises:
+            Refusal: the world has too many entries.
         """
         with self._changed:
-            world = self._world
+            world = self._world if world is None else world
             entries = self._entries.setdefault(world, {})
             if key not in entries and len(entries) >= MOST_ENTRIES:
                 raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE)
@@ -82,14 +83,14 @@ class KvStore:
                 self._entries.setdefault(version, {})[key] = value
                 self._changed.notify_all()
 
-    def get(self, key: Key, timeout: float) -> bytes | None:
-        """The value, or None if it has not come in time.
+    def get(self, key: Key, timeout: float, world: int | None = None) -> bytes | None:
+        """The value in a world, the present one if none is given, or None if it has not come in time.
 
         Raises:
-            Refusal: the world is broken.
+            Refusal: the world is broken, or no longer the present one.
         """
         with self._changed:
-            world = self._world
+            world = self._world if world is None else world
             entries = self._entries.setdefault(world, {})
             self._changed.wait_for(lambda: key in entries or self._gone(world), timeout)
             if self._gone(world):
@@ -174,13 +175,11 @@ class KvServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, 0), _Handler)
         self.store = store
         self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="elasticdl-kv", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         return int(self.server_address[1])
-
-    def open(self) -> None:
-        self._thread.start()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the client is this process."""
@@ -194,17 +193,3 @@ class KvServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join(timeout=2.0)
-
-
-def published_values(port: int) -> bytes:
-    """What the members of the present world have published in the store of this process, one after the other.
-
-    Raises:
-        OSError: the store is closed.
-    """
-    connection = HTTPConnection(LOOPBACK, port, timeout=HOLD_SECONDS)
-    try:
-        connection.request("GET", "/")
-        return connection.getresponse().read()
-    finally:
-        connection.close()

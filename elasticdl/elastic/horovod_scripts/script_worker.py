@@ -23,6 +23,7 @@ from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
+from elasticdl.elastic.collectives.store import KvServer
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
@@ -67,6 +68,7 @@ class ScriptWorker:
         self._environ = environ
         self._make_link = make_link
         self._link: MasterConnection | None = None
+        self._server: KvServer | None = None  # where Horovod asks for the other members
         self._pid = 0  # of the process that has connected; a fork of it is no worker
         self._stillness = Stillness()
         self._ended = threading.Event()
@@ -103,7 +105,7 @@ class ScriptWorker:
         link = self._make_link(environment)
         link.session.break_collective = self._break_collective
         link.open()
-        self._link, self._pid = link, os.getpid()
+        self._link, self._server, self._pid = link, KvServer(link.session.store), os.getpid()
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -129,7 +131,8 @@ class ScriptWorker:
         while True:
             world = self._join()
             self._hvd = hvd
-            self._connection = HorovodWorld(hvd, self._connected.endpoint)
+            assert self._server is not None
+            self._connection = HorovodWorld(hvd, self._server, self._connected.endpoint.interface)
             try:
                 self._connection.start(world)
             except WorldBroken as failure:
@@ -242,6 +245,8 @@ class ScriptWorker:
             self.finish()
         self._ended.set()
         self._connected.close()
+        if self._server is not None:
+            self._server.close()
 
     def _join(self) -> World:
         left = self._session.core.state is WorkerState.LEAVING

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 
@@ -160,7 +160,7 @@ class KerasCallbacks:
                 self._begun.add(number)
                 self._begin(number, resumes=began and not world.is_first)
 
-    def agree(self, collective: HorovodCollective, *, entering: bool) -> bool:
+    def agree(self, collective: KerasCollective, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
 
         Raises:

@@ -7,8 +7,9 @@ world, and need not be traced again when it changes. A blocked one waits without
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,12 +18,14 @@ from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes, Collective
 
+if TYPE_CHECKING:
+    from elasticdl.elastic.collectives.port import Endpoint
 
-class KerasCollective(HorovodCollective):
+ALIGNMENT = 64  # of TensorFlow's memory, in bytes
+
+
+class KerasCollective(Collective):
     """Collectives on TensorFlow tensors; NumPy arrays are taken, too, and what is returned are tensors."""
-
-    module = "horovod.tensorflow"
-    title = "TensorFlow"
 
     def sum(self, tensor: Any, name: str) -> tf.Tensor:
         """As `sum_all`, of one tensor."""
@@ -36,12 +39,22 @@ class KerasCollective(HorovodCollective):
         """
         if self.world.size == 1:
             return [tf.convert_to_tensor(tensor) for tensor in tensors]
-        with self._guard() as hvd, tf.device(None if self._reduce_on_gpu else "CPU:0"):
-            # hvd.grouped_allreduce would look at the world's size by further operations: a millisecond.
-            return list(hvd.mpi_ops._grouped_allreduce(list(tensors), name=name, op=hvd.Sum))
+        return self._sum_tensors(tensors, name)
 
     def barrier(self, name: str) -> None:
         self.sum(np.zeros(1, np.float32), name)
+
+    def _sum_array(self, array: Any, name: str) -> Any:
+        return self.sum(array, name).numpy()
+
+    @abstractmethod
+    def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
+        """As `sum_all`, in a world of several."""
+
+
+class HorovodKeras(HorovodCollective, KerasCollective):
+    module = "horovod.tensorflow"
+    title = "TensorFlow"
 
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         if self.world.size == 1:
@@ -49,14 +62,52 @@ class KerasCollective(HorovodCollective):
         with self._guard() as hvd, tf.device("CPU:0"):
             return np.asarray(hvd.broadcast(array, 0, name=name))
 
-    def _sum_array(self, array: Any, name: str) -> Any:
-        return self.sum(array, name).numpy()
+    def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
+        with self._guard() as hvd, tf.device(None if self._reduce_on_gpu else "CPU:0"):
+            # hvd.grouped_allreduce would look at the world's size by further operations: a millisecond.
+            return list(hvd.mpi_ops._grouped_allreduce(list(tensors), name=name, op=hvd.Sum))
 
-    def _send_to_root(self, array: Bytes, name: str) -> Bytes:
+    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
         with self._guard() as hvd, tf.device("CPU:0"):
             splits = np.zeros(self.world.size, np.int32)
             splits[0] = len(array)
             return np.asarray(hvd.alltoall(array, splits, name=name)[0])
+
+
+def open_distributed(endpoint: Endpoint | None) -> KerasCollective:
+    """By torch.distributed, which is imported only now."""
+    import torch
+
+    from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
+
+    class DistributedKeras(TorchDistributed, KerasCollective):
+        """Tensors travel in one buffer, of which the results are parts: nothing is copied on the way back."""
+
+        def broadcast_array(self, array: Bytes, name: str) -> Bytes:
+            if self.world.size > 1:
+                with self._guard():
+                    self._wait(self._begin_broadcast(torch.from_numpy(array), name))
+            return array
+
+        def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
+            arrays = [torch.from_numpy(_as_array(tensor)) for tensor in tensors]
+            # Memory that is not aligned so ends TensorFlow; what torch allocates is.
+            sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT // array.itemsize for array in arrays]
+            flat = torch.zeros(sum(sizes), dtype=arrays[0].dtype)
+            parts = torch.split(flat, sizes)
+            for part, array in zip(parts, arrays, strict=True):
+                part[: array.numel()] = array.view(-1)
+            with self._guard():
+                self._wait(self._begin_sum(flat, name))
+            shaped = [part[: array.numel()].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+            return [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in shaped]
+
+    return DistributedKeras(endpoint)
+
+
+def _as_array(tensor: Any) -> Any:
+    """The tensor's own memory, if it is on the host; nobody writes to it."""
+    return np.asarray(memoryview(tensor)) if isinstance(tensor, tf.Tensor) else np.asarray(tensor)
 
 
 def broadcast_state(state: Any, collective: Collective) -> Any:

@@ -13,7 +13,6 @@ from pathlib import Path
 from elasticdl.common.environment import CONNECTED, WorkerEnvironment, refuse_variables
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.port import Endpoint
-from elasticdl.elastic.collectives.store import KvServer
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.session.stream import MasterStream
@@ -30,17 +29,16 @@ def prepare_horovod(environ: Mapping[str, str]) -> None:
 
 
 class MasterConnection:
-    """Session and key-value store of one worker, to `open` and `close`."""
+    """The session of one worker, to `open` and `close`."""
 
     def __init__(self, environment: WorkerEnvironment) -> None:
         core = WorkerCore(environment.worker_id)
         self.session = Session(core, lambda session: MasterStream(environment, session))
         self._environment = environment
-        self._server = KvServer(self.session.store)
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(self._server.port, self._environment.interface)
+        return Endpoint(self.session.store, self._environment.interface)
 
     @property
     def spec(self) -> JobSpec:
@@ -48,9 +46,7 @@ class MasterConnection:
 
     def open(self) -> None:
         os.environ[CONNECTED] = self._environment.master
-        self._server.open()
         self.session.open()
 
     def close(self) -> None:
         self.session.close()
-        self._server.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import take_tensors
 
 # Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
@@ -22,11 +24,10 @@ SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 1e-3
 
 
-class TorchCollective(HorovodCollective):
+class TorchCollective(Collective):
     """Collectives on torch tensors, on any device."""
 
-    module = "horovod.torch"
-    title = "PyTorch"
+    _reduce_on_gpu = False
 
     def sum_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by its sum over the world, in place. All ranks get the same bits.
@@ -34,7 +35,7 @@ class TorchCollective(HorovodCollective):
         Raises:
             WorldBroken: the contents of the tensors are undefined.
         """
-        self._in_place(tensors, name, lambda hvd, tensor, key: hvd.allreduce_async_(tensor, op=hvd.Sum, name=key))
+        self._in_place(tensors, name, self._begin_sum)
 
     def broadcast_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by that of rank 0, in place.
@@ -42,7 +43,7 @@ class TorchCollective(HorovodCollective):
         Raises:
             WorldBroken: the contents of the tensors are undefined.
         """
-        self._in_place(tensors, name, lambda hvd, tensor, key: hvd.broadcast_async_(tensor, root_rank=0, name=key))
+        self._in_place(tensors, name, self._begin_broadcast)
 
     def barrier(self, name: str) -> None:
         self.sum_([torch.zeros(1)], name)
@@ -55,36 +56,69 @@ class TorchCollective(HorovodCollective):
         self.sum_([torch.from_numpy(array)], name)
         return array
 
-    def _send_to_root(self, array: Bytes, name: str) -> Bytes:
-        with self._guard() as hvd:
-            splits = torch.zeros(self.world.size, dtype=torch.int32)
-            splits[0] = len(array)
-            received, _ = _wait(hvd, hvd.alltoall_async(torch.from_numpy(array), splits, name))
-            return np.asarray(received)
-
-    def _in_place(
-        self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[ModuleType, torch.Tensor, str], Any]
-    ) -> None:
+    def _in_place(self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[torch.Tensor, str], Any]) -> None:
         """One collective on each tensor, all under way at once."""
         if self.world.size == 1:
             return
-        with self._guard() as hvd:
-            direct = [self._reduce_on_gpu or tensor.device.type == "cpu" for tensor in tensors]
-            staged = [tensor if as_is else tensor.cpu() for tensor, as_is in zip(tensors, direct, strict=True)]
-            for handle in [begin(hvd, tensor, f"{name}.{index}") for index, tensor in enumerate(staged)]:
-                _wait(hvd, handle)
+        with self._guard():
+            staged = [self._stage(tensor) for tensor in tensors]
+            for handle in [begin(tensor, f"{name}.{index}") for index, tensor in enumerate(staged)]:
+                self._wait(handle)
             for tensor, copy in zip(tensors, staged, strict=True):
                 if copy is not tensor:
                     tensor.copy_(copy)
 
+    def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()
 
-def _wait(hvd: ModuleType, handle: Any) -> Any:
-    """The result of a collective. ``hvd.synchronize`` alone spins, on a core that the transfer itself may need."""
-    began = time.monotonic()
-    while not hvd.poll(handle):
-        waited = time.monotonic() - began
-        time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))
-    return hvd.synchronize(handle)
+    @abstractmethod
+    def _guard(self) -> AbstractContextManager[Any]:
+        """Within, an error whose cause is the world becomes `WorldBroken`."""
+
+    @abstractmethod
+    def _begin_sum(self, tensor: torch.Tensor, name: str) -> Any:
+        """Returns what `_wait` takes."""
+
+    @abstractmethod
+    def _begin_broadcast(self, tensor: torch.Tensor, name: str) -> Any: ...
+
+    @abstractmethod
+    def _wait(self, handle: Any) -> Any: ...
+
+
+class HorovodTorch(HorovodCollective, TorchCollective):
+    module = "horovod.torch"
+    title = "PyTorch"
+
+    def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        staged = super()._stage(tensor)
+        return staged.float() if staged.dtype == torch.bfloat16 else staged  # which Horovod does not know in PyTorch
+
+    def _begin_sum(self, tensor: torch.Tensor, name: str) -> Any:
+        hvd = self._horovod
+        return hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
+
+    def _begin_broadcast(self, tensor: torch.Tensor, name: str) -> Any:
+        return self._horovod.broadcast_async_(tensor, root_rank=0, name=name)
+
+    def _wait(self, handle: Any) -> Any:
+        """The result of a collective. ``hvd.synchronize`` alone spins, on a core that the transfer itself may need."""
+        hvd, began = self._horovod, time.monotonic()
+        while not hvd.poll(handle):
+            waited = time.monotonic() - began
+            time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))
+        return hvd.synchronize(handle)
+
+    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
+        splits = torch.zeros(self.world.size, dtype=torch.int32)
+        splits[0] = len(array)
+        with self._guard() as hvd:
+            received, _ = self._wait(hvd.alltoall_async(torch.from_numpy(array), splits, name))
+            return np.asarray(received)
+
+
+class DistributedTorch(TorchDistributed, TorchCollective):
+    """By torch.distributed."""
 
 
 COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device

@@ -7,7 +7,7 @@ import torch
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.collective import HorovodTorch, TorchCollective
 from elasticdl.elastic.training.context import JobContext
 
 
@@ -27,4 +27,4 @@ class ElasticContext(JobContext[TorchCollective]):
 
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None) -> TorchCollective:
-        return TorchCollective.open(endpoint, has_gpu=choose_device().type == "cuda")
+        return HorovodTorch.open(endpoint, has_gpu=choose_device().type == "cuda")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 LINGER_SHARE = 0.5
 
 Result = TypeVar("Result")
-CollectiveT = TypeVar("CollectiveT", bound=HorovodCollective)
+CollectiveT = TypeVar("CollectiveT", bound=Collective)
 
 
 class Hooks:
@@ -92,6 +91,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         link.session.break_collective = collective.break_world
         if not opened:
             link.open()
+        context._closers.callback(collective.close)
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
         context.handover = Handover(Path(environment.job_spec).parent)

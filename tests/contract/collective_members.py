@@ -1,0 +1,268 @@
+"""Processes that are members of worlds, and do what a test tells them; the test stands for the master and the sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from elasticdl.elastic.collectives import torch_distributed
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.store import KvStore
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.session.session import rank_entry
+
+DEADLINE = 60.0
+ENGINES = ("horovod", "torch")
+KERAS_ENGINES = ("keras-horovod", "keras-torch")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "grpc", "horovod.torch", "tensorflow", "horovod.tensorflow", __name__])
+
+
+def make_collective(engine: str, endpoint: Endpoint) -> Any:
+    if engine in KERAS_ENGINES:
+        from elasticdl.elastic.keras.collective import HorovodKeras, open_distributed
+
+        return HorovodKeras.open(endpoint, has_gpu=False) if engine == "keras-horovod" else open_distributed(endpoint)
+    from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch
+
+    return HorovodTorch.open(endpoint, has_gpu=False) if engine == "horovod" else DistributedTorch(endpoint)
+
+
+class Program:
+    """What a member can be told to do. Its main thread does one thing after another; entries and breaks come in between."""
+
+    def __init__(self, pipe: Connection, engine: str) -> None:
+        self._pipe = pipe
+        self._sending = threading.Lock()
+        self._todo: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self.store = KvStore(lambda *entry: self._send("entry", entry))
+        self._in_keras = engine in KERAS_ENGINES
+        self._connections: list[tuple[socket.socket, socket.socket]] = []
+        self.collective = make_collective(engine, Endpoint(self.store, "lo"))
+
+    def run(self) -> None:
+        threading.Thread(target=self._receive, daemon=True).start()
+        while True:
+            name, arguments = self._todo.get()
+            try:
+                result = getattr(self, f"do_{name}")(*arguments)
+            except Exception as error:  # noqa: BLE001  the test looks at it
+                result = WorldBroken(str(error)) if isinstance(error, WorldBroken) else RuntimeError(repr(error))
+            self._send("result", result)
+
+    def _send(self, kind: str, content: Any) -> None:
+        with self._sending:
+            self._pipe.send((kind, content))
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                name, arguments = self._pipe.recv()
+            except EOFError:
+                os._exit(0)
+            if name == "entry":
+                self.store.receive(*arguments)
+            elif name == "break":
+                self.store.break_world(*arguments)
+                self.collective.break_world()
+            else:
+                self._todo.put((name, arguments))
+
+    # ---- what it can be told ----
+
+    def do_start(self, world: World) -> None:
+        self.store.open_world(world.version, rank_entry(world))
+        self.collective.start(world)
+
+    def do_start_while_a_thread_connects(self, world: World) -> None:
+        """The thread's connections are none of the world's."""
+        connected = threading.Event()
+        others = threading.Thread(target=self._open_connections, args=(connected,))
+        others.start()
+        self.do_start(world)
+        connected.set()
+        others.join()
+
+    def _open_connections(self, connected: threading.Event) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            while not connected.is_set():
+                client = socket.create_connection(listener.getsockname())
+                self._connections.append((client, listener.accept()[0]))
+                time.sleep(0.005)
+
+    def do_count_connections(self) -> tuple[int, int]:
+        """Those that the thread has opened, and those of them that are open."""
+        return len(self._connections), sum(_is_open(*pair) for pair in self._connections)
+
+    def do_stop(self) -> None:
+        self.collective.stop()
+
+    def do_sum(self, array: np.ndarray, name: str = "x") -> np.ndarray:
+        import torch
+
+        if self._in_keras:
+            return self.collective.sum(array, name).numpy()
+        tensor = torch.from_numpy(array.copy())
+        self.collective.sum_([tensor], name)
+        return tensor.numpy()
+
+    def do_sum_tensors(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Of TensorFlow's own."""
+        import tensorflow as tf
+
+        return [total.numpy() for total in self.collective.sum_all([tf.constant(array) for array in arrays], "x")]
+
+    def do_sum_for_ever(self, elements: int) -> None:
+        while True:
+            self.do_sum(np.ones(elements, np.float32))
+
+    def do_sum_as(self, dtype: str, values: list[float]) -> list[float]:
+        """For types that NumPy has not."""
+        import torch
+
+        tensor = torch.tensor(values).to(getattr(torch, dtype))
+        self.collective.sum_([tensor], "x")
+        return [float(value) for value in tensor]
+
+    def do_broadcast(self, data: bytes) -> bytes:
+        return self.collective.broadcast_bytes(data, "b")
+
+    def do_gather(self, array: np.ndarray) -> list[np.ndarray]:
+        return self.collective.gather(array, "g")
+
+    def do_broadcast_large(self, freezes: int) -> None:
+        """``freezes``: the process that stops when the beginning of rank 0's tensor has come here and its end has not."""
+        import torch
+
+        tensor = torch.zeros(32 << 20)  # more than all buffers on the way take
+        if freezes:
+            threading.Thread(target=_freeze_in_transfer, args=(tensor, freezes), daemon=True).start()
+        while True:
+            if self.collective.world.rank == 0:
+                tensor += 1
+            self.collective.broadcast_([tensor], "tensor")
+
+    def do_barrier(self) -> None:
+        self.collective.barrier("barrier")
+
+    def do_shorten_timeouts(self, seconds: float) -> None:
+        torch_distributed.CONNECT_SECONDS = seconds
+
+    def do_count(self) -> tuple[int, int, int]:
+        """Threads, open files and resident kilobytes of this process."""
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * 4
+
+
+def _is_open(client: socket.socket, peer: socket.socket) -> bool:
+    try:
+        client.sendall(b"x")
+    except OSError:
+        return False
+    return peer.recv(1) == b"x"
+
+
+def _freeze_in_transfer(tensor: Any, victim: int) -> None:
+    while tensor[0] == tensor[-1]:
+        pass
+    os.kill(victim, signal.SIGSTOP)
+
+
+def _run(pipe: Connection, engine: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    # Gloo's own timeout is not what ends the waiting.
+    os.environ.update({"HOROVOD_ELASTIC": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"})
+    Program(pipe, engine).run()
+
+
+class MemberProcess:
+    def __init__(self, number: int, engine: str) -> None:
+        self.number = number
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_run, args=(theirs, engine), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._telling = threading.Lock()
+        self.results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        with self._telling, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was killed
+            self.pipe.send((name, arguments))
+
+    def result(self) -> Any:
+        return self.results.get(timeout=DEADLINE)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+class Group:
+    """Some members, whose entries reach each other."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.members: list[MemberProcess] = []
+        self.version = 0
+
+    def add(self, count: int = 1) -> list[MemberProcess]:
+        for _ in range(count):
+            member = MemberProcess(len(self.members), self.engine)
+            self.members.append(member)
+            threading.Thread(target=self._relay, args=(member,), daemon=True).start()
+        return self.members[-count:]
+
+    def _relay(self, member: MemberProcess) -> None:
+        try:
+            while True:
+                kind, content = member.pipe.recv()
+                if kind == "result":
+                    member.results.put(content)
+                    continue
+                for other in self.members:
+                    if other is not member:
+                        other.tell("entry", *content)
+        except (EOFError, OSError):
+            pass
+
+    def begin(self, members: list[MemberProcess], how: str = "start") -> int:
+        """Have them enter a new world, in this order of ranks, without waiting for it."""
+        self.version += 1
+        made = tuple(Member(member.number, "127.0.0.1", 0, True) for member in members)
+        for rank, member in enumerate(members):
+            member.tell(how, World(self.version, made, rank))
+        return self.version
+
+    def form(self, members: list[MemberProcess]) -> None:
+        self.begin(members)
+        assert [member.result() for member in members] == [None] * len(members)
+
+    def all(self, members: list[MemberProcess], name: str, *arguments: list[Any]) -> list[Any]:
+        """Each does it, with its own arguments; returns the results by rank."""
+        for rank, member in enumerate(members):
+            member.tell(name, *(argument[rank] for argument in arguments))
+        return [member.result() for member in members]
+
+    def break_world(self, members: list[MemberProcess]) -> None:
+        for member in members:
+            member.tell("break", self.version)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.process.kill()
+            member.process.join(DEADLINE)
+            member.pipe.close()

@@ -1,0 +1,222 @@
+"""What every engine behind the port of collectives does, with real processes: sums, deaths, freezes, worlds by the hundred."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+from elasticdl.elastic.core.errors import WorldBroken
+from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberProcess
+
+LARGE = 4 << 20  # elements: more than all buffers on the way take
+
+
+ALL_ENGINES = pytest.mark.parametrize("group", [*ENGINES, *KERAS_ENGINES], indirect=True)
+
+
+@pytest.fixture(params=ENGINES)
+def group(request: pytest.FixtureRequest) -> Iterator[Group]:
+    group = Group(request.param)
+    yield group
+    group.close()
+
+
+def require_next_world(group: Group, members: list[MemberProcess]) -> None:
+    """They leave the present one and train on in another."""
+    group.all(members, "stop")
+    group.form(members)
+    ones = [np.ones(5, np.float32)] * len(members)
+    assert all((total == len(members)).all() for total in group.all(members, "sum", ones))
+
+
+def require_stopped(member: MemberProcess) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while psutil.Process(member.process.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def require_broken(results: list[object]) -> None:
+    assert [type(result) for result in results] == [WorldBroken] * len(results), results
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_are_those_of_all_members_to_the_same_bits(group: Group, size: int) -> None:
+    members = group.add(size)
+    group.form(members[::-1])  # ranks in another order than numbers
+    draw = np.random.default_rng(0)
+    for dtype in (np.float32, np.float64, np.float16, np.int32, np.int64):
+        given = [(draw.random(1000) * 20).astype(dtype) for _ in members]
+        found = group.all(members[::-1], "sum", given)
+        np.testing.assert_allclose(found[0].astype(float), np.sum(given, axis=0, dtype=float), rtol=3e-3)
+        assert all(other.tobytes() == found[0].tobytes() for other in found)
+    assert group.all(members[::-1], "sum_as", ["bfloat16"] * size, [[1.0, 2.0]] * size) == [[size, 2.0 * size]] * size
+
+
+@pytest.mark.parametrize("group", KERAS_ENGINES, indirect=True)
+def test_tensors_of_tensorflow_are_summed_in_their_shapes(group: Group) -> None:
+    members = group.add(2)
+    group.form(members)
+    shapes = [(3, 5), (), (1,), (0, 4), (1000, 100)]
+    for dtype in (np.float32, np.float64):
+        given = [[np.full(shape, rank + 1, dtype) for shape in shapes] for rank in range(2)]
+        for found in group.all(members, "sum_tensors", given):
+            assert [total.shape for total in found] == shapes
+            assert all(total.dtype == dtype and (total == 3).all() for total in found)
+
+
+@pytest.mark.parametrize("length", [0, 10, 1 << 14, 100_000])
+def test_bytes_of_rank_0_arrive(group: Group, length: int) -> None:
+    members = group.add(3)
+    group.form(members)
+    data = bytes(index % 251 for index in range(length))
+    assert group.all(members, "broadcast", [data, b"other", b""]) == [data] * 3
+
+
+@ALL_ENGINES
+def test_bytes_of_all_lengths_are_gathered_on_rank_0(group: Group) -> None:
+    members = group.add(3)
+    group.form(members)
+    given = [np.full(length, rank, np.uint8) for rank, length in enumerate((7, 0, 100_000))]
+    first, *others = group.all(members, "gather", given)
+    assert [part.tolist() for part in first] == [array.tolist() for array in given]
+    assert others == [[], []]
+
+
+@ALL_ENGINES
+def test_a_world_of_one_needs_nobody(group: Group) -> None:
+    members = group.add()
+    group.form(members)
+    assert group.all(members, "sum", [np.ones(3)])[0].tolist() == [1, 1, 1]
+    assert group.all(members, "broadcast", [b"x"]) == [b"x"]
+    group.all(members, "stop")
+    group.form(members + group.add())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_survivors_leave_a_world_in_which_a_member_is_lost_while_it_reduces(group: Group, how: signal.Signals) -> None:
+    members = group.add(4)
+    group.form(members)
+    for member in members:
+        member.tell("sum_for_ever", LARGE)
+    time.sleep(0.3)
+    lost, survivors = members[1], [members[0], *members[2:]]
+    lost.signal(how)
+    time.sleep(0.2)
+    group.break_world(survivors)  # if one is killed its neighbours fail by themselves, the others do not
+    require_broken([member.result() for member in survivors])
+    require_next_world(group, survivors)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_who_is_in_the_middle_of_a_transfer_with_a_frozen_member_leaves_too(group: Group, sends: bool) -> None:
+    root, other = members = group.add(2)
+    group.begin(members, "start_while_a_thread_connects")
+    assert [member.result() for member in members] == [None, None]
+    frozen, survivor = (other, root) if sends else (root, other)
+    for member in members:
+        member.tell("broadcast_large", frozen.process.pid if member is other else 0)
+    require_stopped(frozen)
+    group.break_world([survivor])
+    require_broken([survivor.result()])
+    survivor.tell("count_connections")
+    opened, still_open = survivor.result()
+    assert opened == still_open > 0
+    require_next_world(group, [survivor, *group.add()])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_lost_while_all_are_idle_is_missed_in_the_next_collective(group: Group, how: signal.Signals) -> None:
+    members = group.add(3)
+    group.form(members)
+    group.all(members, "barrier")
+    survivors = members[:2]
+    members[2].signal(how)
+    for member in survivors:
+        member.tell("barrier")
+    time.sleep(0.2)
+    group.break_world(survivors)
+    require_broken([member.result() for member in survivors])
+    require_next_world(group, survivors)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_lost_before_it_connects_holds_nobody_up(group: Group, how: signal.Signals) -> None:
+    members = group.add(3)
+    group.all(members, "count")  # all are up
+    members[2].signal(how)
+    group.begin(members)
+    time.sleep(0.3)
+    group.break_world(members[:2])
+    require_broken([member.result() for member in members[:2]])
+    require_next_world(group, members[:2])
+
+
+def test_a_member_lost_in_the_midst_of_connecting_holds_nobody_up(group: Group) -> None:
+    for moment in (0.0, 0.002, 0.005, 0.01, 0.02):
+        members = group.add(3)
+        group.all(members, "count")
+        group.begin(members)
+        time.sleep(moment)
+        members[0].signal(signal.SIGKILL)
+        time.sleep(0.1)
+        for member in members[1:]:
+            member.tell("barrier")
+        group.break_world(members[1:])
+        for member in members[1:]:
+            assert isinstance(member.result(), WorldBroken | None)  # it may have been connected
+            assert isinstance(member.result(), Exception)
+        require_next_world(group, members[1:])
+
+
+def test_who_leaves_is_no_harm_to_those_who_leave_later(group: Group) -> None:
+    members = group.add(3)
+    group.form(members)
+    group.all(members, "barrier")
+    group.all(members[:1], "stop")
+    members[0].signal(signal.SIGKILL)
+    require_next_world(group, members[1:])
+
+
+@ALL_ENGINES
+def test_a_blocked_collective_is_broken_off_from_another_thread(group: Group) -> None:
+    members = group.add(2)
+    group.form(members)
+    members[0].tell("barrier")
+    time.sleep(0.2)
+    group.break_world(members[:1])
+    require_broken([members[0].result()])
+    group.break_world(members[1:])
+    require_next_world(group, members)
+
+
+def test_ranks_may_be_apart_for_longer_than_connecting_may_take(group: Group) -> None:
+    members = group.add(2)
+    group.all(members, "shorten_timeouts", [1.0, 1.0])
+    group.form(members)
+    members[0].tell("barrier")
+    time.sleep(2.5)
+    members[1].tell("barrier")
+    assert [member.result() for member in members] == [None, None]
+
+
+def test_worlds_leave_nothing_behind(group: Group) -> None:
+    members = group.add(2)
+    ones = [np.ones(1000, np.float32)] * 2
+    counts = []
+    for number in range(200):
+        group.form(members)
+        group.all(members, "sum", ones)
+        group.all(members, "stop")
+        if number in (19, 199):
+            time.sleep(0.5)
+            counts.append(group.all(members, "count"))
+    for (threads, files, memory), (threads_later, files_later, memory_later) in zip(*counts, strict=True):
+        assert threads_later <= threads + 1
+        assert files_later <= files + 2
+        assert memory_later < memory + 8192
