@@ -31,6 +31,7 @@ EVENTS = {
     "evaluation": "step, epoch, samples, metrics",
     "checkpoint": "step, path, seconds",
     "checkpoint_failed": "step, path, reason",
+    "collective": "engine (horovod|torch): what sums gradients over workers",
     "resumed": "step, epoch, samples, path",
     "exported": "path",
     "warning": "message",

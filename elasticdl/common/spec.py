@@ -194,6 +194,8 @@ class JobOptions(OptionGroup):
     """name of the job: up to 53 lower-case letters, digits and dashes; made up if not given"""
     num_workers: Workers = WorkerRange(minimum=1, maximum=1)
     """number of workers, or MIN-MAX to grow and shrink within"""
+    collective: Literal["auto", "horovod", "torch"] = "auto"
+    """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
     port: int = Field(0, ge=0, le=65535)

@@ -317,7 +317,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., state: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples")
+    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples", "collective")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class JobStatus(_message.Message):
     MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     phase: str
     reason: str
@@ -363,7 +364,8 @@ class JobStatus(_message.Message):
     max_workers: int
     metrics: _containers.ScalarMap[str, float]
     samples: int
-    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ...) -> None: ...
+    collective: str
+    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)

@@ -24,7 +24,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callbacks, plain_data
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
-from elasticdl.elastic.keras.collective import HorovodKeras
+from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
@@ -63,7 +63,7 @@ class KerasLearner(Learner):
     @staticmethod
     def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
         require_backend()
-        HorovodKeras.require_horovod()
+        require_collective(spec.collective)
         if spec.data_workers:
             raise UserError(
                 "--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out"

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.torch.collective import HorovodTorch
+from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
@@ -66,7 +66,7 @@ class TorchLearner(Learner):
 
     @staticmethod
     def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
-        HorovodTorch.require_horovod()
+        require_collective(spec.collective)
         refuse_feed(module)
         with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
             make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())

@@ -31,12 +31,12 @@ CONTEXT.set_forkserver_preload(["torch", "grpc", "horovod.torch", "tensorflow", 
 
 def make_collective(engine: str, endpoint: Endpoint) -> Any:
     if engine in KERAS_ENGINES:
-        from elasticdl.elastic.keras.collective import HorovodKeras, open_distributed
+        from elasticdl.elastic.keras.collective import open_collective
 
-        return HorovodKeras.open(endpoint, has_gpu=False) if engine == "keras-horovod" else open_distributed(endpoint)
-    from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch
+        return open_collective(endpoint, engine.removeprefix("keras-"), has_gpu=False)
+    from elasticdl.elastic.torch.collective import open_collective
 
-    return HorovodTorch.open(endpoint, has_gpu=False) if engine == "horovod" else DistributedTorch(endpoint)
+    return open_collective(endpoint, engine, has_gpu=False)
 
 
 class Program:

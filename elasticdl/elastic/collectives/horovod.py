@@ -120,6 +120,16 @@ class HorovodCollective(Collective):
         return cls(hvd, endpoint, reduce_on_gpu=has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ)
 
     @classmethod
+    def is_wanted(cls, engine: str) -> bool:
+        """``engine``: as ``--collective``, where auto is Horovod if it can be imported."""
+        if engine == "auto":
+            try:
+                importlib.import_module(cls.module)
+            except ImportError:
+                return False
+        return engine != "torch"
+
+    @classmethod
     def require_horovod(cls) -> ModuleType:
         """Horovod's module for the framework, or one line that says what is missing.
 

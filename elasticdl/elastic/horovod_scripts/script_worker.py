@@ -139,6 +139,8 @@ class ScriptWorker:
                 self.failed(failure)
                 self.shutdown()
             else:
+                if world.is_first and world.rank == 0:
+                    self._session.notify("collective", engine="horovod")
                 self._session.turn(p.On.CONNECTED)  # the script brings all to one state by itself
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return

@@ -6,20 +6,19 @@ world, and need not be traced again when it changes. A blocked one waits without
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Bytes, Collective
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
 
 ALIGNMENT = 64  # of TensorFlow's memory, in bytes
 
@@ -74,8 +73,33 @@ class HorovodKeras(HorovodCollective, KerasCollective):
             return np.asarray(hvd.alltoall(array, splits, name=name)[0])
 
 
-def open_distributed(endpoint: Endpoint | None) -> KerasCollective:
-    """By torch.distributed, which is imported only now."""
+def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> KerasCollective:
+    """For worlds of one if there is no endpoint. ``engine``: as ``--collective``.
+
+    Raises:
+        UserError: what is asked for is not installed.
+    """
+    if endpoint is None or HorovodKeras.is_wanted(engine):
+        return HorovodKeras.open(endpoint, has_gpu=has_gpu)
+    return _open_distributed(endpoint)
+
+
+def require_collective(engine: str) -> None:
+    """Raises:
+    UserError: what ``--collective`` names is not installed.
+    """
+    if HorovodKeras.is_wanted(engine):
+        HorovodKeras.require_horovod()
+        return
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        needed = "Horovod with TensorFlow, or PyTorch (--collective torch), is needed; neither can be imported"
+        raise UserError(f"{needed} ({error}): install torch, or build Horovod with `make setup`") from error
+
+
+def _open_distributed(endpoint: Endpoint) -> KerasCollective:
+    require_collective("torch")
     import torch
 
     from elasticdl.elastic.collectives.torch_distributed import TorchDistributed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.keras.backend import count_gpus, prepare_devices, require_backend, seed_keras
-from elasticdl.elastic.keras.collective import HorovodKeras, KerasCollective
+from elasticdl.elastic.keras.collective import KerasCollective, open_collective
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.training.context import JobContext
 
@@ -13,10 +13,10 @@ class ElasticContext(JobContext[KerasCollective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     @classmethod
-    def _open_collective(cls, endpoint: Endpoint | None) -> KerasCollective:
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> KerasCollective:
         require_backend()
         prepare_devices()
-        return HorovodKeras.open(endpoint, has_gpu=count_gpus() > 0)
+        return open_collective(endpoint, engine, has_gpu=count_gpus() > 0)
 
 
 own = ScriptRuntime(ElasticContext, seed_keras, count_gpus)  # the job that a script of one's own takes part in

@@ -14,7 +14,7 @@ import torch
 
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import take_tensors
 
@@ -119,6 +119,25 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
 class DistributedTorch(TorchDistributed, TorchCollective):
     """By torch.distributed."""
+
+
+def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> TorchCollective:
+    """For worlds of one if there is no endpoint. ``engine``: as ``--collective``.
+
+    Raises:
+        UserError: Horovod is asked for and can't be used.
+    """
+    if endpoint is None or HorovodTorch.is_wanted(engine):
+        return HorovodTorch.open(endpoint, has_gpu=has_gpu)
+    return DistributedTorch(endpoint)
+
+
+def require_collective(engine: str) -> None:
+    """Raises:
+    UserError: what ``--collective`` names is not installed.
+    """
+    if HorovodTorch.is_wanted(engine):
+        HorovodTorch.require_horovod()
 
 
 COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device

@@ -7,7 +7,7 @@ import torch
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.torch.collective import HorovodTorch, TorchCollective
+from elasticdl.elastic.torch.collective import TorchCollective, open_collective
 from elasticdl.elastic.training.context import JobContext
 
 
@@ -26,5 +26,5 @@ class ElasticContext(JobContext[TorchCollective]):
         self.device = choose_device()
 
     @classmethod
-    def _open_collective(cls, endpoint: Endpoint | None) -> TorchCollective:
-        return HorovodTorch.open(endpoint, has_gpu=choose_device().type == "cuda")
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
+        return open_collective(endpoint, engine, has_gpu=choose_device().type == "cuda")

@@ -82,11 +82,11 @@ class JobContext(ABC, Generic[CollectiveT]):
         """
         environment = WorkerEnvironment.from_env(environ)
         if environment is None:
-            return cls(Session(WorkerCore(under_master=False)), cls._open_collective(None), policy, seed)
+            return cls(Session(WorkerCore(under_master=False)), cls._open_collective(None, "auto"), policy, seed)
         prepare_horovod(environ)
         opened = link is not None
         link = link or MasterConnection(environment)
-        collective = cls._open_collective(link.endpoint)
+        collective = cls._open_collective(link.endpoint, link.spec.collective)
         context = cls(link.session, collective, policy, seed)
         link.session.break_collective = collective.break_world
         if not opened:
@@ -102,8 +102,8 @@ class JobContext(ABC, Generic[CollectiveT]):
 
     @classmethod
     @abstractmethod
-    def _open_collective(cls, endpoint: Endpoint | None) -> CollectiveT:
-        """Without an endpoint when this process runs alone."""
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> CollectiveT:
+        """Without an endpoint when this process runs alone. ``engine``: as ``--collective``."""
 
     # -- facts --
 
@@ -221,6 +221,8 @@ class JobContext(ABC, Generic[CollectiveT]):
 
         def enter(world: World) -> p.Event:
             self.collective.start(world)
+            if world.is_first and world.rank == 0:
+                self.session.notify("collective", engine=self.collective.engine)
             return p.On.CONNECTED
 
         def synchronize(world: World) -> p.Event:

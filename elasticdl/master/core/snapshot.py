@@ -52,6 +52,7 @@ class TrainingSnapshot:
     samples: int = field(default=0, compare=False)
     loss: float = field(default=math.nan, compare=False)
     metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    collective: str = field(default="", compare=False)  # what sums gradients
     diverged: bool = field(default=False, compare=False)
     counted: int = field(default=0, compare=False)  # the last step whose loss is in the sum
     epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)  # sum over samples, and their number

@@ -53,6 +53,8 @@ class Training(TrainingSnapshot):
         told = event.fields
         if event.event == "evaluation":
             self._take_metrics(told.get("metrics"))
+        elif event.event == "collective":
+            self.collective = str(told.get("engine", ""))
         elif event.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
             self.samples, self.epochs_done = int(told.get("samples", self.samples)), self.epoch

@@ -44,4 +44,4 @@ def summarize(end: EndJob, training: Training, journal: Path, wall_time: float) 
 
 def achieved(end: EndJob, training: Training) -> dict[str, Any]:
     numbers = {"steps": training.step, "epochs": training.epochs_done, "samples": training.samples}
-    return {"reason": end.reason, **numbers, "metrics": training.metrics}
+    return {"reason": end.reason, **numbers, "metrics": training.metrics, "collective": training.collective}

@@ -18,6 +18,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "checkpoint": {"step": int, "path": str, "seconds": (int, float)},
     "checkpoint_failed": {"step": int, "path": str, "reason": str},
     "resumed": {"step": int, "epoch": int, "samples": int, "path": str},
+    "collective": {"engine": str},
     "exported": {"path": str},
     "warning": {"message": str},
 }
@@ -86,7 +87,7 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
     view, training = job.view(), job.training
     shown = ("phase", "reason", "traceback", "world_version", "last_change")
-    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics")
+    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective")
     return pb.JobStatus(
         job_name=job_name,
         **{name: getattr(view, name) for name in shown},
