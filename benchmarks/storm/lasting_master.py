@@ -244,7 +244,7 @@ async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
     spec = JobSpec.from_json(job_dir.spec.read_text())
     server = Server(LOOPBACK, LastingAccess(job_dir))
     address = MasterAddress(f"{LOOPBACK}:{server.bind(port)}", TOKEN, os.getpid())
-    if host != LOOPBACK and not server.bind_also(host, port):
+    if host != LOOPBACK and not server.listen(host, port):
         raise UserError(f"port {port} of {host} is taken")
 
     @asynccontextmanager

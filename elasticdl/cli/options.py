@@ -25,6 +25,15 @@ from elasticdl.common.spec import JobSpec, WorkerRange, aliases_of, fields_of
 Groups = Iterable[type[BaseModel]]
 # Findings of pydantic that say less than the description of the option.
 _UNTELLING = ("model_type", "string_pattern_mismatch")
+_PLAIN_WORDS = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
 
 
 def spec_options(groups: Groups) -> list[Option]:
@@ -122,6 +131,8 @@ def _explain(finding: ErrorDetails, given: Given) -> str:
     elif finding["type"] in _UNTELLING:
         wanted = f"does not fit: {JobSpec.model_fields[name].description}"
     else:
-        wanted = finding["msg"].replace("Input should be", "must be").partition(", unable to")[0]
+        wanted = finding["msg"].partition(", unable to")[0]
+        for said, plain in _PLAIN_WORDS.items():
+            wanted = wanted.replace(said, plain)
     value = given.values.get(name)
     return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"

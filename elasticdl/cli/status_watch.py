@@ -19,19 +19,17 @@ from elasticdl.proto import elasticdl_pb2 as pb
 POLL = 0.1
 RECONNECT_SECONDS = 0.5
 JOIN_SECONDS = 5.0
-
-
-Told = pb.JobStatus | str
+Heard = pb.JobStatus | str  # or a line of the journal
 
 
 @contextmanager
-def watched(client: MasterClient, *reads: Callable[[], Iterable[Told]]) -> Iterator[Watch]:
+def watched(client: MasterClient, *reads: Callable[[], Iterable[Heard]]) -> Iterator[JobWatch]:
     """Threads that read from a master, through any change of masters; leaving the context closes the client.
 
     ``reads`` are methods of the client, which are called anew when they end: `watch` for the status, or `events` for lines
     of the journal, of which each master tells all.
     """
-    watch = Watch()
+    watch = JobWatch()
     threads = [threading.Thread(target=watch.read_on, args=(read,), name="watch", daemon=True) for read in reads]
     for thread in threads:
         thread.start()
@@ -44,14 +42,14 @@ def watched(client: MasterClient, *reads: Callable[[], Iterable[Told]]) -> Itera
             thread.join(JOIN_SECONDS)
 
 
-class Watch:
+class JobWatch:
     """``failure`` says why nothing is heard at the moment; empty while a master answers.
 
     ``ended``: the status stream has ended as it should, with the job; what it told last may still be in the inbox.
     """
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self.failure = ""
         self.ended = False
         self.over = threading.Event()
@@ -60,15 +58,15 @@ class Watch:
         """Whether something has been told that was not taken, or more may come."""
         return not self.ended or not self.inbox.empty()
 
-    def next(self) -> Told | None:
+    def next(self) -> Heard | None:
         """What has come; None if nothing did for a moment."""
         try:
             return self.inbox.get(timeout=POLL)
         except queue.Empty:
             return None
 
-    def read_on(self, read: Callable[[], Iterable[Told]]) -> None:
-        told: Told = ""
+    def read_on(self, read: Callable[[], Iterable[Heard]]) -> None:
+        told: Heard = ""
         while not self.over.is_set():
             try:
                 for told in read():
@@ -76,6 +74,8 @@ class Watch:
                     self.inbox.put(told)
             except UnreachableError as error:  # whether the master still lives is for the main thread to find out
                 self.failure = str(error)
+            except ValueError:  # gRPC's, of a call through a client that has just been closed
+                return
             if isinstance(told, pb.JobStatus) and is_over(told):
                 self.ended = True
                 return

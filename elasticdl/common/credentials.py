@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from elasticdl.common.errors import UserError
 
@@ -83,23 +83,25 @@ class Token:
     value: str = field(repr=False)
 
 
+class Below:
+    """A file in the folder that is the ``path`` of an object."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, _: type) -> Path:
+        return Path(owner.path, self._name)
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFolder:
     """Where a process finds the certificate of its role in a job. Read when it is used, so that it may be rotated."""
 
     path: Path
 
-    @property
-    def ca(self) -> Path:
-        return self.path / CA
-
-    @property
-    def certificate(self) -> Path:
-        return self.path / CERTIFICATE
-
-    @property
-    def key(self) -> Path:
-        return self.path / KEY
+    ca = Below(CA)
+    certificate = Below(CERTIFICATE)
+    key = Below(KEY)
 
     def read(self) -> TlsFiles:
         """

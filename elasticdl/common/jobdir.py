@@ -19,7 +19,7 @@ from typing import Self
 import platformdirs
 import psutil
 
-from elasticdl.common.credentials import Credentials, Endpoint, Token
+from elasticdl.common.credentials import Below, Credentials, Endpoint, Token
 from elasticdl.common.errors import UserError
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -51,16 +51,6 @@ class MasterAddress:
         return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
 
 
-class _Below:
-    """A path in the folder of a job."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, job: JobDir, _: type[JobDir]) -> Path:
-        return job.path / self._name
-
-
 @dataclass(frozen=True, slots=True)
 class JobDir:
     """Paths of one job's files; see the module's docstring."""
@@ -71,12 +61,12 @@ class JobDir:
     def name(self) -> str:
         return self.path.name
 
-    spec = _Below("job.json")
-    master = _Below("master.json")
-    journal = _Below("journal.jsonl")
-    status = _Below("status.json")
-    logs = _Below("logs")
-    master_log = _Below("logs/master.log")
+    spec = Below("job.json")
+    master = Below("master.json")
+    journal = Below("journal.jsonl")
+    status = Below("status.json")
+    logs = Below("logs")
+    master_log = Below("logs/master.log")
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"

@@ -5,7 +5,7 @@ Arrays are mapped into memory and not read, unless an archive is compressed or n
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.records import Batch, Metadata
+from elasticdl.data.records import Batch, Metadata, chosen_columns
 from elasticdl.data.storage import Storage
 
 Arrays = dict[str, NDArray[Any]]
@@ -26,18 +26,21 @@ class NumpyFile:
     """Records are a row of the array, or a dict with a row of each array (or field) by name."""
 
     def __init__(self, name: str, storage: Storage, columns: Sequence[str] | None) -> None:
-        self.name = name
-        self._storage, self._columns = storage, tuple(columns) if columns else None
-        arrays = self._arrays
-        if self._columns and (missing := [column for column in self._columns if column not in arrays]):
-            raise UserError(f"{name}: no array {missing[0]!r}; its arrays are {', '.join(arrays)}")
-        lengths = {key: len(array) if array.ndim else -1 for key, array in self._chosen().items()}
-        if not lengths or -1 in lengths.values() or len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{key} {array.shape}" for key, array in self._chosen().items()) or "none"
+        self.name, self._storage, self._columns = name, storage, columns
+        try:
+            found = _open_npz(name, storage) if name.endswith(".npz") else {"": _open_npy(name, storage)}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{name}: not a whole NumPy file, or one of objects ({reason})") from error
+        if "" in found and (fields := found[""].dtype.names):
+            found = {field: found[""][field] for field in fields}
+        self._arrays = {key: found[key] for key in chosen_columns(name, columns, list(found))}
+        lengths = {len(array) if array.ndim else -1 for array in self._arrays.values()}
+        if len(lengths) != 1 or -1 in lengths:
+            shown = ", ".join(f"{key} {array.shape}" for key, array in self._arrays.items()) or "none"
             raise UserError(f"{name}: arrays {shown}; expected arrays with equally many rows")
-        self._length = next(iter(lengths.values()))
-        names = list(self._chosen())
-        self.metadata = Metadata(None if names == [""] else names)
+        (self._length,) = lengths
+        self.metadata = Metadata(None if "" in self._arrays else list(self._arrays))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NumpyFile, (self.name, self._storage, self._columns)
@@ -46,29 +49,14 @@ class NumpyFile:
         return self._length
 
     def read(self, rows: Sequence[int]) -> Batch:
-        taken = {key: np.asarray(array[rows]) for key, array in self._chosen().items()}
+        taken = {key: np.asarray(array[rows]) for key, array in self._arrays.items()}
         return taken.get("", taken)
 
-    def _chosen(self) -> Arrays:
-        return {key: self._arrays[key] for key in self._columns or self._arrays}
 
-    @functools.cached_property
-    def _arrays(self) -> Arrays:
-        try:
-            found = _open_npz(self.name, self._storage) if self.name.endswith(".npz") else {"": self._open_npy()}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{self.name}: not a whole NumPy file, or one of objects ({reason})") from error
-        fields = found[""].dtype.names if "" in found else None
-        return {field: found[""][field] for field in fields} if fields else found
-
-    def _open_npy(self) -> NDArray[Any]:
-        if "://" not in self.name:
-            mapped: NDArray[Any] = np.load(self.name, mmap_mode="r", allow_pickle=False)
-            return mapped
-        with self._storage.open(self.name) as file:
-            loaded: NDArray[Any] = np.load(file, allow_pickle=False)
-            return loaded
+def _open_npy(name: str, storage: Storage) -> NDArray[Any]:
+    with contextlib.nullcontext(name) if "://" not in name else storage.open(name) as file:
+        found: NDArray[Any] = np.load(file, mmap_mode="r" if file is name else None, allow_pickle=False)
+        return found
 
 
 def _open_npz(name: str, storage: Storage) -> Arrays:

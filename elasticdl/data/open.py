@@ -60,7 +60,10 @@ class _Opener:
             size = self.storage.size(name)
             if not size:
                 return None
-            self._refuse_compressed(name, size)
+            if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
+                raise UserError(
+                    f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it"
+                )
         match kind:
             case "TFRecord":
                 return open_tfrecord(name, self.storage)
@@ -76,10 +79,6 @@ class _Opener:
         raise UserError(
             f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
         )
-
-    def _refuse_compressed(self, name: str, size: int) -> None:
-        if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
-            raise UserError(f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it")
 
     def _open_parquet(self, name: str) -> RecordFile:
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.records import Batch, Metadata
+from elasticdl.data.records import Batch, Metadata, chosen_columns
 from elasticdl.data.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -41,16 +42,16 @@ class GroupCache:
     def __reduce__(self) -> tuple[type[GroupCache], tuple[int]]:
         return GroupCache, (self._most,)
 
-    def get(self, key: tuple[str, int]) -> Columns | None:
+    def get(self, key: tuple[str, int], read: Callable[[], Columns]) -> Columns:
+        """The group, which is read if it is not here."""
         with self._lock:
             if key in self._groups:
                 self._groups.move_to_end(key)
-            return self._groups.get(key)
-
-    def put(self, key: tuple[str, int], group: Columns) -> None:
+                return self._groups[key]
+        group = read()
         with self._lock:
             if key in self._groups:  # two threads have read it at once
-                return
+                return group
             self._groups[key] = group
             self._bytes += _size(group)
             while self._bytes > self._most and len(self._groups) > 1:
@@ -62,6 +63,7 @@ class GroupCache:
                         "or with fewer columns in --data_reader_params",
                         self._most >> 20,
                     )
+        return group
 
 
 class ParquetFile:
@@ -69,7 +71,7 @@ class ParquetFile:
 
     def __init__(self, name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> None:
         self.name = name
-        self._storage, self._cache, self._columns = storage, cache, columns
+        self._storage, self._cache = storage, cache
         try:
             with storage.open(name) as file:
                 footer = pq.read_metadata(file)
@@ -78,10 +80,8 @@ class ParquetFile:
             raise UserError(
                 f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
             ) from error
-        there = list(footer.schema.to_arrow_schema().names)
-        if missing := [column for column in columns or () if column not in there]:
-            raise UserError(f"{name}: no column {missing[0]!r}; its columns are {', '.join(there)}")
-        self.metadata = Metadata(list(columns or there))
+        self._names = chosen_columns(name, columns, footer.schema.to_arrow_schema().names)
+        self.metadata = Metadata(self._names)
         self._ends = np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)])
 
     def __len__(self) -> int:
@@ -90,9 +90,12 @@ class ParquetFile:
     def read(self, rows: Sequence[int]) -> Batch:
         asked = np.asarray(rows)
         place = np.searchsorted(self._ends, asked, side="right")
-        groups = {number: self._group(number) for number in np.unique(place).tolist()}
+        groups = {
+            number: self._cache.get((self.name, number), partial(self._read_group, number))
+            for number in np.unique(place).tolist()
+        }
         batch = {}
-        for column in self.metadata.column_names or ():
+        for column in self._names:
             first = next(iter(groups.values()))[column]
             values = np.empty((len(asked), *first.shape[1:]), first.dtype)
             for number, group in groups.items():
@@ -102,18 +105,13 @@ class ParquetFile:
             batch[column] = values
         return batch
 
-    def _group(self, number: int) -> Columns:
-        key = (self.name, number)
-        group = self._cache.get(key)
-        if group is None:
-            try:
-                with self._storage.open(self.name) as file, pq.ParquetFile(file) as opened:
-                    table = opened.read_row_group(number, columns=self.metadata.column_names, use_threads=False)
-            except (OSError, pa.ArrowException) as error:
-                raise UserError(f"{self.name}: row group {number} can't be read: {error}") from error
-            group = {column: _array(table[column], f"{self.name}: column {column}") for column in table.column_names}
-            self._cache.put(key, group)
-        return group
+    def _read_group(self, number: int) -> Columns:
+        try:
+            with self._storage.open(self.name) as file, pq.ParquetFile(file) as opened:
+                table = opened.read_row_group(number, columns=self._names, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{self.name}: row group {number} can't be read: {error}") from error
+        return {column: _array(table[column], f"{self.name}: column {column}") for column in table.column_names}
 
 
 def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:

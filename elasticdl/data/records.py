@@ -72,9 +72,14 @@ class Records:
         """
         if not files:
             raise UserError("there are no record files; expected at least one")
+        first = files[0]
+        self.metadata = first.metadata
         for file in files[1:]:
-            _require_equal_columns(files[0], file)
-        self.metadata = files[0].metadata
+            if file.metadata.column_names != first.metadata.column_names:
+                raise UserError(
+                    f"{file.name}: columns {file.metadata.column_names}, but {first.name} has {first.metadata.column_names}; "
+                    "expected the same in all files"
+                )
         self._files = [file for file in files if len(file)]
         self._ends = np.cumsum([len(file) for file in self._files], dtype=np.int64)
 
@@ -113,10 +118,15 @@ class Records:
         return f"record {index - (int(self._ends[number]) - len(file)):,} of {file.name}"
 
 
-def _require_equal_columns(first: RecordFile, other: RecordFile) -> None:
-    ours, theirs = first.metadata.column_names, other.metadata.column_names
-    if ours != theirs:
-        raise UserError(f"{other.name}: columns {theirs}, but {first.name} has {ours}; expected the same in all files")
+def chosen_columns(where: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
+    """Those that were asked for, in that order, or all there are.
+
+    Raises:
+        UserError: one is not there.
+    """
+    if missing := [column for column in asked or () if column not in there]:
+        raise UserError(f"{where}: no column {missing[0]!r}; its columns are {', '.join(there)}")
+    return list(asked or there)
 
 
 def by_column(function: Callable[[list[Any]], Any], parts: list[Any]) -> Any:

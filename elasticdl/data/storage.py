@@ -8,7 +8,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 import fsspec
 
@@ -69,7 +69,8 @@ class Storage:
     """
 
     def __init__(self) -> None:
-        self._opened = functools.lru_cache(maxsize=MOST_OPEN)(_open_local)
+        # A file is closed when the cache, and then the last reader, lets it go.
+        self._opened = functools.lru_cache(maxsize=MOST_OPEN)(functools.partial(open, mode="rb", buffering=0))
         self._located = functools.lru_cache(maxsize=None)(fsspec.core.url_to_fs)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[()]]:
@@ -119,10 +120,6 @@ class Storage:
         fs, path = self._located(file)
         opened: IO[bytes] = fs.open(path, "rb")
         return opened
-
-
-def _open_local(file: str) -> Any:
-    return open(file, "rb", buffering=0)  # closed when the cache, and then the last reader, lets it go
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
-from elasticdl.data.records import Batch, Metadata, PieceFile
+from elasticdl.data.records import Batch, Metadata, PieceFile, chosen_columns
 from elasticdl.data.storage import Storage
 
 _BOM = b"\xef\xbb\xbf"
@@ -71,9 +71,7 @@ def open_csv(name: str, storage: Storage, sep: str, columns: list[str] | None, *
     names = [field.decode() for field in first] if header else columns or []
     if names and len(names) != len(first):
         raise UserError(f"{name}: {len(first)} fields in the first line, but there are {len(names)} names of columns")
-    kept = columns or names
-    if missing := [column for column in kept if column not in names]:
-        raise UserError(f"{name}: no column {missing[0]!r}; its columns are {', '.join(names)}")
+    kept = chosen_columns(name, columns, names)
     chosen = tuple(names.index(column) for column in kept) or tuple(range(len(first)))
     file = CsvFile(text, Metadata(kept or None), sep, len(first), chosen, int(header))
     if len(file):
@@ -105,11 +103,7 @@ def _lines(name: str, storage: Storage, quotes: bool) -> NDArray[np.int64]:
     if within:
         raise UserError(f'{name}: ends within a quoted field; expected as many " as close: is the file cut short?')
     found = np.concatenate([*ends, np.array([offset], np.int64)])
-    spans = np.column_stack([np.concatenate([[0], found[:-1]]), found])
-    return _without_blank(name, storage, spans)
-
-
-def _without_blank(name: str, storage: Storage, spans: NDArray[np.int64]) -> NDArray[np.int64]:
+    spans: NDArray[np.int64] = np.column_stack([np.concatenate([[0], found[:-1]]), found])
     sizes = spans[:, 1] - spans[:, 0]
     short = np.flatnonzero((sizes > 0) & (sizes <= 2))  # a line end, or one character
     pieces = [(start, end) for start, end in spans[short].tolist()]

@@ -50,7 +50,8 @@ def open_tfrecord(name: str, storage: Storage) -> PieceFile:
 def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mmap]) -> NDArray[np.int64]:
     """Where the data of each record end. ``window_at``: gives the content from a place on, or some of it."""
     window, begins = window_at(0), 0
-    _require_tfrecord(name, window[:HEADER])
+    if len(window) < HEADER or _masked_crc32c(window[:8]) != _CHECKSUM.unpack_from(window, 8)[0]:
+        raise UserError(f"{name}: not a TFRecord file: its first 12 bytes are no length with its checksum")
     ends: list[int] = []
     offset = 0
     length_at = _LENGTH.unpack_from
@@ -68,11 +69,6 @@ def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mma
             f"of the file, {size:,}; expected a whole TFRecord file: copy or write it again"
         )
     return np.array(ends, np.int64)
-
-
-def _require_tfrecord(name: str, header: bytes) -> None:
-    if len(header) < HEADER or _masked_crc32c(header[:8]) != _CHECKSUM.unpack_from(header, 8)[0]:
-        raise UserError(f"{name}: not a TFRecord file: its first 12 bytes are no length with its checksum")
 
 
 def _masked_crc32c(data: bytes) -> int:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Container
 from numbers import Integral, Real
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from elasticdl.common.errors import ArgumentError
-
-Made = TypeVar("Made")
 
 
 def checked_steps(steps: Any) -> int:
@@ -28,19 +26,6 @@ def checked_steps(steps: Any) -> int:
     return int(steps)
 
 
-def take_steps(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, tuple[Any, ...]]:
-    """``steps``, which is the first argument or given by name, and the other positional arguments.
-
-    Raises:
-        ArgumentError: it is missing or wrong; ``call`` is what the message shows.
-    """
-    if "steps" in kwargs:
-        return checked_steps(kwargs.pop("steps")), args
-    if not args:
-        raise ArgumentError(f"{call} needs steps")
-    return checked_steps(args[0]), args[1:]
-
-
 def check_samples(samples: Any) -> None:
     """Let pass None and numbers above 0.
 
@@ -55,10 +40,28 @@ def check_samples(samples: Any) -> None:
         raise ArgumentError(f"samples must be above 0, the size of the micro-batch, not {samples}")
 
 
-def ready_made(base: type[Made], library: ModuleType, kind: type, without: Container[str]) -> dict[str, type[Made]]:
-    """By its name a subclass of ``base`` for each optimizer (a subclass of ``kind``) that a library's module has."""
+class ReadyMade:
+    """Before a wrapper among the base classes: makes the optimizer that it wraps."""
+
+    wraps: ClassVar[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """``(steps, ...)`` or ``(..., steps=steps)``; the rest is as for the framework's class."""
+        if "steps" in kwargs:
+            args = (kwargs.pop("steps"), *args)
+        if not args:
+            raise ArgumentError(f"{type(self).__name__}(steps, ...) needs steps")
+        steps = checked_steps(args[0])
+        super().__init__(self.wraps(*args[1:], **kwargs), steps)  # type: ignore[call-arg]
+
+
+def ready_made(library: ModuleType, kind: type, without: Container[str], *bases: type, place: str) -> dict[str, Any]:
+    """By its name a subclass of ``bases`` for each optimizer (a subclass of ``kind``) that a library's module has.
+
+    ``place``: the module that they are in.
+    """
     return {
-        name: type(name, (base,), {"wraps": wrapped, "__module__": base.__module__})
+        name: type(name, bases, {"wraps": wrapped, "__module__": place})
         for name, wrapped in vars(library).items()
         if isinstance(wrapped, type) and issubclass(wrapped, kind) and wrapped is not kind and name not in without
     }

@@ -165,11 +165,7 @@ def _dump(dump: Callable[[IO[bytes]], object], file: IO[bytes]) -> None:
 
 
 def open_store(spec: JobSpec, suffix: str) -> CheckpointStore | None:
-    """The job's store; None without ``--checkpoint_dir``.
-
-    Raises:
-        UserError: the place is unusable.
-    """
+    """The job's store; None without ``--checkpoint_dir``. Raises UserError if the place is unusable."""
     if not spec.checkpoint_dir:
         return None
     writer = f"{socket.gethostname()}-{os.getpid()}"

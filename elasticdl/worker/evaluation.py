@@ -92,11 +92,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
-        """Outputs and labels, nested, and the mean loss over so many samples.
-
-        Raises:
-            UserError: outputs or labels are not tensors with one row a sample.
-        """
+        """Outputs and labels, nested, with one row a sample, and the mean loss over so many samples."""
 
     @abstractmethod
     def _flatten(self, value: Any) -> list[Array]:

@@ -24,9 +24,6 @@ def require_fit(attempt: Attempt, spec: JobSpec, samples: int) -> None:
     """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
     models take batches of one size only, or give what the loss needs only in training. What only another device than
     this one can do is not judged.
-
-    Raises:
-        UserError: ``attempt`` raised it both times.
     """
     failure: UserError | None = None
     for count, training in ((min(COUNT, samples), False), (largest_micro_batch(spec, samples), True)):
@@ -49,11 +46,7 @@ def run_first(
     model: Callable[[Any], Any],
     loss: Callable[[Any, Any], Any],
 ) -> None:
-    """One batch of the first samples through model and loss.
-
-    Raises:
-        UserError: one of the three raised.
-    """
+    """One batch of the first samples through model and loss."""
     source = "--training_data" if spec.training_data else "dataset('training', '')"
     first = f"the first samples of {source}"
 

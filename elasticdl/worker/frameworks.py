@@ -39,7 +39,6 @@ TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_learner:TorchLearner")
 KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_learner:KerasLearner")
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
-
 DEFAULTS = {
     "KERAS_BACKEND": "tensorflow",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -60,11 +59,7 @@ def set_defaults(environ: MutableMapping[str, str]) -> None:
 
 
 def build_model(module: ModelModule, seed: int) -> Any:
-    """The module's model; every worker builds the same.
-
-    Raises:
-        Exception: whatever the user's code raises.
-    """
+    """The module's model; every worker builds the same."""
     _seed(step_seed(seed, 0, 0))
     if "keras" in sys.modules or ("tensorflow" in sys.modules and "torch" not in sys.modules):
         # TensorFlow must hear of its devices before anything is built.
@@ -98,12 +93,7 @@ def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
 
 
 def make_optimizer(module: ModelModule, framework: Framework, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
-    """What the module's ``optimizer`` returns when it is given these, by position.
-
-    Raises:
-        UserError: it is written for the other framework or for other arguments, or what it returns is not of this kind.
-        Exception: whatever the user's code raises.
-    """
+    """What the module's ``optimizer`` returns when it is given these, by position."""
     _refuse_mixture(module, framework)
     name, why = name_of(module.optimizer), f" for a {framework.title} model"
     require_signature(module.optimizer, name, module.path, tuple(arguments), why=why)

@@ -170,10 +170,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, device: torch.device) -> None:
     """Run the first samples through the model and back, so that the others need not wait for what is slow once;
     afterwards nothing is different from before.
-
-    Raises:
-        UserError: the loss is no scalar.
-        Exception: whatever the user's code raises.
     """
     with untouched(model):
         inputs, labels = to_device(_first(dataset, samples), device)

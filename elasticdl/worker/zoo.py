@@ -52,10 +52,6 @@ class FeedOpener:
     params: Mapping[str, object]
 
     def __call__(self, mode: str, path: str) -> Any:
-        """Raises:
-        ArgumentError: the path names no files.
-        UserError: a file is damaged, or ``feed`` can't be used.
-        """
         from elasticdl.data.custom_reader import open_custom
         from elasticdl.data.open import open_records
 
@@ -72,11 +68,7 @@ class FeedOpener:
 
 
 def find_feed(module: ModuleType, spec: JobSpec, path: Path) -> FeedOpener | None:
-    """The ``feed`` of a module that has no ``dataset``, or for which ``--feed`` names one.
-
-    Raises:
-        UserError: there is no function of a name that an option gives.
-    """
+    """The ``feed`` of a module that has no ``dataset``, or for which ``--feed`` names one."""
     asked = spec.feed != JobSpec.model_fields["feed"].default
     if hasattr(module, spec.dataset) and not asked:
         return None

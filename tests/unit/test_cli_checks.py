@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.local import checks
+from elasticdl.cli.local import local_run
 from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
@@ -19,7 +19,7 @@ from elasticdl.common.spec import JobSpec
 def test_folders_become_absolute(tmp_path):
     (tmp_path / "train.csv").touch()
     spec = JobSpec(model_zoo="zoo", output="../out", training_data="train.csv", validation_data="synthetic:8")
-    absolute = checks.with_absolute_paths(spec, tmp_path)
+    absolute = local_run.with_absolute_paths(spec, tmp_path)
     assert absolute.model_zoo == str(tmp_path / "zoo")
     assert absolute.output == str(tmp_path.parent / "out")
     assert absolute.training_data == str(tmp_path / "train.csv")
@@ -29,12 +29,12 @@ def test_folders_become_absolute(tmp_path):
 
 def test_urls_stay(tmp_path):
     spec = JobSpec(checkpoint_dir="s3://bucket/run", training_data="memory://x", model_zoo="/zoo")
-    assert checks.with_absolute_paths(spec, tmp_path) == spec
+    assert local_run.with_absolute_paths(spec, tmp_path) == spec
 
 
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
-    assert described == {*checks.FOLDERS_READ, *folders.WRITTEN}
+    assert described == {*local_run.FOLDERS_READ, *folders.WRITTEN}
 
 
 def test_a_folder_that_can_be_made_is_fine_and_nothing_is_left(tmp_path):
@@ -71,16 +71,16 @@ def test_a_missing_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     with pytest.raises(UserError, match="the program no-such-program is not found"):
-        checks.require_executable(("no-such-program",))
+        local_run.require_executable(("no-such-program",))
     with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
-        checks.require_executable(("train.py",))
-    checks.require_executable(("sh", "-c", "true"))
+        local_run.require_executable(("train.py",))
+    local_run.require_executable(("sh", "-c", "true"))
 
 
 def test_a_bare_python_is_the_one_that_has_elasticdl():
-    assert checks.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
+    assert local_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
     for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):
-        assert checks.with_this_python(command) == command
+        assert local_run.with_this_python(command) == command
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def check_that(tmp_path, monkeypatch):
 
     def install(code: str) -> None:
         (tmp_path / "pretend_check.py").write_text(code)
-        monkeypatch.setattr(checks, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setattr(local_run, "CHECK_MODULE", "pretend_check")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     return install
@@ -98,20 +98,20 @@ def check_that(tmp_path, monkeypatch):
 def test_the_check_gets_the_job(check_that, tmp_path):
     check_that(f"import sys; open({str(tmp_path / 'seen')!r}, 'w').write(sys.stdin.read())")
     spec = JobSpec(model_def="digits.cnn_torch")
-    checks.check_job(spec)
+    local_run.check_job(spec)
     assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
 
 
 def test_what_the_check_finds_is_relayed(check_that):
     check_that("import sys; print('noise', file=sys.stderr); print('no module', file=sys.stderr); sys.exit(2)")
     with pytest.raises(UserError, match=r"^no module$"):
-        checks.check_job(JobSpec())
+        local_run.check_job(JobSpec())
 
 
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
-        checks.check_job(JobSpec())
+        local_run.check_job(JobSpec())
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
@@ -123,7 +123,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
         with pytest.raises(UserError) if ending else contextlib.nullcontext():
-            checks.check_job(JobSpec())
+            local_run.check_job(JobSpec())
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
     finally:
@@ -136,4 +136,4 @@ def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_pat
     (tmp_path / "elasticdl" / "__init__.py").touch()  # as in a checkout of the older ElasticDL
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no zoo/nothing\.py"):
-        checks.check_job(JobSpec(model_zoo="zoo", model_def="nothing"))
+        local_run.check_job(JobSpec(model_zoo="zoo", model_def="nothing"))

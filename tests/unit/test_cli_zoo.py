@@ -12,7 +12,6 @@ from dockerfile_kit import complaints, read
 
 from elasticdl.cli.__main__ import dispatch, main
 from elasticdl.cli.commands import zoo_image as zoo
-from elasticdl.cli.image_builders import find_builder
 from elasticdl.common.errors import ElasticDLError, UserError
 
 IMAGE = "registry.example.com:5000/team/zoo:1"
@@ -217,7 +216,7 @@ def test_build_and_push(folder, programs, name, verb, capfd):
 def test_the_first_that_works_is_taken(programs, mute, found):
     for name in ("podman", "buildah", "docker"):
         fake(programs, name, answers=name not in mute)
-    assert find_builder().path == str(programs / found)
+    assert zoo.find_builder().path == str(programs / found)
 
 
 def test_none_is_there(folder, programs, capsys):
@@ -233,7 +232,7 @@ def test_none_is_there(folder, programs, capsys):
 def test_docker_without_its_daemon_is_told(programs):
     fake(programs, "docker", answers=False)
     with pytest.raises(UserError, match=r"docker is there, but `docker version` fails: does its daemon run\?"):
-        find_builder()
+        zoo.find_builder()
 
 
 @pytest.mark.parametrize("user", ["", "root", "0", "0:1000", "00", "elasticdl", "elasticdl:1000"])

@@ -296,7 +296,7 @@ def test_numpy_files_that_are_wrong(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)), y=np.zeros(2))
     assert "arrays x (3, 2), y (2,); expected arrays with equally many rows" in refusal(tmp_path)
     np.savez(tmp_path / "x.npz", x=np.zeros(100))
-    assert "no array 'z'; its arrays are x" in refusal(tmp_path, columns=["z"])
+    assert "no column 'z'; its columns are x" in refusal(tmp_path, columns=["z"])
     whole = (tmp_path / "x.npz").read_bytes()
     (tmp_path / "x.npz").write_bytes(whole[:-50])
     assert "not a whole NumPy file" in refusal(tmp_path)

@@ -190,7 +190,7 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     before = [seed.numpy() for seed in seeds]
 
     def draw(**kwargs):
-        part = {"weight": 1.0, "lead": True, "seed": 1, "count": 0} | kwargs
+        part = {"weight": 1.0, "is_first": True, "seed": 1, "count": 0} | kwargs
         return float(member.train_step.micro(inputs, labels, Part(**part))[-1])
 
     assert len(seeds) == 2

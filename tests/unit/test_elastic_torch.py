@@ -71,7 +71,7 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
     reducer = GradientReducer([], [mask, counter], SumOfThreads(0, Board(1)))
     reducer.begin()
     for is_first in (True, False, False):
-        reducer.rewind()
+        reducer.reset_buffers()
         counter -= 1
         reducer.add_loss(torch.tensor(1.0), 1)
         reducer.add_deltas(1 / 3, is_first=is_first)

@@ -120,7 +120,7 @@ def test_the_status_is_seen_between_two_masters(api, tmp_path):
         await first.store.save(memory(1))
         assert api.state.status == ""
         told = iter(["running", ""])
-        first.store.show(lambda: next(told))
+        first.store.status = lambda: next(told)
         await first.store.save(memory(2))
         await first.store.save(memory(3))
 

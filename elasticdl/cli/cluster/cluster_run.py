@@ -24,7 +24,7 @@ from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import POLL, Watch, show_end, show_news, watched
+from elasticdl.cli.status_watch import POLL, JobWatch, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
@@ -151,7 +151,7 @@ class Lasting:
 class Following:
     job: ClusterJob
     screen: Screen
-    watch: Watch
+    watch: JobWatch
     signals: SignalLog
     image_timeout: float
     told: Told = field(default_factory=Told)

@@ -121,9 +121,7 @@ class Submission:
             pause()
             self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
         except BaseException:
-            while begun:
-                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                    self._unmake(begun)
+            self._unmake(begun)
             raise
 
     def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
@@ -215,8 +213,9 @@ class Submission:
     def _unmake(self, begun: list[Manifest]) -> None:
         while begun:
             kind, name = begun[-1]["kind"], begun[-1]["metadata"]["name"]
-            try:
-                self.client.delete(kind, name)
-            except ElasticDLError as error:
-                self.say(f"warning: {kind} {name} could not be deleted again: {error}")
-            begun.pop()
+            with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                try:
+                    self.client.delete(kind, name)
+                except ElasticDLError as error:
+                    self.say(f"warning: {kind} {name} could not be deleted again: {error}")
+                begun.pop()

@@ -1,4 +1,7 @@
-"""Starting a job on this machine and following it to its end.
+"""Checking a job, starting it on this machine and following it to its end.
+
+The checks here need no framework; the rest (module, model, data, Horovod) is checked by ``python -m elasticdl.worker.check``
+in a process of its own.
 
 Status and news go to the screen, signals become requests to stop. The news come from the journal's file, where they still
 are when the master is gone.
@@ -6,33 +9,40 @@ are when the master is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from elasticdl.cli.job_handle import made_up_name
-from elasticdl.cli.local import checks
 from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import show_end, show_news, watched
+from elasticdl.common import folders
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.folders import require_writable_folders
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec
+from elasticdl.common.startup import RUN_MODULE
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KILL_SECONDS = 3.0  # that a master gets to stop at once
+FOLDERS_READ = ("model_zoo",)
+DATA = ("training_data", "validation_data")
+
+CHECK_MODULE = "elasticdl.worker.check"
+CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
 
 
 def run_job(spec: JobSpec) -> int:
@@ -69,14 +79,75 @@ def _checked(spec: JobSpec) -> JobSpec:
     """The job as it will run, once nothing is known to be wrong with it."""
     refuse_variables(os.environ)
     if spec.command:
-        spec = spec.model_copy(update={"command": checks.with_this_python(spec.command)})
-        checks.require_executable(spec.command)
-    spec = checks.with_absolute_paths(spec, Path.cwd())
-    require_writable_folders(spec)
+        spec = spec.model_copy(update={"command": with_this_python(spec.command)})
+        require_executable(spec.command)
+    spec = with_absolute_paths(spec, Path.cwd())
+    folders.require_writable_folders(spec)
     if not spec.command:  # what the user's own program needs, only it knows
-        with Console(stderr=True).status("checking the model and the data") if sys.stderr.isatty() else nullcontext():
-            checks.check_job(spec)
+        with (
+            Console(stderr=True).status("checking the model and the data")
+            if sys.stderr.isatty()
+            else contextlib.nullcontext()
+        ):
+            check_job(spec)
     return spec
+
+
+def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:
+    """The same job with its folders made absolute, as the processes that use them may be started elsewhere.
+
+    URLs are left alone, and so is a value for the data that is not a file here: what it means is up to ``dataset()``.
+    """
+    changed: dict[str, str] = {}
+    for name in (*FOLDERS_READ, *DATA, *folders.WRITTEN):
+        value = getattr(spec, name)
+        if value and "://" not in value:
+            path = cwd / Path(value).expanduser()
+            if name not in DATA or path.exists():
+                changed[name] = os.path.normpath(path)
+    return spec.model_copy(update=changed)
+
+
+def with_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a bare ``python`` made the one that elasticdl is installed for.
+
+    Another one on PATH (the virtual environment is not activated) would not find the library.
+    """
+    return (sys.executable, *command[1:]) if command[0] in ("python", "python3") else command
+
+
+def require_executable(command: tuple[str, ...]) -> None:
+    program = command[0]
+    if shutil.which(program) is None:
+        hint = f"did you mean `python {program}`?" if program.endswith(".py") else "check its name and PATH"
+        raise UserError(f"the program {program} is not found, or not executable: {hint}")
+
+
+def check_job(spec: JobSpec) -> None:
+    """Run the worker's own check of the job in a process.
+
+    Raises:
+        UserError: what the check found.
+        JobFailedError: the check itself broke.
+    """
+    command = [*RUN_MODULE, CHECK_MODULE]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=nowhere, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(spec.to_json(), timeout=CHECK_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the check, and what the user's module has started in it
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = said.strip().splitlines() or ["it said nothing"]
+    if process.returncode == 2:
+        raise UserError(lines[-1])
+    if process.returncode != 0:
+        tail = "\n".join(lines[-20:])
+        raise JobFailedError(f"the check of the job broke (exit code {process.returncode}); it said:\n{tail}")
 
 
 def _new_job(spec: JobSpec) -> tuple[JobDir, JobSpec]:

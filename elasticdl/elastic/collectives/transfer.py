@@ -60,7 +60,7 @@ def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
     sizes = [form.size(tensor) for tensor in tensors]
     packed = pickle.dumps((tree, sizes, [form.describe(tensor) for tensor in tensors]))
     collective.broadcast_bytes(packed, "elasticdl.tensor_tree")
-    buffer = _make_buffer(sizes)
+    buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     present, content = -1, buffer  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
         for index, cut, place in piece:
@@ -73,7 +73,7 @@ def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
 def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any | None:
     # Comes from another member of the same job, over the job's own connections.
     tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
-    buffer = _make_buffer(sizes)
+    buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     contents = [np.empty(size, np.uint8) for size in sizes if keep]
     for piece in _pieces(sizes):
         received = collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
@@ -83,10 +83,6 @@ def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any |
     if not keep:
         return None
     return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
-
-
-def _make_buffer(sizes: Sequence[int]) -> Bytes:
-    return np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
 
 
 def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:

@@ -46,9 +46,7 @@ class LearningRate:
 
 def scale(rule: Scaling | None, workers: int) -> float:
     """Factor on the learning rate of one worker."""
-    if rule == "linear":
-        return float(workers)
-    return math.sqrt(workers) if rule == "sqrt" else 1.0
+    return {"linear": float(workers), "sqrt": math.sqrt(workers), None: 1.0}[rule]
 
 
 def ramp(start: float, made: int, steps: int) -> float:

@@ -118,10 +118,6 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _of_tensorflow(variables: Iterable[Any]) -> list[Any]:
-    return [_unwrapped(variable) for variable in variables]
-
-
-def _unwrapped(variable: Any) -> Any:
-    """What a variable of Keras wraps: its ``value``, which with TensorFlow's own is a function and with tensors missing."""
-    value = getattr(variable, "value", None)
-    return variable if value is None or callable(value) else value
+    """What variables of Keras wrap: their ``value``, which with TensorFlow's own is a function and with tensors missing."""
+    values = ((variable, getattr(variable, "value", None)) for variable in variables)
+    return [variable if value is None or callable(value) else value for variable, value in values]

@@ -198,7 +198,8 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(0, context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
-        self._asks_for_logs = any(_overrides(callback, "on_train_batch_end") for callback in given.callbacks)
+        nothing = keras.callbacks.Callback.on_train_batch_end
+        self._asks_for_logs = any(type(each).on_train_batch_end is not nothing for each in given.callbacks)
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -253,7 +254,3 @@ class Fit(EpochDriver[FitLedger]):
         ends = np.cumsum([total.size for total in sums])[:-1]
         loss, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
         return self._step.logs(float(loss) / len(data), deltas)
-
-
-def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)

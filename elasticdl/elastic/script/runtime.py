@@ -151,17 +151,14 @@ class ScriptRuntime(Generic[ContextT]):
             sys.exit(0)
         except StageSuperseded:
             raise
-        except SystemExit as end:  # the others would wait, and a replacement would come to the same place
-            self._tell_failure(
-                UserError(
-                    f"sys.exit({end.code!r}) was called within training: return from the function below @elastic.run "
-                    "instead, on all workers"
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit):  # the others would wait, and a replacement would come to the same place
+                text = (
+                    f"sys.exit({error.code!r}) was called within training: return from the function below @elastic.run "
                 )
-            )
-            context.close()
-            raise
-        except Exception as error:
-            self._tell_failure(error)
+                self._tell_failure(UserError(text + "instead, on all workers"))
+            else:
+                self._tell_failure(error)
             context.close()
             raise
         self._last = state

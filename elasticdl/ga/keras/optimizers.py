@@ -3,29 +3,22 @@
     optimizer = optimizers.Optimizer(keras.optimizers.Adam(), steps=STEPS)
     optimizer = optimizers.Adam(STEPS)
 
-There is a ready-made one for each that Keras has. They take ``steps`` first or by name, then what Keras's class takes. Optimizers that are made
-of others (LossScaleOptimizer, MultiOptimizer) are given to `Optimizer`.
+There is a ready-made one for each that Keras has. They take ``steps`` first or by name, then what Keras's class takes.
+Optimizers that are made of others (LossScaleOptimizer, MultiOptimizer) are given to `Optimizer`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from elasticdl.ga.keras.optimizer import Optimizer
-from elasticdl.ga.steps import ready_made, take_steps
+from elasticdl.ga.steps import ReadyMade, ready_made
 
 
-class ReadyMade(Optimizer):
-    """Makes the optimizer that it wraps."""
-
-    wraps: ClassVar[type[keras.optimizers.Optimizer]]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """``(steps, ...)`` or ``(..., steps=steps)``; the rest is as for Keras's class."""
-        steps, args = take_steps(f"{type(self).__name__}(steps, ...)", args, kwargs)
-        super().__init__(self.wraps(*args, **kwargs), steps)
+class _Saved(ReadyMade, Optimizer):
+    """Its configuration is that of the optimizer that it wraps, and ``steps``."""
 
     def get_config(self) -> dict[str, Any]:
         return {**self.optimizer.get_config(), "steps": self.steps}
@@ -39,13 +32,8 @@ class ReadyMade(Optimizer):
         return made
 
 
-# None of those that are made of others.
-_made = ready_made(
-    ReadyMade,
-    keras.optimizers,
-    keras.optimizers.Optimizer,
-    without={"LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"},
-)
+_MADE_OF_OTHERS = {"LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"}
+_made = ready_made(keras.optimizers, keras.optimizers.Optimizer, _MADE_OF_OTHERS, _Saved, place=__name__)
 for _each in _made.values():
     keras.saving.register_keras_serializable(package="elasticdl")(_each)
 globals().update(_made)
@@ -53,4 +41,4 @@ __all__ = ["Optimizer", *_made]
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[ReadyMade]: ...
+    def __getattr__(name: str) -> type[Optimizer]: ...

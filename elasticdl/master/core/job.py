@@ -47,7 +47,6 @@ class Job:
         self._workers.listening = snapshot is not None
         self._recovery = Recovery(self._workers.records, settings, past) if snapshot else None
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
-        self._save_problem = ""
 
     @property
     def training(self) -> Training:
@@ -71,7 +70,7 @@ class Job:
                 self._workers.training.notice(event)
                 return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])
             case e.StateSaveStalled(problem):
-                self._save_problem, self._workers.liveness.saving_stalled = problem, bool(problem)
+                self._workers.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
                 return [Record("warning", {"message": message})] if problem else []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
@@ -98,9 +97,11 @@ class Job:
     def view(self) -> JobView:
         world, outcome = self._workers.rendezvous.world, self._workers.ending.outcome
         _, reason = self._assess()
+        if problem := self._workers.liveness.save_problem:
+            reason = f"waits until the job's state is saved: {problem}"
         return JobView(
             phase=self._phase,
-            reason=f"waits until the job's state is saved: {self._save_problem}" if self._save_problem else reason,
+            reason=reason,
             traceback=outcome.traceback if outcome else "",
             world_version=self._workers.rendezvous.version,
             last_change=world.reason if world else "",

@@ -21,7 +21,7 @@ class Liveness:
         self._heartbeat_timeout = heartbeat_timeout
         self._progress_timeout = progress_timeout
         self._looked: float | None = None
-        self.saving_stalled = False  # what was decided is not carried out
+        self.save_problem = ""  # why the state can't be saved, if so: then what was decided is not carried out
 
     def heard(self, event: HeartbeatReceived, now: float) -> None:
         record = self._records.get(event.worker_id)
@@ -45,7 +45,7 @@ class Liveness:
         """
         absence = now - self._looked if self._looked is not None else 0.0
         self._looked = now
-        if absence <= self._heartbeat_timeout / 2 and not self.saving_stalled:
+        if absence <= self._heartbeat_timeout / 2 and not self.save_problem:
             return 0.0
         for record in self._records.values():
             if record.pulse:

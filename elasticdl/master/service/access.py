@@ -151,20 +151,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above
         behaviour, make = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
 
         async def guarded(request: Any, context: Context) -> Any:
-            await self._admit(name, context)
+            roles, allowed = self._access.roles(context), ALLOWED.get(name, frozenset())
+            if not roles:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._access.stranger)
+            if not roles & allowed:
+                text = f"{_listed(roles)} may not call {name}: it takes the certificate of {_listed(allowed)}"
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
             return await behaviour(request, context)
 
         made: Handler = make(guarded, handler.request_deserializer, handler.response_serializer)
         return made
-
-    async def _admit(self, name: str, context: Context) -> None:
-        roles = self._access.roles(context)
-        if not roles:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._access.stranger)
-        allowed = ALLOWED.get(name, frozenset())
-        if not roles & allowed:
-            text = f"{_listed(roles)} may not call {name}: it takes the certificate of {_listed(allowed)}"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
 
 def _listed(roles: frozenset[Role]) -> str:

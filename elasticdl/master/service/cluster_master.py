@@ -179,7 +179,7 @@ class Master:
             return launchers[0]
 
         def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
-            state.show(lambda: _unless_over(status()))
+            state.status = lambda: _unless_over(status())
             return [announcer, *self._metrics(status)]
 
         platform = Platform(self._server(), make_launcher, state, lambda post: state.keeping_journal(), make_observers)
@@ -199,7 +199,7 @@ class Master:
         server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(self.pod.tls))
         port = server.bind(MASTER_PORT)
         # A port-forward comes in there; in a pod of its own network nobody else can have the port.
-        reached = [server.bind_also(loopback, port) for loopback in _LOOPBACKS]
+        reached = [server.listen(loopback, port) for loopback in _LOOPBACKS]
         if not any(reached):
             _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
         return server

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.record import WorkerView
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # What a worker may have written into the journal: the rest is the master's to say.
@@ -24,13 +24,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 }
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
-_HEARD: Mapping[str, type[e.WorkerEvent]] = {
-    "heartbeat": e.HeartbeatReceived,
-    "ask": e.JoinRequested,
-    "draining": e.WorkerDraining,
-    "progress": e.ProgressReported,
-    "finished": e.WorkerFinished,
-}
+_MEMBER, _STEP = attrgetter(*i.Member.__match_args__), attrgetter(*e.StepReport.__match_args__)
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
     i.BreakWorld: "broken",
@@ -42,8 +36,8 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    members = tuple(i.Member(**_values(member, i.Member)) for member in hello.members)
-    return e.WorkerConnected(hello.worker_id, **{**_values(hello, e.WorkerConnected), "members": members})
+    members = tuple(i.Member(*_MEMBER(member)) for member in hello.members)
+    return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step, members)
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -54,23 +48,30 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
     """
     body = message.WhichOneof("body")
     match body:
+        case "heartbeat":
+            beat = message.heartbeat
+            return e.HeartbeatReceived(worker_id, beat.world_version, beat.step, beat.progress, beat.waiting)
+        case "ask":
+            ask = message.ask
+            where = (ask.left_world, ask.step, ask.has_state)
+            return e.JoinRequested(worker_id, *where, ask.broken, ask.reason, ask.epoch)
+        case "draining":
+            return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
+        case "progress":
+            told = message.progress
+            steps = tuple(e.StepReport(*_STEP(step)) for step in told.steps)
+            return e.ProgressReported(worker_id, steps, told.total_steps, told.total_epochs)
+        case "finished":
+            done = message.finished
+            return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics), done.together)
+        case "failed":
+            failed = message.failed
+            return e.WorkerFailed(worker_id, failed.cause == pb.Failed.USER, failed.message, failed.traceback)
         case "pause":
             return e.NoticeReported(worker_id, "pause", _pause(message.pause))
         case "notice":
             return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice))
-        case "failed":
-            failed = message.failed
-            return e.WorkerFailed(worker_id, failed.cause == pb.Failed.USER, failed.message, failed.traceback)
-        case None | "hello" | "kv_put":
-            raise ValueError(f"a session does not take {body or 'an empty message'} here")
-    kind = _HEARD[body]
-    values = _values(getattr(message, body), kind)
-    match body:
-        case "progress":
-            values["steps"] = tuple(e.StepReport(**_values(step, e.StepReport)) for step in message.progress.steps)
-        case "finished":
-            values["metrics"] = dict(message.finished.metrics)
-    return kind(worker_id, **values)
+    raise ValueError(f"a session does not take {body or 'an empty message'} here")
 
 
 def to_message(instruction: i.Instruction) -> pb.MasterMessage:
@@ -80,7 +81,7 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
     fields = getattr(pb.MasterMessage(), name).DESCRIPTOR.fields
     values: dict[str, Any] = {field.name: getattr(what, field.name) for field in fields}
     if isinstance(instruction, i.PublishWorld):
-        values["members"] = [_values(member, i.Member) for member in instruction.world.members]
+        values["members"] = [_values(member) for member in instruction.world.members]
     return pb.MasterMessage(**{name: values})
 
 
@@ -92,7 +93,7 @@ def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStat
         job_name=job_name,
         **{name: getattr(view, name) for name in shown},
         **{name: getattr(training, name) for name in achieved},
-        workers=[_values(worker, WorkerView) for worker in view.workers],
+        workers=[_values(worker) for worker in view.workers],
         samples_per_second=training.samples_per_second(now),
         time_left=training.time_left(now),
         elapsed=elapsed,
@@ -101,9 +102,9 @@ def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStat
     )
 
 
-def _values(said: object, kind: type) -> dict[str, Any]:
-    """Of a message, or one of the core's values, the fields that ``kind`` adds to those of its base."""
-    return {name: getattr(said, name) for name in kind.__slots__}  # type: ignore[attr-defined]
+def _values(said: object) -> dict[str, Any]:
+    """The fields of one of the core's values."""
+    return {name: getattr(said, name) for name in said.__match_args__}  # type: ignore[attr-defined]
 
 
 def _pause(pause: pb.Pause) -> dict[str, object]:

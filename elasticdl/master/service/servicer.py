@@ -127,16 +127,13 @@ class Server:
         Raises:
             UserError: it is not to be had.
         """
-        bound = self._listen(self._host, port)
+        bound = self.listen(self._host, port)
         if bound == 0:
             raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
         return bound
 
-    def bind_also(self, host: str, port: int) -> bool:
-        """Listen at one more address; returns whether it was free."""
-        return self._listen(host, port) != 0
-
-    def _listen(self, host: str, port: int) -> int:
+    def listen(self, host: str, port: int) -> int:
+        """At this address, too; returns the port taken, 0 if it is not to be had."""
         try:
             return self._access.add_port(self._server, f"{host}:{port}")
         except RuntimeError:

@@ -28,16 +28,8 @@ SECONDS_EACH = 20.0
 LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
 
 _log = logging.getLogger(__name__)
-_LEFT = {
-    "preempted": "WorkerPreempted",
-    "evicted": "WorkerEvicted",
-    "node_lost": "WorkerNodeLost",
-    "deleted": "WorkerDeleted",
-    "out_of_memory": "WorkerOutOfMemory",
-    "killed": "WorkerKilled",
-    "crashed": "WorkerCrashed",
-    "frozen": "WorkerFrozen",
-}
+# Causes for which a person should know that a worker left.
+_LEFT = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | Non
         case "worker_pending", {"worker": worker, "reason": str(why)} if not why.startswith(ON_ITS_WAY):
             return notice("WorkerPending", f"worker {worker}: {why}")
         case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
-            return notice(_LEFT[cause], f"worker {worker}: {why}", warning=True)
+            return notice(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
         case "phase", {"phase": "waiting", "reason": why}:
             return notice("WaitingForWorkers", str(why), warning=True)
         case "job_finished", {"phase": str(phase), "reason": why}:

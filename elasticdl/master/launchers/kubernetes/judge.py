@@ -204,7 +204,9 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         if message := scheduled.get("message"):
             return Waiting(flat(message))
         return Waiting(ON_ITS_WAY[0])
-    for waiting in _waiting_states(pod):
+    status = _status(pod)
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
             return Waiting(trouble.reason, image=True, lasting=trouble.lasting)
@@ -215,13 +217,6 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             why = flat(event.get("message") or event["reason"])
             return Waiting(f"it can't be started on {_node(pod)}: {why}")
     return Waiting(ON_ITS_WAY[1] + _node(pod))
-
-
-def _waiting_states(pod: Object) -> Iterable[Object]:
-    status = _status(pod)
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        if waiting := (container.get("state") or {}).get("waiting"):
-            yield waiting
 
 
 def _main_status(pod: Object) -> Object:

@@ -180,15 +180,16 @@ class KubernetesLauncher:
                 except ApiError as failure:
                     certain = certain and not failure.uncertain
                     if failure.status in _WRONG:
-                        self._refuse(worker_id, str(failure))
+                        self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
+                        self._look(worker_id, self._ledger.never(worker_id, ExitCause.CRASHED, str(failure)))
                         return
                     why = f"the cluster does not take its pod: {without_name(str(failure))}"
                     self._look(worker_id, self._ledger.refused(worker_id, why))
                     await _until(given_up, backoff.delay(failure.retry_after))
-                    continue
-                self._look(worker_id, self._ledger.created(pod))
-                certain = False
-                break
+                else:
+                    self._look(worker_id, self._ledger.created(pod))
+                    certain = False
+                    break
         finally:
             del self._creating[worker_id]
         if not given_up.is_set() and worker_id in self._ledger:
@@ -210,10 +211,6 @@ class KubernetesLauncher:
             if not self._pods.owns(pod):
                 raise ApiError(CONFLICT, f"there still is a pod {name} of another job") from failure
             return pod
-
-    def _refuse(self, worker_id: int, why: str) -> None:
-        self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {why}"))
-        self._look(worker_id, self._ledger.never(worker_id, ExitCause.CRASHED, why))
 
     def _end(self, worker_id: int, grace: int | None) -> None:
         if not self._ledger.tell(worker_id):
@@ -273,10 +270,8 @@ class KubernetesLauncher:
             return
         self._look(worker_id, self._ledger.seen(pod))
         # Made late, for a master that is gone or a request that was given up; or only a container beside it still runs.
-        ends = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or pod["metadata"].get(
-            "deletionTimestamp"
-        )
-        if self._ledger.unwanted(worker_id) and not ends:
+        over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if self._ledger.unwanted(worker_id) and not (over or pod["metadata"].get("deletionTimestamp")):
             self._start(self._delete(worker_id, KILL_GRACE))
 
     def events_listed(self, events: tuple[Manifest, ...]) -> None:

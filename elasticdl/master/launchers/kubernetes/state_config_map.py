@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.journal import read_journal
-from elasticdl.kubernetes.api_error import ApiError
+from elasticdl.kubernetes.api_error import CONFLICT, ApiError
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import master_name, state_name
-from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, State, unpack_state
+from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, unpack_state
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.snapshot import Snapshot
@@ -33,7 +33,6 @@ MOST_BYTES = 600_000
 ATTEMPTS = 5
 # For the cluster to answer at the beginning, and to take the last status at the end.
 PATIENCE = 120.0
-_CONFLICT = 409
 
 Manifest = dict[str, Any]
 T = TypeVar("T")
@@ -61,11 +60,7 @@ class ClusterState:
         self._size = 0  # of what was packed last
         self._version = ""  # empty: to be asked for
         self._writing = asyncio.Lock()
-        self._status: Callable[[], str] = str
-
-    def show(self, status: Callable[[], str]) -> None:
-        """From now on the status is saved with each snapshot, unless it is empty."""
-        self._status = status
+        self.status: Callable[[], str] = str  # what is saved of it with each snapshot, unless it is empty
 
     async def claim(self) -> Manifest:
         """Make this the job's master; returns what is there the moment in which an earlier one can't write any more.
@@ -89,7 +84,8 @@ class ClusterState:
         try:
             state = unpack_state(found)
             snapshot = Snapshot.from_json(state.memory) if state.memory else None
-            self._journal.write_text(_repaired(state))
+            whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
+            self._journal.write_text(whole + newline)
             # The journal may be newer than the snapshot; whoever left according to it must not be missed again.
             gone = {entry["worker"] for entry in read_journal(self._journal) if entry["event"] == "worker_left"}
         except ValueError as error:
@@ -98,7 +94,7 @@ class ClusterState:
 
     async def save(self, snapshot: Snapshot) -> None:
         """With the journal so far, which explains it. Raises OSError if it can't be done now."""
-        status = {STATUS: text} if (text := self._status()) else {}
+        status = {STATUS: text} if (text := self.status()) else {}
         await self._write({MEMORY: snapshot.to_json(), **status})
 
     async def finish(self, status: str, phase: Phase) -> None:
@@ -178,7 +174,7 @@ class ClusterState:
                 change = {**change, "metadata": metadata}
                 done = await asyncio.to_thread(self._client.patch, "ConfigMap", state_name(self._job), change)
             except ApiError as failure:
-                if failure.status != _CONFLICT:
+                if failure.status != CONFLICT:
                     raise OSError(str(failure)) from failure
                 version = ""
             else:
@@ -193,12 +189,6 @@ class ClusterState:
             self._replaced()
             raise ReplacedError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])
-
-
-def _repaired(state: State) -> str:
-    """Only whole lines, so that the next entry begins one."""
-    whole, newline, _ = state.journal.rpartition("\n")
-    return whole + newline
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
