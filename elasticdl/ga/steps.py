@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from numbers import Integral, Real
-from types import ModuleType
 from typing import Any, ClassVar
 
 from elasticdl.common.errors import ArgumentError
@@ -55,16 +53,9 @@ class ReadyMade:
         super().__init__(self.wraps(*args[1:], **kwargs), steps)  # type: ignore[call-arg]
 
 
-def ready_made(library: ModuleType, kind: type, without: Container[str], *bases: type, place: str) -> dict[str, Any]:
-    """By its name a subclass of ``bases`` for each optimizer (a subclass of ``kind``) that a library's module has.
-
-    ``place``: the module that they are in.
-    """
-    return {
-        name: type(name, bases, {"wraps": wrapped, "__module__": place})
-        for name, wrapped in vars(library).items()
-        if isinstance(wrapped, type) and issubclass(wrapped, kind) and wrapped is not kind and name not in without
-    }
+def ready_made(wraps: type, *bases: type, place: str) -> type[Any]:
+    """A subclass of the bases with the name of the optimizer that it makes. ``place``: the module that it is in."""
+    return type(wraps.__name__, bases, {"wraps": wraps, "__module__": place})
 
 
 def _shown(value: Any) -> str:

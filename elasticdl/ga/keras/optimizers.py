@@ -3,18 +3,33 @@
     optimizer = optimizers.Optimizer(keras.optimizers.Adam(), steps=STEPS)
     optimizer = optimizers.Adam(STEPS)
 
-There is a ready-made one for each that Keras has. They take ``steps`` first or by name, then what Keras's class takes.
-Optimizers that are made of others (LossScaleOptimizer, MultiOptimizer) are given to `Optimizer`.
+The ready-made ones take ``steps`` first or by name, then what Keras's class of that name takes. Optimizers that are made
+of others (LossScaleOptimizer, MultiOptimizer) are given to `Optimizer`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from elasticdl.ga.keras.optimizer import Optimizer
 from elasticdl.ga.steps import ReadyMade, ready_made
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "Optimizer",
+    "RMSprop",
+]
 
 
 class _Saved(ReadyMade, Optimizer):
@@ -32,13 +47,32 @@ class _Saved(ReadyMade, Optimizer):
         return made
 
 
-_MADE_OF_OTHERS = {"LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"}
-_made = ready_made(keras.optimizers, keras.optimizers.Optimizer, _MADE_OF_OTHERS, _Saved, place=__name__)
-for _each in _made.values():
-    keras.saving.register_keras_serializable(package="elasticdl")(_each)
-globals().update(_made)
-__all__ = ["Optimizer", *_made]
+def _ready_made(wraps: type[keras.optimizers.Optimizer]) -> type[Optimizer]:
+    made = ready_made(wraps, _Saved, place=__name__)
+    keras.saving.register_keras_serializable(package="elasticdl")(made)
+    return made
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[Optimizer]: ...
+Adadelta = _ready_made(keras.optimizers.Adadelta)
+Adafactor = _ready_made(keras.optimizers.Adafactor)
+Adagrad = _ready_made(keras.optimizers.Adagrad)
+Adam = _ready_made(keras.optimizers.Adam)
+Adamax = _ready_made(keras.optimizers.Adamax)
+AdamW = _ready_made(keras.optimizers.AdamW)
+Ftrl = _ready_made(keras.optimizers.Ftrl)
+Lion = _ready_made(keras.optimizers.Lion)
+Nadam = _ready_made(keras.optimizers.Nadam)
+RMSprop = _ready_made(keras.optimizers.RMSprop)
+SGD = _ready_made(keras.optimizers.SGD)
+
+
+# Later versions of Keras 3 have these.
+if hasattr(keras.optimizers, "Lamb"):
+    Lamb = _ready_made(keras.optimizers.Lamb)
+    __all__ += ["Lamb"]
+if hasattr(keras.optimizers, "Muon"):
+    Muon = _ready_made(keras.optimizers.Muon)
+    __all__ += ["Muon"]
+if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
+    ScheduleFreeAdamW = _ready_made(keras.optimizers.ScheduleFreeAdamW)
+    __all__ += ["ScheduleFreeAdamW"]
