@@ -117,6 +117,7 @@ def workers_table(status: pb.JobStatus) -> Table:
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
         table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(worker.reason))
-    table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train"
+    by = f", gradients by {status.collective}" if status.collective else ""
+    table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train{by}"
     table.caption_justify = "left"
     return table
