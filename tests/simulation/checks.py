@@ -118,7 +118,7 @@ class Checks:
         if world.rank or self._site.plan.copies_parameters:
             return
         published, model = self._worlds[world.version], process.state.weights
-        if model.comes_from(published.head):
+        if model.comes_from(published.head) or self.saves_lost:
             return
         holders = sorted(each.worker_id for each in published.holders if each.alive and not each.doomed)
         if holders:

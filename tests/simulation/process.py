@@ -86,10 +86,12 @@ class Process:
     def freeze(self, seconds: float) -> None:
         if self.alive and not self.frozen:
             self.frozen = self.disturbed = True
-            self.site.clock.after(seconds, self.thaw)
+            self.site.clock.after(seconds, self.thaw, seconds)
 
-    def thaw(self) -> None:
+    def thaw(self, seconds: float) -> None:
         self.frozen = False
+        if self.told_at is not None:
+            self.told_at += seconds
         held, self._held = self._held, []
         for function, arguments in held:
             self.call(function, *arguments)

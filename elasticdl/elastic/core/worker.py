@@ -20,8 +20,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import ALONE, World
 
 S = WorkerState
-# Worlds in a row that break before a single step has been made in them: by then it is not bad luck.
-MAX_FRUITLESS_WORLDS = 20
+MAX_FRUITLESS_WORLDS = 20  # in a row, broken before a single step was made: by then it is not bad luck
 
 
 class WorkerCore:
@@ -50,6 +49,7 @@ class WorkerCore:
         self._refused = False  # the present stream is that of an earlier one
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
+        self._next: p.WorldPublished | None = None  # it came while this worker was in an earlier world
         self._entries: list[m.StoreEntry] = []  # into the store of the present world
         self._draining: m.Draining | None = None
         self._entered_at = 0  # step with which the present world began
@@ -202,6 +202,11 @@ class WorkerCore:
             case p.BreakAnnounced(version, reason):
                 self._broken = max(self._broken, version)
                 return [p.BreakCollective(version, reason, entered=version == self.inside != 0)]
+            case p.WorldPublished(world) if self.inside and world.version > self.inside:
+                # The master waited to save the present world, and does not expect this worker in it any more.
+                self._next = event
+                if self.state in IN_WORLD:
+                    return [p.BreakCollective(self.inside, f"world {world.version} follows it", entered=True)]
             case p.DrainOrdered(reason):
                 return self._drain(reason)
             case p.StopOrdered(reason, checkpoint):
@@ -264,6 +269,10 @@ class WorkerCore:
         if not self.under_master:
             self.state = S.CONNECTING
             return [*out, *self._enter(p.WorldPublished(ALONE), before, now)]
+        following, self._next = self._next, None
+        if following and self._world_trigger(following.world) is On.WORLD:
+            self.state = S.CONNECTING
+            return [*out, *self._enter(following, before, now)]
         return [*out, *self._send_request(self.left_version, reason, broken=broken)]
 
     def _ask_again(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -272,15 +281,8 @@ class WorkerCore:
         return self._send_request(event.world.version, "broken before it was entered", broken=True)
 
     def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
-        progress = self.position.progress
-        self.request = m.JoinRequest(
-            left_world=left,
-            step=progress.step,
-            has_state=self.position.has_state,
-            broken=broken,
-            reason=reason,
-            epoch=progress.epoch,
-        )
+        step, epoch = self.position.progress.step, self.position.progress.epoch
+        self.request = m.JoinRequest(left, step, self.position.has_state, broken, reason, epoch)
         return [p.Send(self.request)]
 
     def _enter(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -323,7 +325,8 @@ class WorkerCore:
     def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.progress = self.position.saved = self.position.progress.after(0)
         self._fruitless = 0
-        self.reporting.count(self.position.progress, _UNKNOWN, 0.0, now, ends_epoch=False)
+        unknown = Vote(leaving=False, samples=0, loss=0.0)
+        self.reporting.count(self.position.progress, unknown, 0.0, now, ends_epoch=False)
         return []
 
     def _commit(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -388,8 +391,6 @@ class WorkerCore:
 def _send(*messages: m.Message | None) -> list[p.Instruction]:
     return [p.Send(message) for message in messages if message is not None]
 
-
-_UNKNOWN = Vote(leaving=False, samples=0, loss=0.0)
 
 _TRIGGERS: Mapping[type[p.Event], On] = {
     p.Synced: On.SYNCED,

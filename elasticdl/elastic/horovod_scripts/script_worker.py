@@ -105,7 +105,7 @@ class ScriptWorker:
         link = self._make_link(environment)
         link.session.break_collective = self._break_collective
         link.open()
-        self._link, self._server, self._pid = link, KvServer(link.session.store), os.getpid()
+        self._link, self._pid = link, os.getpid()
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -131,7 +131,7 @@ class ScriptWorker:
         while True:
             world = self._join()
             self._hvd = hvd
-            assert self._server is not None
+            self._server = self._server or KvServer(self._session.store)
             self._connection = HorovodWorld(hvd, self._server, self._connected.endpoint.interface)
             try:
                 self._connection.start(world)
