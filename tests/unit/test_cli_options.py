@@ -20,6 +20,7 @@ OTHER_VALUES = {
     "num_workers": "2-4",
     "learning_rate_scaling": "linear",
     "log_level": "DEBUG",
+    "collective": "torch",
     "job_name": "mine",
     "max_worker_batch_size": "7",
     "master_resource_request": "cpu=2",

@@ -86,7 +86,7 @@ def test_names_in_sentences_and_tables_exist():
 
 def test_the_config_file_of_the_documents_is_one():
     block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
-    assert make_spec(Given({}, yaml.safe_load(block[1]))).model_def == "digits.cnn_torch"
+    assert make_spec(Given(yaml.safe_load(block[1]), {})).model_def == "digits.cnn_torch"
 
 
 # ---- the reading and the checking themselves ----

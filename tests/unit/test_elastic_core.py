@@ -138,6 +138,22 @@ def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
     assert worker.do(p.WorldPublished(world(2))) == [p.Connect(world(2))]
 
 
+def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_next():
+    """The master could not save for a while: it no longer expects this worker in the earlier one."""
+    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)))
+    assert worker.do(p.WorldPublished(world(2))) == [p.BreakCollective(1, "world 2 follows it", entered=True)]
+    worker.do(p.CollectiveFailed("broken off"))
+    assert worker.do(p.On.CLOSED) == [p.Connect(world(2))]
+    assert len(worker.sent(m.JoinRequest)) == 1, "it is expected there"
+
+
+def test_a_world_that_broke_while_the_one_before_it_was_left_is_asked_about():
+    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)), p.WorldPublished(world(2)), p.BreakAnnounced(2, "x"))
+    worker.do(p.CollectiveFailed("broken off"), p.On.CLOSED)
+    assert worker.core.state is S.WAITING
+    assert worker.sent(m.JoinRequest)[-1].left_world == 2
+
+
 def test_worlds_that_break_without_a_step_have_an_end():
     worker = Worker(MADE, p.On.READY)
     for version in range(1, MAX_FRUITLESS_WORLDS):

@@ -270,9 +270,10 @@ class WorkerCore:
             self.state = S.CONNECTING
             return [*out, *self._enter(p.WorldPublished(ALONE), before, now)]
         following, self._next = self._next, None
-        if following and self._world_trigger(following.world) is On.WORLD:
-            self.state = S.CONNECTING
-            return [*out, *self._enter(following, before, now)]
+        trigger = following and self._world_trigger(following.world)
+        if following and trigger:
+            self.state, action = TABLE[S.WAITING, trigger]
+            return [*out, *getattr(self, f"_{action}")(following, before, now)]
         return [*out, *self._send_request(self.left_version, reason, broken=broken)]
 
     def _ask_again(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -325,8 +326,7 @@ class WorkerCore:
     def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.progress = self.position.saved = self.position.progress.after(0)
         self._fruitless = 0
-        unknown = Vote(leaving=False, samples=0, loss=0.0)
-        self.reporting.count(self.position.progress, unknown, 0.0, now, ends_epoch=False)
+        self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
         return []
 
     def _commit(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
