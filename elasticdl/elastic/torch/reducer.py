@@ -25,8 +25,72 @@ STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets
 ALIGNMENT = 16
 
 
-def _counts(buffer: torch.Tensor) -> bool:
-    return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.bool)
+def _moves(buffer: torch.Tensor) -> bool:
+    return not (buffer.is_complex() or buffer.dtype == torch.bool)
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return kinds
+
+
+def _lay_out(sources: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Zeroed flat tensors, one for each kind, and for each given tensor a view into one of them of its shape."""
+    flats, views = [], {}
+    for (dtype, device), tensors in _by_kind(sources).items():
+        sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        flats.append(flat)
+        for tensor, start in zip(tensors, accumulate(sizes, initial=0), strict=False):
+            views[id(tensor)] = flat[start : start + tensor.numel()].view(tensor.shape)
+    return flats, [views[id(tensor)] for tensor in sources]
+
+
+class _BufferGroup:
+    """Buffers of one kind. They are copied to flat memory and back at once: a model has hundreds of small ones."""
+
+    delta: torch.Tensor  # flat, a part of what is summed
+
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self._buffers = buffers
+        self.counts = not buffers[0].is_floating_point()
+        self.delta_dtype = torch.float32 if self.counts else buffers[0].dtype
+        (self.before,), self._before = _lay_out(buffers)
+        (self._now,), self._views = _lay_out(buffers)
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        torch._foreach_copy_(self._before, self._buffers)
+
+    def add_delta(self, part: float) -> None:
+        if part:
+            torch._foreach_copy_(self._views, self._buffers)
+            # What stays as it is may be infinite, as in a mask.
+            self.delta.add_(torch.where(self._now == self.before, 0, self._now - self.before), alpha=part)
+
+    def reset(self) -> None:
+        # A backward pass that is yet to come has noted the buffers' versions.
+        torch._foreach_copy_([buffer.data for buffer in self._buffers], self._before)
+
+    @torch.no_grad()
+    def take_share(self, share: float) -> None:
+        """For a loop whose batches are its own."""
+        if not self.counts:
+            torch._foreach_copy_(self._views, self._buffers)
+            torch.mul(self._now, share, out=self.delta)
+
+    @torch.no_grad()
+    def update(self, *, counted: bool) -> None:
+        if counted:
+            torch.add(self.before, self.delta.to(self.before.dtype), out=self._now)
+        elif not self.counts:
+            self._now.copy_(self.delta)
+        else:
+            return
+        torch._foreach_copy_(self._buffers, self._views)
 
 
 class GradientReducer:
@@ -41,38 +105,15 @@ class GradientReducer:
         self._collective = collective
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._known = {id(parameter) for parameter in self._parameters}
-        buffers = list(buffers)
-        self._statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._counters = [buffer for buffer in buffers if _counts(buffer)]
-        self._before = [buffer.clone() for buffer in self._tracked]
+        self._buffers = [_BufferGroup(each) for each in _by_kind(filter(_moves, buffers)).values()]
         self._counted = False  # whether a micro-batch of this step has been added to the sums
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self._vote = torch.zeros(VOTE_SIZE, dtype=torch.float32, device=device)
-        counts = [torch.zeros(counter.shape, dtype=torch.float32, device=counter.device) for counter in self._counters]
-        self._flats, views = self._layout([*self._parameters, *self._statistics, *counts, self._vote])
-        count = len(self._parameters)
-        self._gradients, self._deltas = views[:count], views[count:-1]
-        self._vote = views[-1]
-
-    @staticmethod
-    def _layout(sources: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Zeroed flat tensors, one for each kind, and for each given tensor a view into one of them of its shape."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for index, tensor in enumerate(sources):
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(index)
-        flats: list[torch.Tensor] = []
-        views: list[torch.Tensor] = [torch.empty(0)] * len(sources)
-        for (dtype, device), indices in kinds.items():
-            sizes = [-(-sources[index].numel() // ALIGNMENT) * ALIGNMENT for index in indices]
-            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-            flats.append(flat)
-            for index, start in zip(indices, accumulate(sizes, initial=0), strict=False):
-                views[index] = flat[start : start + sources[index].numel()].view(sources[index].shape)
-        return flats, views
-
-    @property
-    def _tracked(self) -> list[torch.Tensor]:
-        return [*self._statistics, *self._counters]
+        deltas = [torch.empty_like(group.before, dtype=group.delta_dtype) for group in self._buffers]
+        vote = torch.empty(VOTE_SIZE, dtype=torch.float32, device=device)
+        self._flats, views = _lay_out([*self._parameters, *deltas, vote])
+        self._gradients, self._vote = views[: len(self._parameters)], views[-1]
+        for group, delta in zip(self._buffers, views[len(self._parameters) : -1], strict=True):
+            group.delta = delta
 
     def knows(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Whether these are reduced, as far as they require a gradient."""
@@ -83,8 +124,8 @@ class GradientReducer:
         for flat in self._flats:
             flat.zero_()
         self._counted = False
-        for before, buffer in zip(self._before, self._tracked, strict=True):
-            before.copy_(buffer)
+        for group in self._buffers:
+            group.begin()
         for parameter, view in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = view
 
@@ -100,15 +141,13 @@ class GradientReducer:
         ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
         """
         self._counted = True
-        weights = [weight] * len(self._statistics) + [float(is_first)] * len(self._counters)
-        for buffer, before, delta, part in zip(self._tracked, self._before, self._deltas, weights, strict=True):
-            # What stays as it is may be infinite, as in a mask.
-            delta.add_(torch.where(buffer == before, 0, buffer - before), alpha=part)
+        for group in self._buffers:
+            group.add_delta(float(is_first) if group.counts else weight)
 
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
-        for buffer, before in zip(self._tracked, self._before, strict=True):
-            buffer.data.copy_(before)  # a backward pass that is yet to come has noted the buffer's version
+        for group in self._buffers:
+            group.reset()
 
     def reduce(self, *, leaving: bool, share: float, scale: float, stopping: bool = False) -> Vote:
         """Sum the gradients over the world; afterwards ``parameter.grad`` holds the result.
@@ -120,13 +159,14 @@ class GradientReducer:
             WorldBroken: gradients are undefined, parameters untouched.
         """
         self._gather()
-        if not self._counted:
-            self._add_own_statistics(share)
+        for group in () if self._counted else self._buffers:
+            group.take_share(share)
         self._vote[LEAVING] = float(leaving)
         self._vote[STOPPING] = float(stopping)
         self._vote[ENDED] = 0.0
         self._collective.sum_(self._flats, STEP)
-        self._update_buffers()
+        for group in self._buffers:
+            group.update(counted=self._counted)
         vote = Vote.of(self._vote.tolist())
         if scale != 1.0:
             for view in self._gradients:
@@ -144,20 +184,6 @@ class GradientReducer:
         self._vote[ENDED] = 1.0
         self._collective.sum_(self._flats, STEP)
         return Vote.of(self._vote.tolist())
-
-    def _add_own_statistics(self, share: float) -> None:
-        """For a loop whose batches are its own."""
-        for statistic, delta in zip(self._statistics, self._deltas, strict=False):
-            torch.mul(statistic, share, out=delta)
-
-    @torch.no_grad()
-    def _update_buffers(self) -> None:
-        if not self._counted:
-            for statistic, delta in zip(self._statistics, self._deltas, strict=False):
-                statistic.copy_(delta)
-            return
-        for buffer, before, delta in zip(self._tracked, self._before, self._deltas, strict=True):
-            buffer.copy_(before + delta.to(before.dtype))
 
     def _gather(self) -> None:
         """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""
