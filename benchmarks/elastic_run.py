@@ -47,14 +47,10 @@ class Change:
 class ElasticRun:
     """One job with ``workers`` workers, from which one is taken, and to which one is added."""
 
-    def __init__(
-        self, framework: str, model: str, workers: int, processes: Processes, *, heartbeat_timeout: float | None
-    ) -> None:
+    def __init__(self, framework: str, model: str, workers: int, processes: Processes, options: dict[str, str]) -> None:
+        """``options``: further ones of the job, by name."""
         program = [sys.executable, "-m", PROGRAMS[framework], "--model", model]
         program += ["--samples", str(SAMPLES), "--folder", str(processes.folder)]
-        options: dict[str, str] = {}
-        if heartbeat_timeout is not None:
-            options["heartbeat_timeout"] = str(heartbeat_timeout)
         self._job = ElasticJob("rescale", JobSettings(f"1-{workers}", program, options), processes)
         self._workers = workers
         self._folder = processes.folder

@@ -2,6 +2,7 @@
 
     python -m benchmarks.rescale [--repetitions 10] [--workers 2,3,4,5] [--models 1m,2.6m,25m]
                                  [--events grow,sigterm,sigkill,sigstop] [--frameworks torch,keras]
+                                 [--collectives horovod,torch]
                                  [--peers torchrun,horovodrun,torchft | none]
 
 With N workers, grow is N-1 to N and every other event N to N-1. Peers, which train with PyTorch, go through the same with
@@ -28,6 +29,8 @@ from benchmarks.peers.run import run_peer
 from benchmarks.processes import Failed, Processes, scratch
 from benchmarks.rescale_tables import Key, show_comparison, show_elastic, show_peers
 
+COLLECTIVES = ("horovod", "torch")
+
 
 def main() -> int:
     args = parse()
@@ -35,8 +38,9 @@ def main() -> int:
     print(describe_machine(results.machine))
     changes: dict[Key, list[Change]] = defaultdict(list)
     failures: dict[Key, int] = defaultdict(int)
-    for framework, model, workers, event in itertools.product(args.frameworks, args.models, args.workers, args.events):
-        measure(Key(event, workers, model, framework), args, results, changes, failures)
+    measured = itertools.product(args.frameworks, args.models, args.workers, args.events, args.collectives)
+    for framework, model, workers, event, collective in measured:
+        measure(Key(event, workers, model, framework, collective), args, results, changes, failures)
     show_elastic(changes, failures, results)
     peers = measure_peers(args, results)
     show_peers(peers, results)
@@ -52,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", type=names, default=list(LAYERS), help=",".join(LAYERS))
     parser.add_argument("--events", type=names, default=list(EVENTS), help=",".join(EVENTS))
     parser.add_argument("--frameworks", type=names, default=list(PROGRAMS), help=",".join(PROGRAMS))
+    parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"none, or some of {','.join(PEERS)}")
@@ -64,7 +69,13 @@ def parse() -> argparse.Namespace:
     args.peers = [] if args.peers in ("", "none") else names(args.peers)
     args.peer_models = args.peer_models or args.models
     models = [*args.models, *args.peer_models]
-    allowed = ((args.events, EVENTS), (models, LAYERS), (args.frameworks, PROGRAMS), (args.peers, PEERS))
+    allowed = (
+        (args.events, EVENTS),
+        (models, LAYERS),
+        (args.frameworks, PROGRAMS),
+        (args.collectives, COLLECTIVES),
+        (args.peers, PEERS),
+    )
     for given, known in allowed:
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
@@ -105,8 +116,10 @@ def measure(
 
 
 def elastic_run(key: Key, args: argparse.Namespace, processes: Processes) -> ElasticRun:
-    timeout = args.heartbeat_timeout if key.event == "sigstop" else None
-    return ElasticRun(key.framework, key.model, key.workers, processes, heartbeat_timeout=timeout)
+    options = {"collective": key.collective}
+    if key.event == "sigstop":
+        options["heartbeat_timeout"] = str(args.heartbeat_timeout)
+    return ElasticRun(key.framework, key.model, key.workers, processes, options)
 
 
 def say(key: Key, number: int, change: Change) -> None:
@@ -116,7 +129,10 @@ def say(key: Key, number: int, change: Change) -> None:
 
 def keep_at(results: Results, key: Key) -> Path:
     """Where the logs of what fails go: beside the results."""
-    return results.path.parent / f"failed-{key.framework}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
+    return (
+        results.path.parent
+        / f"failed-{key.framework}-{key.collective}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
+    )
 
 
 def measure_peers(args: argparse.Namespace, results: Results) -> dict[tuple[str, Key], list[PeerChange]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
 
 from benchmarks.elastic_run import Change
 from benchmarks.harness import Results, Summary, show_table, summarise
@@ -16,17 +16,18 @@ GROWING = ("grow", "rejoin")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What is measured: an event, the larger number of workers, a model, with which framework."""
+    """What is measured: an event, the larger number of workers, a model, with which framework, and what sums gradients."""
 
     event: str
     workers: int
     model: str
     framework: str = "torch"
+    collective: str = ""  # none of a peer
 
     def __str__(self) -> str:
         fewer = self.workers - 1
         way = f"{fewer}->{self.workers}" if self.event in GROWING else f"{self.workers}->{fewer}"
-        return f"{self.framework} {self.model} {self.event} {way}"
+        return " ".join(filter(None, (self.framework, self.collective, self.model, self.event, way)))
 
 
 PeerChanges = Mapping[tuple[str, Key], Sequence[PeerChange]]
@@ -39,7 +40,9 @@ def pauses(changes: Sequence[Change] | Sequence[PeerChange]) -> Summary:
 
 def show_elastic(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int], results: Results) -> None:
     rows, splits = [], []
-    for key in sorted({*changes, *failures}, key=lambda key: (key.framework, key.event, key.model, key.workers)):
+    for key in sorted(
+        {*changes, *failures}, key=lambda key: (key.framework, key.event, key.model, key.workers, key.collective)
+    ):
         samples, failed = changes.get(key, ()), failures.get(key, 0)
         if not samples:
             rows.append([str(key), "0", *("-" * 9), str(failed)])
@@ -78,12 +81,14 @@ def show_peers(peers: PeerChanges, results: Results) -> None:
 
 def show_comparison(changes: Mapping[Key, Sequence[Change]], peers: PeerChanges, results: Results) -> None:
     rows = []
-    for (name, key), samples in peers.items():
-        if not (own := changes.get(key)):
+    for ((name, key), samples), (key_of_own, own) in product(peers.items(), changes.items()):
+        if replace(key_of_own, collective="") != key:
             continue
         ratio = pauses(samples).median / pauses(own).median
-        results.add("ratio", peer=name, **asdict(key), ratio=ratio)
-        rows.append([str(key), name, f"{pauses(samples).median:.2f}", f"{pauses(own).median:.3f}", f"{ratio:.1f}"])
+        results.add("ratio", peer=name, **asdict(key_of_own), ratio=ratio)
+        rows.append(
+            [str(key_of_own), name, f"{pauses(samples).median:.2f}", f"{pauses(own).median:.3f}", f"{ratio:.1f}"]
+        )
     if rows:
         columns = ["event", "peer", "peer s", "elasticdl s", "times as long"]
         show_table("Median pause, peer against elasticdl", columns, rows)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,12 @@ def test_rescale(tmp_path, framework):
     pytest.importorskip({"torch": "torch", "keras": "tensorflow"}[framework])
     arguments = ["--repetitions", "1", "--workers", "2", "--models", "1m", "--events", "sigkill", "--peers", "none"]
     entries = run(tmp_path / "out.jsonl", "rescale", "--frameworks", framework, *arguments)
-    found = {entry["event"]: entry for entry in summaries(entries)}
-    assert set(found) == {"sigkill", "rejoin"}
-    assert found["rejoin"]["worlds_seen"] >= 3
+    found = {(entry["event"], entry["collective"]): entry for entry in summaries(entries)}
+    assert set(found) == set(product(("sigkill", "rejoin"), ("horovod", "torch")))
     traced = {"micro": 1, "add": 1, "apply": 1} if framework == "keras" else {}
-    assert found["rejoin"]["traces"] == traced
+    for collective in ("horovod", "torch"):
+        assert found["rejoin", collective]["worlds_seen"] >= 3
+        assert found["rejoin", collective]["traces"] == traced
     for entry in found.values():
         assert (entry["redone"], entry["lost"]) == (0, 0)
         parts = sum(part["median"] for part in entry["parts"].values())
