@@ -75,7 +75,7 @@ class Program:
                 self.store.receive(*arguments)
             elif name == "break":
                 self.store.break_world(*arguments)
-                self.collective.break_world()
+                self.collective.break_world(*arguments)
             else:
                 self._todo.put((name, arguments))
 
@@ -134,6 +134,13 @@ class Program:
         tensor = torch.tensor(values).to(getattr(torch, dtype))
         self.collective.sum_([tensor], "x")
         return [float(value) for value in tensor]
+
+    def do_sum_each_second(self, count: int) -> list[float]:
+        import torch
+
+        tensor = torch.ones(count)
+        self.collective.sum_([tensor[::2]], "x")
+        return tensor.tolist()
 
     def do_broadcast(self, data: bytes) -> bytes:
         return self.collective.broadcast_bytes(data, "b")

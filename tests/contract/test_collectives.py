@@ -195,6 +195,23 @@ def test_a_blocked_collective_is_broken_off_from_another_thread(group: Group) ->
     require_next_world(group, members)
 
 
+def test_a_late_break_of_the_world_before_does_no_harm(group: Group) -> None:
+    members = group.add(2)
+    group.form(members)
+    group.all(members, "stop")
+    group.form(members)
+    for member in members:
+        member.tell("break", group.version - 1)
+    time.sleep(0.2)
+    group.all(members, "barrier")
+
+
+def test_tensors_with_gaps_are_summed_as_others(group: Group) -> None:
+    members = group.add(2)
+    group.form(members)
+    assert group.all(members, "sum_each_second", [6, 6]) == [[2, 1, 2, 1, 2, 1]] * 2
+
+
 def test_ranks_may_be_apart_for_longer_than_connecting_may_take(group: Group) -> None:
     members = group.add(2)
     group.all(members, "shorten_timeouts", [1.0, 1.0])

@@ -73,7 +73,7 @@ def main():
     assert environment is not None
     broken = threading.Event()
     session = Session(WorkerCore(environment.worker_id), lambda session: MasterStream(environment, session))
-    session.break_collective = broken.set
+    session.break_collective = lambda version: broken.set()
     signal.signal(signal.SIGTERM, lambda *_: session.post(p.Terminated("SIGTERM")))
     session.open()
     try:

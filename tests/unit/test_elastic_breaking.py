@@ -110,7 +110,7 @@ def test_what_a_thread_of_the_user_opens_while_a_world_connects_outlives_the_bre
     environment = dict(os.environ)
     try:
         world.start(ALONE)
-        world.break_world()
+        world.break_world(1)
         ((client, peer),) = opened
         assert is_open(client, peer)
         assert not is_open(*hvd.pair)

@@ -130,6 +130,7 @@ class Master(FakeMaster):
 
 class FakeLink:
     endpoint = SimpleNamespace(interface="lo")
+    spec = SimpleNamespace(collective="auto")
 
     def __init__(self, session):
         self.session = session

@@ -161,7 +161,7 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
         free.append(session._changed.acquire(blocking=False))
         session._changed.release()
 
-    def break_collective():
+    def break_collective(version):
         other = threading.Thread(target=look)
         other.start()
         other.join(PATIENCE)

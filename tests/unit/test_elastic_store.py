@@ -120,7 +120,7 @@ def test_another_process_is_refused_whoever_its_user_is(server, user):
     command = [sys.executable, "-I", "-S", "-c", PUT_AND_PRINT, str(server.port)]
     ended = subprocess.run(command, user=user, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     assert ended.stdout.strip() in ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")
-    assert server.store.values() == []
+    assert server.store.values(1) == []
     assert ask(server, "PUT", "/global/0", b"mine") == (200, b"")
 
 
@@ -153,14 +153,14 @@ def test_requests_out_of_bounds_are_refused(server, method, path, headers, statu
             connection.putheader(name, value)
         connection.endheaders()
         assert connection.getresponse().status == status
-    assert server.store.values() == []
+    assert server.store.values(1) == []
 
 
 def test_a_world_has_so_many_entries_and_no_more(server, monkeypatch):
     monkeypatch.setattr(store_module, "MOST_ENTRIES", 2)
     assert [ask(server, "PUT", f"/global/{number}", b"x")[0] for number in range(3)] == [200, 200, 507]
     assert ask(server, "PUT", "/global/0", b"y")[0] == 200
-    assert server.store.values() == [b"y", b"x"]
+    assert server.store.values(1) == [b"y", b"x"]
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -172,4 +172,4 @@ def test_half_a_request_puts_nothing_and_is_given_up(server, monkeypatch, closes
             client.shutdown(socket.SHUT_WR)
         answer = client.recv(100)
         assert answer == b"" or b" 400 " in answer
-    assert server.store.values() == []
+    assert server.store.values(1) == []

@@ -76,9 +76,9 @@ class HorovodWorld:
     def stop(self) -> None:
         self._hvd.shutdown()
 
-    def break_world(self) -> None:
+    def break_world(self, version: int) -> None:
         """From any thread, also while the world is being connected."""
-        break_connections(self._server.store.values(), listening=True)
+        break_connections(self._server.store.values(version), listening=True)
 
     def _variables(self, world: World) -> dict[str, str]:
         values = {
@@ -140,7 +140,7 @@ class HorovodCollective(Collective):
             hvd = importlib.import_module(cls.module)
         except ImportError as error:
             raise UserError(
-                f"Horovod with {cls.title} is needed and can't be imported ({error}); `make setup` builds it, "
+                f"Horovod with {cls.title} is needed and can't be imported ({error}); `make setup` builds it, --collective torch does without, "
                 f"or install it with HOROVOD_WITH_{cls.title.upper()}=1 HOROVOD_WITH_GLOO=1"
             ) from error
         if not hvd.gloo_built():
@@ -172,9 +172,9 @@ class HorovodCollective(Collective):
         if self._connection:
             self._connection.stop()
 
-    def break_world(self) -> None:
+    def break_world(self, version: int) -> None:
         if self._connection:
-            self._connection.break_world()
+            self._connection.break_world(version)
 
     def close(self) -> None:
         if self._server:

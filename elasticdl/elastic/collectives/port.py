@@ -60,8 +60,8 @@ class Collective(ABC):
         """Leave the world; nothing if there is none. Never raises on account of dead peers."""
 
     @abstractmethod
-    def break_world(self) -> None:
-        """Make every blocked call of this world fail now, here and on the other members.
+    def break_world(self, version: int) -> None:
+        """Make every blocked call of this world fail now, here and on the other members; nothing if it is not the present one.
 
         From any thread, also while the world is being connected. The store is told before (`KvStore.break_world`).
         """

@@ -97,10 +97,10 @@ class KvStore:
                 raise Refusal(HTTPStatus.GONE)
             return entries.get(key)
 
-    def values(self) -> list[bytes]:
-        """All values that the members of the present world have published so far."""
+    def values(self, world: int) -> list[bytes]:
+        """All values that the members of a world have published so far."""
         with self._changed:
-            return list(self._entries.get(self._world, {}).values())
+            return list(self._entries.get(world, {}).values())
 
     def _gone(self, world: int) -> bool:
         return world <= self._broken or self._world != world
@@ -123,8 +123,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(bytes)  # "I am done with this scope": nothing to do, since entries go with their world
 
     def _get(self) -> bytes:
-        if self.path == "/":
-            return b"".join(self.server.store.values())
         value = self.server.store.get(self._key(), HOLD_SECONDS)
         if value is None:
             raise Refusal(HTTPStatus.NOT_FOUND)

@@ -3,7 +3,7 @@
 Nothing global of torch.distributed is touched: `init_process_group` is the user's.
 
 Gloo can't be told to give up. So a world is connected in a thread of its own, which is left to itself if the world breaks
-meanwhile: it ends within `CONNECT_SECONDS`. Who waits in a collective is woken by shutting the world's connections; but not
+meanwhile: it ends within twice `CONNECT_SECONDS`, and is waited for at the end. Who waits in a collective is woken by shutting the world's connections; but not
 who is in the middle of a transfer, which Gloo forgets when a connection ends (`Pair::signalException` passes over it). That
 collective is left to itself, too: its thread stays until `COLLECTIVE_TIMEOUT`.
 """
@@ -66,6 +66,7 @@ class _Attempt:
         self._store = store
         self._world = world
         self._device = device
+        self.thread = threading.Thread(target=self._connect, name=f"elasticdl-connect-{world.version}", daemon=True)
         self._changed = threading.Condition()
         self._over = self._given_up = False
         self._group: Any = None
@@ -75,7 +76,7 @@ class _Attempt:
         """Raises:
         WorldBroken: it could not be connected, or was given up.
         """
-        threading.Thread(target=self._connect, name=f"elasticdl-connect-{self._world.version}", daemon=True).start()
+        self.thread.start()
         with self._changed:
             # The store's and Gloo's timeouts come one after the other.
             self._changed.wait_for(lambda: self._over or self._given_up, 3 * CONNECT_SECONDS)
@@ -119,42 +120,49 @@ class TorchDistributed(Collective):
         self._device: object | None = None  # its thread serves one world after another
         self._changing = threading.Lock()
         self._attempt: _Attempt | None = None
+        self._left_alone: list[threading.Thread] = []  # they connect to worlds that were given up
         self._group: Any = None
         self._works: list[Any] = []  # begun and not waited for
         self._broken_since: float | None = None
 
     def start(self, world: World) -> None:
-        self.world = world
+        with self._changing:
+            self.world, self._broken_since = world, None
         if self._endpoint is None or world.size == 1:
             return
         if self._device is None:
             self._device = Group.create_device(interface=self._endpoint.interface)
         attempt = _Attempt(self._endpoint.store, world, self._device)
         with self._changing:
-            self._attempt, self._broken_since = attempt, None
+            self._attempt = attempt
         try:
             self._group = attempt.run()
         finally:
             with self._changing:
                 self._attempt = None
+            self._left_alone = [each for each in (*self._left_alone, attempt.thread) if each.is_alive()]
 
     def stop(self) -> None:
         if any(not work.is_completed() for work in self._works):
-            self._leave_alone()
+            self._keep_group()
         self._group = None
         self._works.clear()
 
     def close(self) -> None:
         self._device = None
+        for thread in self._left_alone:  # Python would end the process while it is in C++
+            thread.join(2 * CONNECT_SECONDS)
 
-    def break_world(self) -> None:
+    def break_world(self, version: int) -> None:
         if self._endpoint is None:
             return
         with self._changing:
+            if version != self.world.version:
+                return
             self._broken_since = time.monotonic()
             if self._attempt is not None:
                 self._attempt.give_up()
-        break_connections(self._endpoint.store.values(), listening=False)
+        break_connections(self._endpoint.store.values(version), listening=False)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[Any]:
@@ -200,7 +208,7 @@ class TorchDistributed(Collective):
             self._works.remove(work)
             return
 
-    def _leave_alone(self) -> None:
+    def _keep_group(self) -> None:
         """Never free the group: its destructor would wait for what is under way."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 

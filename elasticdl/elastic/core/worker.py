@@ -204,7 +204,7 @@ class WorkerCore:
                 return [p.BreakCollective(version, reason, entered=version == self.inside != 0)]
             case p.WorldPublished(world) if self.inside and world.version > self.inside:
                 # The master waited to save the present world, and does not expect this worker in it any more.
-                self._next = event
+                self._next, self._broken = event, max(self._broken, self.inside)
                 if self.state in IN_WORLD:
                     return [p.BreakCollective(self.inside, f"world {world.version} follows it", entered=True)]
             case p.DrainOrdered(reason):

@@ -103,6 +103,9 @@ class ScriptWorker:
             print(f"elasticdl: {error}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from error
         link = self._make_link(environment)
+        if link.spec.collective == "torch":
+            print("elasticdl: --collective torch: this script uses Horovod itself; leave it out", file=sys.stderr)
+            raise SystemExit(EXIT_USER_ERROR)
         link.session.break_collective = self._break_collective
         link.open()
         self._link, self._pid = link, os.getpid()
@@ -265,9 +268,9 @@ class ScriptWorker:
                 raise SystemExit(1)
         raise AssertionError(f"between two worlds a worker can't do {todo}")
 
-    def _break_collective(self) -> None:
+    def _break_collective(self, version: int) -> None:
         if connection := self._connection:
-            connection.break_world()
+            connection.break_world(version)
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK_SECONDS):

@@ -114,16 +114,16 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
             return array
 
         def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
-            arrays = [torch.from_numpy(_as_array(tensor)) for tensor in tensors]
+            arrays = [_as_array(tensor) for tensor in tensors]
             # Memory that is not aligned so ends TensorFlow; what torch allocates is.
             sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT // array.itemsize for array in arrays]
-            flat = torch.zeros(sum(sizes), dtype=arrays[0].dtype)
+            flat = torch.zeros(sum(sizes), dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype)
             parts = torch.split(flat, sizes)
             for part, array in zip(parts, arrays, strict=True):
-                part[: array.numel()] = array.view(-1)
+                part.numpy()[: array.size] = array.ravel()
             with self._guard():
                 self._wait(self._begin_sum(flat, name))
-            shaped = [part[: array.numel()].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+            shaped = [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
             return [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in shaped]
 
     return DistributedKeras(endpoint)

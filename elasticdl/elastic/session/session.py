@@ -46,7 +46,7 @@ class Session:
     ) -> None:
         self.core = core
         self.store = KvStore(self._put)
-        self.break_collective: Callable[[], None] = lambda: None
+        self.break_collective: Callable[[int], None] = lambda version: None
         self._clock = clock
         self._stream = make_stream(self) if make_stream else None
         # A signal's handler may post while its own thread is at it: that event waits for its turn.
@@ -180,7 +180,7 @@ class Session:
                 self.store.break_world(version)
                 if entered:
                     log.info("world %d is broken: %s", version, reason)
-                    self.break_collective()
+                    self.break_collective(version)
 
     def _put(self, world: int, key: Key, value: bytes) -> None:
         self.post(p.Said(m.StoreEntry(world, *key, value)))

@@ -69,7 +69,8 @@ class TorchCollective(Collective):
                     tensor.copy_(copy)
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()
+        """The tensor itself if the engine can take it, else a copy of its contents."""
+        return (tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()).contiguous()
 
     @abstractmethod
     def _guard(self) -> AbstractContextManager[Any]:
