@@ -114,7 +114,7 @@ def test_a_module_over_tfrecords(make, tmp_path):
     module, spec = make(
         DATASET_FN, training_data="train.tfrecord", validation_data="test.tfrecord", model_params="units=4"
     )
-    assert module.make_model().output_shape == (None, 4)
+    assert module.custom_model(**module.model_params).output_shape == (None, 4)
     data = open_datasets(module, spec)
     inputs, labels = data.training.__getitems__([3, 19, 7])
     assert sorted(labels[:, 0].tolist()) == [3, 7, 19]
@@ -124,7 +124,7 @@ def test_a_module_over_tfrecords(make, tmp_path):
 
 def test_the_scheduler_of_elasticdl_counts_steps(make):
     module, _ = make(DATASET_FN)
-    model = module.make_model()
+    model = module.custom_model(**module.model_params)
     model.compile(module.optimizer(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     inputs, labels = tf.zeros([24, 2]), tf.zeros([24, 1], tf.int32)
     model.fit(inputs, labels, batch_size=4, epochs=1, verbose=0, callbacks=module.callbacks())

@@ -154,6 +154,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         "steps": 2,
         "samples": 64,
         "metrics": {},
+        "collective": "",
         "worlds": [
             {"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": first, "ended_at": second},
             of_second,
