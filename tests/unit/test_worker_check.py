@@ -125,9 +125,15 @@ def test_refuses_what_horovod_cannot_bear(run, monkeypatch):
 
 def test_says_that_horovod_is_missing(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    code, _, err = run()
+    code, _, err = run(collective="horovod")
     assert code == 2
     assert "Horovod with PyTorch is needed" in err
+    assert "--collective torch does without" in err
+
+
+def test_without_horovod_torch_is_taken_where_it_is_not_asked_for(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    assert run()[0] == 0
 
 
 def test_refuses_a_second_history_in_one_folder(run, tmp_path):
