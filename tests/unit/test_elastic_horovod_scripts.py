@@ -172,12 +172,18 @@ def make_worker(monkeypatch):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
+    made = []
+
     def make(*worlds, **env):
         master = Master(*worlds)
         worker = ScriptWorker({**ENVIRONMENT, **env}, lambda environment: FakeLink(master.session))
+        made.append(worker)
         return worker, master
 
     yield make
+    for worker in made:  # else its threads would go on
+        worker._end_told = True
+        worker._close()
     for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
         monkeypatch.delenv(name)
 
