@@ -15,6 +15,7 @@ class Loop:
     elastic: bool = False
     horovod: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)  # of an elastic job
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ PYTORCH = Ladder(
     "torch",
     workers=2,
     references=("horovod", "ddp"),
-    main=("elasticdl", "horovod", "ddp"),
+    main=("elasticdl-torch", "elasticdl-horovod", "horovod", "ddp"),
     loops={
-        "elasticdl": Loop("elastic", elastic=True),
+        "elasticdl-torch": Loop("elastic", elastic=True, options={"collective": "torch"}),
+        "elasticdl-horovod": Loop("elastic", elastic=True, options={"collective": "horovod"}),
         "horovod": _horovod("horovod"),
         "ddp": Loop("plain", "ddp"),
         "horovod-grouped": _horovod("horovod-grouped"),

@@ -1,6 +1,6 @@
 """Samples per second of elasticdl jobs, beside what the same machine does without elasticity: in one run, interleaved.
 
-    python -m benchmarks.throughput [--seconds 10] [--rounds 5] [--models 1m,25m] [--loops elasticdl,horovod,ddp]
+    python -m benchmarks.throughput [--seconds 10] [--rounds 5] [--models 1m,25m] [--loops elasticdl-torch,horovod,ddp]
 
 With PyTorch against the plainest Horovod loop and torch DDP, two workers; with Keras against plain `fit` on one worker,
 and plain Horovod on two. ``--loops all`` adds the loops that explain the difference between Horovod and DDP.

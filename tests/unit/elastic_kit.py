@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import HorovodTorch
+from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
@@ -42,6 +42,12 @@ class SumOfThreads(HorovodTorch):
 
     def sum_(self, tensors, name):
         self._board.contribute(self.world.rank, tensors)
+
+    def begin_sum(self, tensor, name):
+        return Transfer(tensor, tensor, None)
+
+    def finish(self, transfers):
+        self.sum_([transfer.tensor for transfer in transfers], "")
 
     def broadcast_(self, tensors, name):
         slots = self._board.exchange(self.world.rank, tensors)

@@ -15,7 +15,6 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader
 from elasticdl.elastic.torch.state import TorchState
 
@@ -74,6 +73,7 @@ class Training:
         self.scheduler = make_scheduler(self.optimizer)
         values = {"scheduler": self.scheduler, "seen": 0}
         self.state = TorchState(self.context, self.model, self.optimizer, self.loader, values, **options)
+        self.real_reduce, self.state._reducer.reduce = self.state._reducer.reduce, self.reduce
         self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
         self.point, self.occurrence = point, occurrence
         self.settings = {}  # by step: with what it was made
@@ -96,15 +96,23 @@ class Training:
         self.scheduler.step(*([1.0] if on_plateau else []))
         self.reach("after scheduler")
 
+    def accumulate(self, batch):
+        for inputs, labels in batch:
+            batch.backward(cross_entropy(self.model(inputs), labels))
+
+    def reduce(self, scale=1.0):
+        if self.board.fail:
+            raise WorldBroken("a collective failed")
+        return self.real_reduce(scale)
+
     def make_step(self, batch):
         if self.commits == "top":
             self.state.commit()
-        for inputs, labels in batch:
-            batch.backward(cross_entropy(self.model(inputs), labels))
         self.reach("before step")
         group = self.optimizer.param_groups[0]
         self.settings[batch.plan.step] = (float(group["lr"]), float(group["momentum"]))
-        self.collective(self.optimizer.step)
+        self.collective(lambda: self.accumulate(batch))
+        self.optimizer.step()
         self.reach("after step")
         self.state.seen += batch.plan.batch
         if self.each_step:
@@ -183,9 +191,9 @@ def change_at_next_vote(training):
     reducer = training.state._reducer
     real_reduce = reducer.reduce
 
-    def reduce(**given):
+    def reduce(scale):
         reducer.reduce = real_reduce
-        return replace(real_reduce(**given), leaving=True)
+        return replace(real_reduce(scale), leaving=True)
 
     reducer.reduce = reduce
 
@@ -329,18 +337,3 @@ def test_a_change_of_the_world_at_a_commit_is_raised_there():
     batch = next(iter(training.loader))
     with pytest.raises(WorldChanged):
         training.make_step(batch)
-
-
-def test_a_parameter_that_is_added_late_is_refused_as_it_would_differ_between_workers():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
-    training.optimizer.add_param_group({"params": torch.nn.Linear(1, 1).parameters()})
-    with pytest.raises(UserError, match=r"did not require a gradient, or that it had not, when TorchState"):
-        training.make_step(next(iter(training.loader)))
-
-
-def test_so_is_one_that_is_unfrozen_late():
-    parameter = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-    reducer = GradientReducer([parameter], [], SumOfThreads(0, Board(1)))
-    assert reducer.knows([parameter])
-    parameter.requires_grad_(True)
-    assert not reducer.knows([parameter])

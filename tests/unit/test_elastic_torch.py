@@ -11,6 +11,7 @@ from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, t
 from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
@@ -68,14 +69,14 @@ def test_statistics_are_the_mean_over_a_steps_micro_batches():
 
 def test_a_constant_buffer_stays_the_same_to_the_bit():
     mask, counter = torch.tensor([0.1, -torch.inf]), torch.tensor(3, dtype=torch.uint8)
-    reducer = GradientReducer([], [mask, counter], SumOfThreads(0, Board(1)))
+    reducer = GradientReducer(list, [mask, counter], SumOfThreads(0, Board(1)))
     reducer.begin()
     for is_first in (True, False, False):
         reducer.reset_buffers()
         counter -= 1
-        reducer.add_loss(torch.tensor(1.0), 1)
-        reducer.add_deltas(1 / 3, is_first=is_first)
-    reducer.reduce(leaving=False, share=1.0, scale=1.0)
+        reducer.add(torch.tensor(1.0), 1, weight=1 / 3, is_first=is_first)
+    reducer.cast(leaving=False, share=1.0)
+    reducer.reduce()
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
 
@@ -95,26 +96,33 @@ def alone(policy=None, batch_norm=False, joins=True):
 
 
 def test_a_torn_step_leaves_no_trace():
-    member = alone(batch_norm=True)
-    steps = iter(member.loader)
-    for _ in range(2):
-        for inputs, labels in (batch := next(steps)):
-            batch.backward(cross_entropy(member.model(inputs), labels))
-        member.optimizer.step()
-        member.state.commit()
-    before = copy.deepcopy(member.state.state_dict())
-    member.context.collective._board.fail = True
-    for inputs, labels in (batch := next(steps)):
-        batch.backward(cross_entropy(member.model(inputs), labels))
-    with pytest.raises(WorldBroken):
-        member.optimizer.step()
-    assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
-    member.state.restore()
-    after = member.state.state_dict()
-    assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2, "samples": 32}
-    for name, value in before["model"].items():
-        assert torch.equal(after["model"][name], value), name
-    assert next(iter(member.loader)).plan.step == 3
+    board = Board(2)
+    members = [Trainee(rank, board, BatchPolicy(16, None, 4), batch_norm=True) for rank in range(2)]
+
+    def tear(member):
+        steps = iter(member.loader)
+        for _ in range(2):
+            member.make_step(next(steps))
+            member.state.commit()
+        before = copy.deepcopy(member.state.state_dict())
+        board.barrier.wait()
+        board.fail = True
+        batch = iter(next(steps))
+        inputs, labels = next(batch)
+        member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
+        inputs, labels = next(batch)
+        with pytest.raises(WorldBroken):
+            member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
+        assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
+        member.state.restore()
+        after = member.state.state_dict()
+        assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2, "samples": 32}
+        for name, value in before["model"].items():
+            assert torch.equal(after["model"][name], value), name
+        assert next(iter(member.loader)).plan.step == 3
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(tear, members, timeout=60))
 
 
 def test_the_same_random_draws_in_a_repeated_step():
@@ -160,9 +168,16 @@ def test_a_forgotten_micro_batch_is_an_error():
     member = alone()
     for inputs, labels in (batch := next(iter(member.loader))):
         loss = cross_entropy(member.model(inputs), labels)
-    batch.backward(loss)
     with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
-        member.optimizer.step()
+        batch.backward(loss)
+
+
+def test_a_micro_batch_that_is_counted_twice_is_an_error():
+    member = alone()
+    for inputs, labels in (batch := next(iter(member.loader))):
+        batch.backward(cross_entropy(member.model(inputs), labels))
+    with pytest.raises(UserError, match=r"reduced already: call batch\.backward"):
+        batch.backward(cross_entropy(member.model(inputs), labels))
 
 
 def test_commit_raises_when_the_world_is_to_change():
@@ -202,12 +217,13 @@ def test_gradients_of_mixed_dtypes():
     a = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     b = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
-    reducer = GradientReducer([a, frozen, b], [], SumOfThreads(0, Board(1)))
+    reducer = GradientReducer(lambda: [a, frozen, b], [], SumOfThreads(0, Board(1)))
     reducer.begin()
     (a.sum() * 2).backward()
     (b.sum() * 3).backward()
-    reducer.add_loss(torch.tensor(1.5), 4)
-    vote = reducer.reduce(leaving=True, share=1.0, scale=0.5)
+    reducer.add(torch.tensor(1.5), 4, weight=1.0, is_first=True)
+    reducer.cast(leaving=True, share=1.0)
+    vote = reducer.reduce(0.5)
     assert (vote.leaving, vote.samples, vote.loss) == (True, 4, 1.5)
     assert a.grad.tolist() == [1.0] * 3
     assert b.grad.tolist() == [1.5] * 2

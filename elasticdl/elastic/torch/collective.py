@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,15 @@ from elasticdl.elastic.collectives.transfer import take_tensors
 SLEEP_PART = 1 / 16
 SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective under way."""
+
+    tensor: torch.Tensor
+    staged: torch.Tensor  # what the engine works on: the tensor itself, or a copy
+    handle: Any  # the engine's; None in a world of one
 
 
 class TorchCollective(Collective):
@@ -56,17 +65,41 @@ class TorchCollective(Collective):
         self.sum_([torch.from_numpy(array)], name)
         return array
 
+    def begin_sum(self, tensor: torch.Tensor, name: str) -> Transfer:
+        """As `sum_`, without waiting for it: `finish` does. All members begin in the same order.
+
+        Raises:
+            WorldBroken: the contents of the tensor are undefined.
+        """
+        return self._begin(tensor, name, self._begin_sum)
+
+    def finish(self, transfers: Iterable[Transfer]) -> None:
+        """Wait until all have come to their end.
+
+        Raises:
+            WorldBroken: the contents of their tensors are undefined.
+        """
+        with self._guard():
+            for transfer in transfers:
+                if transfer.handle is not None:
+                    self._wait(transfer.handle)
+                if transfer.staged is not transfer.tensor:
+                    transfer.tensor.copy_(transfer.staged)
+
+    def in_flight(self, transfer: Transfer) -> bool:
+        """Whether what has begun may still write to its tensor, though the world is gone."""
+        return False
+
+    def _begin(self, tensor: torch.Tensor, name: str, begin: Callable[[torch.Tensor, str], Any]) -> Transfer:
+        if self.world.size == 1:
+            return Transfer(tensor, tensor, None)
+        with self._guard():
+            staged = self._stage(tensor)
+            return Transfer(tensor, staged, begin(staged, name))
+
     def _in_place(self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[torch.Tensor, str], Any]) -> None:
         """One collective on each tensor, all under way at once."""
-        if self.world.size == 1:
-            return
-        with self._guard():
-            staged = [self._stage(tensor) for tensor in tensors]
-            for handle in [begin(tensor, f"{name}.{index}") for index, tensor in enumerate(staged)]:
-                self._wait(handle)
-            for tensor, copy in zip(tensors, staged, strict=True):
-                if copy is not tensor:
-                    tensor.copy_(copy)
+        self.finish([self._begin(tensor, f"{name}.{index}", begin) for index, tensor in enumerate(tensors)])
 
     def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if the engine can take it, else a copy of its contents."""
@@ -120,6 +153,9 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
 class DistributedTorch(TorchDistributed, TorchCollective):
     """By torch.distributed."""
+
+    def in_flight(self, transfer: Transfer) -> bool:
+        return transfer.handle is not None and not transfer.handle.is_completed()
 
 
 def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> TorchCollective:

@@ -1,177 +1,101 @@
-"""Reducing the gradients of a step, and the vote that rides on them, in as few collectives as possible.
-
-All gradients of one dtype and device live in one flat buffer, as views; the same buffer has room for the floating-point
-buffers of the model (running statistics of batch norm) and for the vote. One collective per step then carries
-everything: with one small tensor after the other, most of Horovod's time is negotiation.
-
-What a forward pass does to the buffers must not depend on how many micro-batches a worker happens to run one after the
-other. So each micro-batch begins with the buffers of before the step, and what it moves them by is summed like the
-gradients: statistics (floating point) by the mean over all micro-batches, weighed by samples; counters (integers) by what
-the step's very first micro-batch moves them.
-"""
+"""The gradients of a step, what its forward passes did to the model's buffers, and the vote that goes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.torch.buckets import Buckets
+from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
 
-STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
-# Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
-ALIGNMENT = 16
-
-
-def _moves(buffer: torch.Tensor) -> bool:
-    return not (buffer.is_complex() or buffer.dtype == torch.bool)
-
-
-def _by_kind(tensors: Iterable[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return kinds
-
-
-def _lay_out(sources: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Zeroed flat tensors, one for each kind, and for each given tensor a view into one of them of its shape."""
-    flats, views = [], {}
-    for (dtype, device), tensors in _by_kind(sources).items():
-        sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
-        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        flats.append(flat)
-        for tensor, start in zip(tensors, accumulate(sizes, initial=0), strict=False):
-            views[id(tensor)] = flat[start : start + tensor.numel()].view(tensor.shape)
-    return flats, [views[id(tensor)] for tensor in sources]
-
-
-class _BufferGroup:
-    """Buffers of one kind. They are copied to flat memory and back at once: a model has hundreds of small ones."""
-
-    delta: torch.Tensor  # flat, a part of what is summed
-
-    def __init__(self, buffers: list[torch.Tensor]) -> None:
-        self._buffers = buffers
-        self.counts = not buffers[0].is_floating_point()
-        self.delta_dtype = torch.float32 if self.counts else buffers[0].dtype
-        (self.before,), self._before = _lay_out(buffers)
-        (self._now,), self._views = _lay_out(buffers)
-        self.begin()
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        torch._foreach_copy_(self._before, self._buffers)
-
-    def add_delta(self, part: float) -> None:
-        if part:
-            torch._foreach_copy_(self._views, self._buffers)
-            # What stays as it is may be infinite, as in a mask.
-            self.delta.add_(torch.where(self._now == self.before, 0, self._now - self.before), alpha=part)
-
-    def reset(self) -> None:
-        # A backward pass that is yet to come has noted the buffers' versions.
-        torch._foreach_copy_([buffer.data for buffer in self._buffers], self._before)
-
-    @torch.no_grad()
-    def take_share(self, share: float) -> None:
-        """For a loop whose batches are its own."""
-        if not self.counts:
-            torch._foreach_copy_(self._views, self._buffers)
-            torch.mul(self._now, share, out=self.delta)
-
-    @torch.no_grad()
-    def update(self, *, counted: bool) -> None:
-        if counted:
-            torch.add(self.before, self.delta.to(self.before.dtype), out=self._now)
-        elif not self.counts:
-            self._now.copy_(self.delta)
-        else:
-            return
-        torch._foreach_copy_(self._buffers, self._views)
+CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
 
 
 class GradientReducer:
     """Owns the gradients of some parameters between two optimizer steps.
 
-    Parameters that get no gradient in a step count as having a gradient of zero.
+    Parameters that get no gradient in a step count as having a gradient of zero. Which of them are trained may change, on all
+    workers alike: those that are frozen, unfrozen or added to the optimizer.
     """
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], buffers: Iterable[torch.Tensor], collective: TorchCollective
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        buffers: Iterable[torch.Tensor],
+        collective: TorchCollective,
     ) -> None:
+        """``parameters``: all that the optimizer has at present."""
+        self._all = parameters
         self._collective = collective
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._known = {id(parameter) for parameter in self._parameters}
-        self._buffers = [_BufferGroup(each) for each in _by_kind(filter(_moves, buffers)).values()]
-        self._counted = False  # whether a micro-batch of this step has been added to the sums
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        deltas = [torch.empty_like(group.before, dtype=group.delta_dtype) for group in self._buffers]
-        vote = torch.empty(VOTE_SIZE, dtype=torch.float32, device=device)
-        self._flats, views = _lay_out([*self._parameters, *deltas, vote])
-        self._gradients, self._vote = views[: len(self._parameters)], views[-1]
-        for group, delta in zip(self._buffers, views[len(self._parameters) : -1], strict=True):
-            group.delta = delta
-
-    def knows(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Whether these are reduced, as far as they require a gradient."""
-        return all(id(parameter) in self._known for parameter in parameters if parameter.requires_grad)
+        self._buffers = Buffers(buffers)
+        device = next((each.device for each in parameters()), torch.device("cpu"))
+        # This process reads the vote. The loss stays where the model is, so that nobody waits for it before the step's end.
+        self._vote, self._loss = torch.zeros(VOTE_SIZE + 1), torch.zeros(1, device=device)
+        self._trained: list[torch.nn.Parameter] = []
+        self._agreed = -1  # version of the world whose members have found that they train the same parameters
+        self._buckets: Buckets | None = None
 
     def begin(self) -> None:
-        """Set all gradients to zero, and make backward passes accumulate where they will be reduced."""
-        for flat in self._flats:
-            flat.zero_()
-        self._counted = False
-        for group in self._buffers:
-            group.begin()
-        for parameter, view in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = view
+        """A step begins: there are no gradients."""
+        if self._buckets is not None and self._buckets.forget():
+            self._drop_buckets()
+        self._vote.zero_()
+        self._loss.zero_()
+        self._buffers.begin()
+        for parameter in self._all():
+            parameter.grad = None
 
-    def add_loss(self, loss: torch.Tensor, samples: int) -> None:
-        """Count a micro-batch of this many samples with this mean loss."""
-        self._vote[SAMPLES] += samples
-        self._vote[LOSS] += loss.detach().to(self._vote.dtype) * samples
-
-    @torch.no_grad()
-    def add_deltas(self, weight: float, *, is_first: bool) -> None:
-        """Count what a micro-batch's forward pass has done to the buffers; its backward pass may be yet to come.
+    def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool) -> None:
+        """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
 
         ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
         """
-        self._counted = True
-        for group in self._buffers:
-            group.add_delta(float(is_first) if group.counts else weight)
+        self._vote[SAMPLES] += samples
+        self._loss += loss.detach().to(self._loss.dtype) * samples
+        self._buffers.add(weight, is_first=is_first, alone=self._collective.world.size == 1)
 
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
-        for group in self._buffers:
-            group.reset()
+        self._buffers.reset()
 
-    def reduce(self, *, leaving: bool, share: float, scale: float, stopping: bool = False) -> Vote:
-        """Sum the gradients over the world; afterwards ``parameter.grad`` holds the result.
+    def cast(self, *, leaving: bool, share: float, stopping: bool = False) -> None:
+        """This worker's micro-batches have been added, though the last backward pass may be yet to come.
 
         ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
-        micro-batch was added. ``scale``: factor on the sum; 1 if the loss was weighed by sample counts already.
+        micro-batch was added.
+        """
+        self._vote[LEAVING], self._vote[STOPPING] = leaving, stopping
+        self._buffers.close(share)
+
+    def launching(self) -> AbstractContextManager[None]:
+        """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
+        if self._buckets is None or self._agreed != self._collective.world.version:
+            return contextlib.nullcontext()
+        self._vote[CHANGED] = self._has_changed()
+        return self._buckets.launching()
+
+    def reduce(self, scale: float = 1.0) -> Vote:
+        """Sum over the world; afterwards ``parameter.grad`` holds the result.
+
+        ``scale``: factor on the sum; 1 if the loss was weighed by sample counts already.
 
         Raises:
-            WorldBroken: gradients are undefined, parameters untouched.
+            UserError: the workers train different parameters.
+            WorldBroken: gradients are gone; parameters and buffers are untouched.
         """
-        self._gather()
-        for group in () if self._counted else self._buffers:
-            group.take_share(share)
-        self._vote[LEAVING] = float(leaving)
-        self._vote[STOPPING] = float(stopping)
-        self._vote[ENDED] = 0.0
-        self._collective.sum_(self._flats, STEP)
-        for group in self._buffers:
-            group.update(counted=self._counted)
-        vote = Vote.of(self._vote.tolist())
-        if scale != 1.0:
-            for view in self._gradients:
-                view.mul_(scale)
-        return vote
+        if self._collective.world.size == 1:
+            self._complete_alone(scale)
+        else:
+            self._sum(scale)
+        self._buffers.update()
+        return self._result()
 
     def end(self) -> Vote:
         """Take part in a step without anything to add: this worker's training is over.
@@ -179,18 +103,73 @@ class GradientReducer:
         Raises:
             WorldBroken: a member was lost.
         """
-        for flat in self._flats:
-            flat.zero_()
+        self.begin()
         self._vote[ENDED] = 1.0
-        self._collective.sum_(self._flats, STEP)
-        return Vote.of(self._vote.tolist())
+        if self._collective.world.size > 1:
+            self._sum(1.0)
+        return self._result()
 
-    def _gather(self) -> None:
-        """Bring gradients that live elsewhere (after ``zero_grad(set_to_none=True)``) into the flat buffer."""
-        for parameter, view in zip(self._parameters, self._gradients, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                view.zero_()
-            elif gradient.data_ptr() != view.data_ptr():
-                view.copy_(gradient)
-            parameter.grad = view
+    def _result(self) -> Vote:
+        sums = self._vote.tolist()
+        sums[LOSS] = self._loss.item()
+        return Vote.of(sums)
+
+    def _complete_alone(self, scale: float) -> None:
+        for parameter in self._present():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif scale != 1.0:
+                parameter.grad.mul_(scale)
+
+    def _sum(self, scale: float) -> None:
+        if self._agreed != self._collective.world.version:
+            self._agree()
+            self._agreed = self._collective.world.version
+        if self._buckets is None:
+            self._buckets = Buckets(self._trained, [*self._buffers.deltas, self._vote, self._loss], self._collective)
+        self._vote[CHANGED] = self._has_changed()
+        self._buckets.finish(scale)
+        if self._vote[CHANGED]:
+            self._sum_changed(scale)
+
+    # -- which parameters are trained --
+
+    def _present(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self._all() if parameter.requires_grad]
+
+    def _has_changed(self) -> bool:
+        return [*map(id, self._present())] != [*map(id, self._trained)]
+
+    def _agree(self) -> None:
+        """From now on the present parameters are reduced."""
+        parameters = list(self._all())
+        trained = [(i, each.shape, each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
+        mine = torch.tensor([*zlib.crc32(repr(trained).encode()).to_bytes(4, "big")], dtype=torch.float32)
+        total = mine.clone()
+        self._collective.sum_([total], "elasticdl.trained")
+        if not torch.equal(total, mine * self._collective.world.size):
+            raise UserError(
+                f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
+                "so that a worker that comes later does the same, as in `if epoch >= 3: ...` and not `if epoch == 3: ...`"
+            )
+        present = self._present()
+        if self._has_changed():
+            self._trained = present
+            self._drop_buckets()
+
+    def _sum_changed(self, scale: float) -> None:
+        """Some worker trains other parameters than before: those that are new have not been summed."""
+        before = {id(parameter): parameter for parameter in self._trained}
+        self._agree()
+        new = [parameter for parameter in self._trained if before.pop(id(parameter), None) is None]
+        for parameter in before.values():  # which are frozen now
+            parameter.grad = None
+        if new:
+            extra = Buckets(new, [], self._collective)
+            extra.finish(scale)
+            extra.close()
+
+    def _drop_buckets(self) -> None:
+        if self._buckets is not None:
+            self._buckets.close()
+        self._buckets = None

@@ -20,6 +20,8 @@ from elasticdl.elastic.training import sampler
 from elasticdl.elastic.training.sampler import ElasticLoader
 
 Collate = Callable[[list[Any]], Any]
+# Reduces the gradients of a step, the last of which a given call makes; None: they are there.
+Reduce = Callable[[Callable[[], object] | None], None]
 
 
 def to_device(sample: Any, device: torch.device) -> Any:
@@ -48,17 +50,22 @@ class StepBatch(sampler.StepBatch):
     """This worker's share of one global batch: iterate over its micro-batches.
 
     For each, call `backward` with the mean loss over the micro-batch: it is weighed so that the gradients of all
-    workers sum up to the mean over the global batch.
+    workers sum up to the mean over the global batch. That is what they are after the last micro-batch.
     """
 
-    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: ElasticContext, reducer: GradientReducer) -> None:
+    def __init__(
+        self, plan: StepPlan, samples: Iterator[Any], job: ElasticContext, reducer: GradientReducer, reduce: Reduce
+    ) -> None:
         super().__init__(plan, (to_device(sample, job.device) for sample in samples), job)
         self._reducer = reducer
+        self._reduce = reduce
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
             self._reducer.reset_buffers()
             yield sample
+        if not self.plan.micro_batches:
+            self._reduce(None)
 
     @property
     def untaken(self) -> int:
@@ -69,13 +76,24 @@ class StepBatch(sampler.StepBatch):
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
         self.require_present()
         weight = self.micro_batch_size / self.plan.batch
-        self._reducer.add_loss(loss, self.micro_batch_size)
-        self._reducer.add_deltas(weight, is_first=self._job.world.rank == self.micro_batch == 0)
+        is_first = self._job.world.rank == self.micro_batch == 0
+        self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
         return loss * weight
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate the gradient of the present micro-batch from its mean loss."""
-        self.weigh(loss).backward()  # type: ignore[no-untyped-call]
+        """Accumulate the gradient of the present micro-batch from its mean loss.
+
+        With the last micro-batch gradients are reduced, while they are made: as with DistributedDataParallel they are the same
+        on all workers afterwards.
+
+        Raises:
+            WorldBroken: the step is torn; parameters are untouched.
+        """
+        backward: Callable[[], object] = self.weigh(loss).backward
+        if self.untaken:
+            backward()
+        else:
+            self._reduce(backward)
 
 
 class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
@@ -95,12 +113,13 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
     ) -> None:
         super().__init__(job, data, shuffle=shuffle, drop_last=drop_last)
         self._reducer: GradientReducer | None = None
+        self._reduce: Reduce = lambda backward: None
         self._ahead: Iterator[StepPlan] | None = None
         self.guarded = False  # the script was read: it may be edited while it runs
 
-    def attach(self, reducer: GradientReducer) -> None:
-        """Say where gradients are accumulated; done by the training state."""
-        self._reducer = reducer
+    def attach(self, reducer: GradientReducer, reduce: Reduce) -> None:
+        """Say where gradients are accumulated, and what reduces them; done by the training state."""
+        self._reducer, self._reduce = reducer, reduce
 
     def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:
         """One `StepBatch` per step from where training stands to the end of the epoch, on what ``loader`` loads.
@@ -125,7 +144,7 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
             for plan in plans:
                 seed_step(self.order.seed, plan.step, rank)
                 self._reducer.begin()
-                batch = StepBatch(plan, samples, self._job, self._reducer)
+                batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce)
                 yield self.begin(batch)
                 for _ in range(batch.untaken):  # else they would be taken for those of the next step
                     next(samples, None)

@@ -7,6 +7,7 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -54,12 +55,11 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._buffers = list(model.buffers())
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
-        self._reducer = GradientReducer(parameters, self._buffers, job.collective)
+        self._reducer = GradientReducer(self._parameters, self._buffers, job.collective)
         if sampler is not None:
-            sampler.attach(self._reducer)
+            sampler.attach(self._reducer, self._reduce)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._saved["buffers"] = [buffer.clone() for buffer in self._buffers]
@@ -83,25 +83,13 @@ class TorchState(state.TrainingState):
     def reduce_gradients(self) -> None:
         """Sum the gradients of all workers now, for what needs them before ``optimizer.step()``: clipping, a GradScaler.
 
+        Nothing is left to do after `StepBatch.backward` of this worker's last micro-batch.
+
         Raises:
-            UserError: the optimizer has further parameters by now.
+            UserError: the workers train different parameters.
             WorldBroken: the step is torn; parameters are untouched.
         """
-        if not self._reducer.knows(parameter for group in self.optimizer.param_groups for parameter in group["params"]):
-            raise UserError(
-                "the optimizer has parameters that did not require a gradient, or that it had not, when TorchState(...) was "
-                "made, and which would differ between workers: give them to it before, with a learning rate of 0 until then"
-            )
-        batch = self.sampler.current if self.sampler is not None else None
-        size = self._job.world.size
-        self._job.advance(waiting=True)
-        vote = self._reducer.reduce(
-            leaving=self._job.leaving,
-            stopping=self._wants_to_stop,
-            share=batch.share if batch else 1 / size,
-            scale=1.0 if batch else 1 / size,
-        )
-        self._voted(vote)
+        self._reduce(None)
 
     def cast_end_vote(self) -> Vote:
         return self._reducer.end()
@@ -109,9 +97,28 @@ class TorchState(state.TrainingState):
     # -- around optimizer.step() --
 
     def _before_step(self, *_: Any) -> None:
-        if self._job.session.core.state is not WorkerState.REDUCED:
-            self.reduce_gradients()
+        self.reduce_gradients()
         self._before_update()
+
+    def _reduce(self, backward: Callable[[], object] | None) -> None:
+        """``backward`` makes the last gradients of this step; None if they are there."""
+        if self._job.session.core.state is WorkerState.REDUCED:
+            if backward is not None:
+                raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
+            return
+        batch = self.sampler.current if self.sampler is not None else None
+        part = 1 / self._job.world.size
+        self._reducer.cast(
+            leaving=self._job.leaving, stopping=self._wants_to_stop, share=batch.share if batch else part
+        )
+        if backward is not None:
+            with self._reducer.launching():
+                backward()
+        self._job.advance(waiting=True)
+        self._voted(self._reducer.reduce(1.0 if batch else part))
+
+    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
     # -- the parts of a state --
 
@@ -123,8 +130,11 @@ class TorchState(state.TrainingState):
 
     def _set_rate(self, rate: float) -> None:
         """Of several parameter groups the first has it, and the others keep their ratio to it."""
+        groups = self.optimizer.param_groups
+        for group in groups[len(self._own_rates) :]:  # added since
+            self._own_rates.append(float(group.setdefault("initial_lr", float(group["lr"]))))
         first = self._own_rates[0]
-        for group, own in zip(self.optimizer.param_groups, self._own_rates, strict=True):
+        for group, own in zip(groups, self._own_rates, strict=True):
             value = rate if own == first or not first else own * (rate / first)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(value)

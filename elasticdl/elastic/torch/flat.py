@@ -1,0 +1,36 @@
+"""Tensors as views into flat memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import torch
+
+TensorT = TypeVar("TensorT", bound=torch.Tensor)
+Kind = tuple[torch.dtype, torch.device]
+# Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
+ALIGNMENT = 16
+
+
+def by_kind(tensors: Iterable[TensorT]) -> dict[Kind, list[TensorT]]:
+    kinds: dict[Kind, list[TensorT]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return kinds
+
+
+def aligned(tensor: torch.Tensor) -> int:
+    """Elements that it takes in flat memory."""
+    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+
+
+def flat_views(tensors: Sequence[torch.Tensor], extra: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Zeroed flat memory for tensors of one kind, and for each of them a view of its shape. ``extra``: elements at the end."""
+    sizes = [aligned(tensor) for tensor in tensors]
+    flat = torch.zeros(sum(sizes) + extra, dtype=tensors[0].dtype, device=tensors[0].device)
+    starts = accumulate(sizes, initial=0)
+    return flat, [
+        flat[start : start + tensor.numel()].view(tensor.shape) for tensor, start in zip(tensors, starts, strict=False)
+    ]
