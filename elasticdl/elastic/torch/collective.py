@@ -79,10 +79,11 @@ class TorchCollective(Collective):
         Raises:
             WorldBroken: the contents of their tensors are undefined.
         """
+        if self.world.size == 1:
+            return
         with self._guard():
             for transfer in transfers:
-                if transfer.handle is not None:
-                    self._wait(transfer.handle)
+                self._wait(transfer.handle)
                 if transfer.staged is not transfer.tensor:
                     transfer.tensor.copy_(transfer.staged)
 
