@@ -7,12 +7,13 @@ import pytest
 import torch
 from elastic_kit import Board, SumOfThreads
 
-from elasticdl.common.errors import ShortOfMemoryError
+from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import port, transfer
-from elasticdl.elastic.collectives.port import HEAD_BYTES
+from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
+from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import HorovodTorch, broadcast_state
+from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch, broadcast_state
 
 
 class FakeHorovod:
@@ -135,3 +136,34 @@ def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
         found = list(pool.map(lambda r: SumOfThreads(r, board).gather(arrays[r], "x"), range(len(lengths)), timeout=30))
     assert [part.tolist() for part in found[0]] == [array.tolist() for array in arrays]
     assert found[1:] == [[]] * (len(lengths) - 1)
+
+
+class TestHostsThatHaveDifferentLibraries:
+    def world(self, rank):
+        return World(3, tuple(Member(i, f"host-{i}", 0, False) for i in range(2)), rank)
+
+    def store(self, told=None):
+        published = []
+        store = KvStore(lambda *entry: published.append(entry))
+        store.open_world(3, {} if told is None else {ENGINE: told})
+        return store, published
+
+    def test_rank_0_says_what_it_uses(self):
+        store, published = self.store()
+        DistributedTorch(None).require_one_engine(store, self.world(0))
+        assert published == [(3, ENGINE, b"torch")]
+
+    def test_are_refused(self):
+        with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
+            DistributedTorch(None).require_one_engine(self.store(b"horovod")[0], self.world(1))
+
+    def test_are_looked_for_once(self):
+        collective = DistributedTorch(None)
+        collective.require_one_engine(self.store(b"torch")[0], self.world(1))
+        collective.require_one_engine(self.store()[0], self.world(1))
+
+    def test_rank_0_may_be_gone(self):
+        store, _ = self.store()
+        store.break_world(3)
+        with pytest.raises(WorldBroken, match="has not said"):
+            DistributedTorch(None).require_one_engine(store, self.world(1))

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.common.errors import ShortOfMemoryError
+from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.collectives.store import KvStore
+from elasticdl.elastic.collectives.store import KvStore, Refusal
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
 
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")  # of Python, PyTorch and TensorFlow
@@ -25,6 +26,9 @@ Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 1 << 14
 GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
+
+ENGINE = ("elasticdl", "engine")  # the entry of a world's store in which rank 0 says what it uses
+ENGINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Collective(ABC):
 
     def __init__(self) -> None:
         self.world: World = ALONE
+        self._has_compared = False  # its engine with rank 0's
 
     @abstractmethod
     def start(self, world: World) -> None:
@@ -54,6 +59,31 @@ class Collective(ABC):
         Raises:
             WorldBroken: it did not come about; the caller may join the next world.
         """
+
+    def require_one_engine(self, store: KvStore, world: World) -> None:
+        """With ``--collective auto`` each worker takes what it has, and hosts may differ. Of use before `start`.
+
+        Raises:
+            UserError: rank 0 has taken another engine.
+            WorldBroken: it has not said which.
+        """
+        if world.size == 1:
+            return
+        if world.rank == 0:
+            store.put(ENGINE, self.engine.encode(), world.version)
+        elif not self._has_compared:
+            try:
+                told = store.get(ENGINE, ENGINE_SECONDS, world.version)
+            except Refusal:
+                told = None
+            if told is None:
+                raise WorldBroken(f"rank 0 of world {world.version} has not said which library it uses")
+            if told.decode() != self.engine:
+                raise UserError(
+                    f"this worker uses {self.engine} and rank 0 ({world.members[0].host}) uses {told.decode()}: install the "
+                    "same on all hosts, or give --collective torch"
+                )
+            self._has_compared = True
 
     @abstractmethod
     def stop(self) -> None:

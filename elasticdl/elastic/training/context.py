@@ -220,6 +220,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         result: list[Result] = []
 
         def enter(world: World) -> p.Event:
+            self.collective.require_one_engine(self.session.store, world)
             self.collective.start(world)
             if world.is_first and world.rank == 0:
                 self.session.notify("collective", engine=self.collective.engine)
