@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from benchmarks.storm.__main__ import NAMESPACES
 from elasticdl.elastic.core.errors import WorldBroken
+from tests.cluster.processes import Leashed
 from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberProcess
+from tests.namespaces import needs_namespaces
 
 LARGE = 4 << 20  # elements: more than all buffers on the way take
 
@@ -237,3 +243,16 @@ def test_worlds_leave_nothing_behind(group: Group) -> None:
         assert threads_later <= threads + 1
         assert files_later <= files + 2
         assert memory_later < memory + 8192
+
+
+@needs_namespaces
+@pytest.mark.parametrize("engine", ENGINES)
+def test_members_that_are_cut_off_from_each_other_leave_when_the_world_is_broken(engine: str, tmp_path: Path) -> None:
+    command = [*NAMESPACES, sys.executable, "-m", "tests.contract.severed_members", str(tmp_path), engine]
+    log = tmp_path / "log"
+    members = Leashed.start(command, log, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    try:
+        assert members.wait(2 * DEADLINE) == 0, log.read_text()
+    finally:
+        members.stop()
+    assert "all holds" in log.read_text()

@@ -16,17 +16,13 @@ import pytest
 from benchmarks.storm.__main__ import NAMESPACES
 from benchmarks.storm.schedule import Kind
 from tests.cluster.processes import Leashed
+from tests.namespaces import needs_namespaces
 
 ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("ELASTICDL_STORM", "10"))
 SEED = os.environ.get("ELASTICDL_STORM_SEED", "1")
 DEADLINE = 120.0
 STORM = (sys.executable, "-m", "benchmarks.storm")
-
-needs_namespaces = pytest.mark.skipif(
-    subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode != 0,
-    reason="this machine lets nobody have network and mount namespaces",
-)
 
 
 @needs_namespaces
