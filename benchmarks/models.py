@@ -1,4 +1,4 @@
-"""The models that every system trains in every benchmark: multi-layer perceptrons by size, and a small ResNet."""
+"""The models that every system trains in every benchmark: multi-layer perceptrons by size, a small ResNet and transformer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ LAYERS = {
     "25m": (1024, 4096, 4096, 1024, CLASSES),
 }
 RESNET20 = "resnet20"  # the model zoo's, for PyTorch, at the pace of a simulated GPU if there is one
+TRANSFORMER = "transformer"  # four layers of 128, for PyTorch
+TORCH_MODELS = (*LAYERS, RESNET20, TRANSFORMER)
 
 
 def worker_batch(model: str) -> int:
     """Samples per worker and step."""
-    return 9 if model == RESNET20 else WORKER_BATCH
+    return {RESNET20: 9, TRANSFORMER: 16}.get(model, WORKER_BATCH)
 
 
 def recovery_steps(model: str) -> int:

@@ -9,11 +9,13 @@ and plain Horovod on two. ``--loops all`` adds the loops that explain the differ
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from benchmarks.experiments.zoo.pace import VARIABLE as PACE
 from benchmarks.harness import (
     Results,
     Summary,
@@ -26,18 +28,22 @@ from benchmarks.harness import (
 )
 from benchmarks.ladders import LADDERS, LOOPS, MAIN_LOOPS, Ladder
 from benchmarks.measured_run import Sample, Setting, measure
-from benchmarks.models import LAYERS
+from benchmarks.models import LAYERS, TORCH_MODELS
 
 LAPS = ("load", "compute", "reduce", "update", "step", "commit")
 
 
 def main() -> int:
     args = parse()
+    if args.pace:
+        os.environ[PACE] = str(args.pace)
     results = Results("throughput", args.out)
     print(describe_machine(results.machine))
     for ladder in LADDERS:
         if chosen := [name for name in args.loops if name in ladder.loops]:
             for model in args.models:
+                if ladder.framework == "keras" and model not in LAYERS:
+                    continue
                 setting = Setting(model, ladder.workers, args.warm_up, args.seconds)
                 report(ladder, model, climb(ladder, chosen, setting, args.rounds, results), results)
     print(f"results: {results.path}")
@@ -49,12 +55,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="measured part of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm_up", type=int, default=30, help="steps before the measured part")
-    parser.add_argument("--models", type=names, default=["1m", "25m"], help=",".join(LAYERS))
+    parser.add_argument("--models", type=names, default=["1m", "25m"], help=",".join(TORCH_MODELS))
     parser.add_argument("--loops", type=names, default=list(MAIN_LOOPS), help=f"all, or some of {', '.join(LOOPS)}")
+    parser.add_argument(
+        "--pace", type=float, default=0.0, help="seconds a sample takes on a simulated GPU, which leaves the cores free"
+    )
     add_out(parser)
     args = parser.parse_args()
     args.loops = list(LOOPS) if args.loops == ["all"] else args.loops
-    for given, known in ((args.loops, LOOPS), (args.models, LAYERS)):
+    for given, known in ((args.loops, LOOPS), (args.models, TORCH_MODELS)):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     return args
@@ -77,7 +86,13 @@ def climb(
 
 
 def identity(ladder: Ladder, model: str, name: str) -> dict[str, object]:
-    return {"model": model, "loop": name, "framework": ladder.framework, "workers": ladder.workers}
+    return {
+        "model": model,
+        "loop": name,
+        "framework": ladder.framework,
+        "workers": ladder.workers,
+        "pace": os.environ.get(PACE),
+    }
 
 
 def ratio(runs: Mapping[str, Sequence[Sample]], name: str, reference: str) -> Summary | None:

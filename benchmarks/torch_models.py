@@ -8,16 +8,16 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.experiments.zoo.pace import at_pace
-from benchmarks.models import CLASSES, LAYERS, RESNET20, worker_batch
+from benchmarks.models import CLASSES, LAYERS, RESNET20, TRANSFORMER, worker_batch
 from model_zoo.cifar10 import resnet20_torch
 
 IMAGE = (3, 32, 32)  # as CIFAR-10 has them
+TOKENS, WORDS, WIDTH = 32, 1000, 128  # of a sample of the transformer's
 
 
 def make_model(name: str) -> torch.nn.Module:
-    """Always the same initial weights. ResNet20 takes the time of a simulated GPU, if the environment says so."""
-    model = _make_bare(name)
-    return at_pace(model, free_first_step=False) if name == RESNET20 else model
+    """Always the same initial weights. It takes the time of a simulated GPU, if the environment says so."""
+    return at_pace(_make_bare(name), free_first_step=False)
 
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -31,6 +31,8 @@ def make_dataset(name: str, samples: int) -> TensorDataset:
         values = IMAGE[0] * IMAGE[1] * IMAGE[2]
         row = torch.randn(values + samples - 1, generator=generator)
         images = row.unfold(0, values, 1).view(samples, *IMAGE)  # windows of one row: as many as wanted, in no memory
+    elif name == TRANSFORMER:
+        images = torch.randint(0, WORDS, (samples, TOKENS), generator=generator)
     else:
         images = torch.randn(samples, LAYERS[name][0], generator=generator)
     return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))
@@ -50,7 +52,24 @@ def _make_bare(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if name == RESNET20:
         return resnet20_torch.custom_model()
+    if name == TRANSFORMER:
+        return _Transformer()
     layers: list[torch.nn.Module] = []
     for inputs, outputs in pairwise(LAYERS[name]):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
+
+
+class _Transformer(torch.nn.Module):
+    """Classifies sequences of tokens: 0.9 M parameters in 51 tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(WORDS, WIDTH)
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.classes = torch.nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        classes: torch.Tensor = self.classes(self.layers(self.words(tokens)).mean(dim=1))
+        return classes

@@ -35,15 +35,15 @@ def summaries(entries: list[dict]) -> list[dict]:
 
 @pytest.mark.timeout(300)
 def test_throughput(tmp_path):
-    loops = "elasticdl,horovod,ddp"
+    loops = "elasticdl-torch,elasticdl-horovod,horovod,ddp"
     arguments = ["--models", "1m", "--rounds", "1", "--seconds", "0.5", "--warm_up", "3", "--loops", loops]
     found = {entry["loop"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "throughput", *arguments))}
     assert list(found) == loops.split(",")
     assert found["horovod"]["over_horovod"]["median"] == 1
     assert all(entry["rate"]["median"] > 0 for entry in found.values())
-    laps = found["elasticdl"]["laps_ms"]
+    laps = found["elasticdl-torch"]["laps_ms"]
     assert laps["commit"] < laps["compute"]
-    assert sum(laps.values()) == pytest.approx(found["elasticdl"]["step_ms"], rel=0.1)
+    assert sum(laps.values()) == pytest.approx(found["elasticdl-torch"]["step_ms"], rel=0.1)
 
 
 @pytest.mark.timeout(300)

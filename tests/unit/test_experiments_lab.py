@@ -354,12 +354,10 @@ def small_model():
 
 
 def test_a_simulated_gpu_takes_its_time_for_what_is_the_same_arithmetic(sleeps, monkeypatch):
-    paced, inputs = at_pace(small_model()), torch.ones(6, 3)
+    paced, inputs = at_pace(small_model(), free_first_step=False), torch.ones(6, 3)
     monkeypatch.delenv(VARIABLE)
     plain = at_pace(small_model())
     for model in (paced, plain):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # a step has begun
         model(inputs).sum().backward()
     (slept,) = sleeps
     assert slept == pytest.approx(600, abs=5)
@@ -381,10 +379,8 @@ def test_a_warm_up_takes_no_time_and_an_evaluation_a_third(sleeps):
 def test_an_update_just_before_is_a_part_of_a_samples_time(sleeps, monkeypatch, ago, expected):
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    model, inputs = at_pace(small_model()), torch.ones(6, 3)
+    model, inputs = at_pace(small_model(), free_first_step=False), torch.ones(6, 3)
     optimizer = updated_at_pace(torch.optim.SGD(model.parameters(), lr=0.1))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
 
     def reduce(*_):  # registered as training begins, and it takes long
         clock[0] += 10_000

@@ -23,8 +23,7 @@ _ATTRIBUTE = "simulated_pace"  # of the model's first parameter, which its optim
 def at_pace(model: torch.nn.Module, *, free_first_step: bool = True) -> torch.nn.Module:
     """The model, slowed down if the environment says so. What is computed is the same.
 
-    ``free_first_step``: a step before which there are no gradients is a warm-up, which on a GPU takes no time. Not for
-    loops that remove their gradients.
+    ``free_first_step``: the first step of a process is a warm-up, which on a GPU takes no time.
     """
     seconds = float(os.environ.get(VARIABLE) or 0)
     if seconds:
@@ -49,11 +48,10 @@ class Pace:
     ) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
         self._seconds = seconds
-        self._free_first_step = free_first_step
+        self._warm = not free_first_step
         self._until = 0.0
         self._update_began = 0.0
         self._follows_updates = False
-        self._first = first
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end_forward)
         # The last gradient that a backward pass makes.
@@ -63,7 +61,7 @@ class Pace:
         now, work = time.monotonic(), len(inputs[0]) * self._seconds
         if not model.training:
             self._until = now + work * FORWARD_PART
-        elif self._free_first_step and self._first.grad is None:
+        elif not self._warm:
             self._until = 0.0
         else:
             self._until = work + (self._update_began if now - self._update_began < UPDATE_PART * work else now)
@@ -84,6 +82,7 @@ class Pace:
             self._sleep()
 
     def _end_backward(self, parameter: torch.Tensor) -> None:
+        self._warm = True
         self._sleep()
 
     def _sleep(self) -> None:
