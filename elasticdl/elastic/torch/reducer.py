@@ -36,8 +36,10 @@ class GradientReducer:
         self._collective = collective
         self._buffers = Buffers(buffers)
         device = next((each.device for each in parameters()), torch.device("cpu"))
-        # This process reads the vote. The loss stays where the model is, so that nobody waits for it before the step's end.
-        self._vote, self._loss = torch.zeros(VOTE_SIZE + 1), torch.zeros(1, device=device)
+        self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
+        self._vote = torch.zeros(VOTE_SIZE + 1)
+        # A loss on a GPU stays there, so that nobody waits for it before the step's end.
+        self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._trained: list[torch.nn.Parameter] = []
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
@@ -46,8 +48,9 @@ class GradientReducer:
         """A step begins: there are no gradients."""
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
-        self._vote.zero_()
-        self._loss.zero_()
+        self._votes = [0.0] * len(self._votes)
+        if self._loss is not None:
+            self._loss.zero_()
         self._buffers.begin()
         for parameter in self._all():
             parameter.grad = None
@@ -57,8 +60,11 @@ class GradientReducer:
 
         ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
         """
-        self._vote[SAMPLES] += samples
-        self._loss += loss.detach().to(self._loss.dtype) * samples
+        self._votes[SAMPLES] += samples
+        if self._loss is None:
+            self._votes[LOSS] += loss.item() * samples
+        else:
+            self._loss += loss.detach().to(self._loss) * samples
         self._buffers.add(weight, is_first=is_first, alone=self._collective.world.size == 1)
 
     def reset_buffers(self) -> None:
@@ -71,14 +77,14 @@ class GradientReducer:
         ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
         micro-batch was added.
         """
-        self._vote[LEAVING], self._vote[STOPPING] = leaving, stopping
+        self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
         self._buffers.close(share)
 
     def launching(self) -> AbstractContextManager[None]:
         """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
         if self._buckets is None or self._agreed != self._collective.world.version:
             return contextlib.nullcontext()
-        self._vote[CHANGED] = self._has_changed()
+        self._fill_vote()
         return self._buckets.launching()
 
     def reduce(self, scale: float = 1.0) -> Vote:
@@ -104,15 +110,19 @@ class GradientReducer:
             WorldBroken: a member was lost.
         """
         self.begin()
-        self._vote[ENDED] = 1.0
+        self._votes[ENDED] = 1.0
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._result()
 
     def _result(self) -> Vote:
-        sums = self._vote.tolist()
-        sums[LOSS] = self._loss.item()
-        return Vote.of(sums)
+        if self._loss is not None:
+            self._votes[LOSS] = self._loss.item()
+        return Vote.of(self._votes)
+
+    def _fill_vote(self) -> None:
+        self._votes[CHANGED] = self._has_changed()
+        self._vote.copy_(torch.tensor(self._votes))
 
     def _complete_alone(self, scale: float) -> None:
         for parameter in self._present():
@@ -126,10 +136,12 @@ class GradientReducer:
             self._agree()
             self._agreed = self._collective.world.version
         if self._buckets is None:
-            self._buckets = Buckets(self._trained, [*self._buffers.deltas, self._vote, self._loss], self._collective)
-        self._vote[CHANGED] = self._has_changed()
+            tail = [*self._buffers.deltas, self._vote, *([] if self._loss is None else [self._loss])]
+            self._buckets = Buckets(self._trained, tail, self._collective)
+        self._fill_vote()
         self._buckets.finish(scale)
-        if self._vote[CHANGED]:
+        self._votes = self._vote.tolist()
+        if self._votes[CHANGED]:
             self._sum_changed(scale)
 
     # -- which parameters are trained --

@@ -23,7 +23,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.state import copied
+from elasticdl.elastic.training.state import UNCHANGING, copied
 
 
 class TorchState(state.TrainingState):
@@ -151,8 +151,14 @@ class TorchState(state.TrainingState):
 
     def _dump_settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""
-        groups = self.optimizer.param_groups
-        return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
+        return [
+            {
+                key: value if type(value) in UNCHANGING else copy.deepcopy(value)
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self.optimizer.param_groups
+        ]
 
     def _load_settings(self, settings: list[dict[str, Any]]) -> None:
         for group, saved in zip(self.optimizer.param_groups, settings, strict=False):  # one may have been added since
