@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,14 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE, python_path
+from elasticdl.common.tether import die_with_parent
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
+from elasticdl.master.launchers.fork_server import CannotFork, ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
-from elasticdl.master.launchers.tether import die_with_parent
+from elasticdl.master.launchers.preload import modules_to_preload
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
 from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
@@ -38,6 +41,8 @@ from elasticdl.master.service.servicer import Server
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
 PARENT_GONE = signal.SIGUSR1
+
+_log = logging.getLogger(__name__)
 
 # Makes the launcher of a job, from what a worker must know to reach the master.
 LauncherFactory = Callable[[MasterAddress, Report], Launcher]
@@ -96,14 +101,32 @@ def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
         def environment(worker_id: int, slot: Slot) -> dict[str, str]:
             worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
             inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-            startup = python_path(os.environ) if spec.command else {}
-            return {**inherited, **slot.environment, **worker.to_env(), **startup}
+            return {**inherited, **slot.environment, **worker.to_env(), **python_path(os.environ)}
 
         argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report)
+        command = WorkerCommand(argv, environment, job_dir.worker_log)
+        server = _fork_server(spec, argv, environment(0, Slot(0, {})), job_dir.master_log)
+        return LocalLauncher(command, slots, report, server)
 
     return make
+
+
+def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
+    """Already importing; None where workers have to be started plainly, or would gain nothing."""
+    if spec.start_method == "spawn":
+        return None
+    try:
+        server = ForkServer(argv, environment, modules_to_preload(spec), log)
+        server.start()
+    except CannotFork as reason:
+        if str(reason):
+            _log.warning("workers are started plainly, which takes longer: %s", reason)
+        return None
+    except OSError as error:
+        _log.warning("workers are started plainly, which takes longer: %s", error.strerror or error)
+        return None
+    return server
 
 
 def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:
