@@ -192,7 +192,9 @@ def _become_ordinary(environment: dict[str, str], request: Request, log: int) ->
         os.environ.pop(name, None)
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # TMPDIR is another
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own generator sees to itself, and PyTorch's begins the same in each process
+    if numpy := sys.modules.get("numpy"):  # Python's own generator sees to itself
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if process := sys.modules.get("multiprocessing.process"):
         process.current_process().authkey = os.urandom(32)
