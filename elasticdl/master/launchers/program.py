@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ _FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, tha
 _WITH_ARGUMENT = frozenset("WX")
 MOST_FILES = 500
 PACKAGE = "elasticdl"
+# A program that sets one of these means the import that follows.
+_READ_AT_IMPORT = re.compile(
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|KERAS|XLA|GRPC|CUBLAS|NVIDIA|LD|MALLOC)_.*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,9 @@ class _Reader:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             raise CannotFork(f"{shown} is not Python") from None
+        for line, variable in _variables_set(tree):
+            if _READ_AT_IMPORT.fullmatch(variable):
+                raise CannotFork(f"{shown}:{line} sets {variable}, which is read during imports")
         for name in _imported(tree, package):
             parts = name.split(".")
             if parts[0] == PACKAGE:  # a program beside the package itself is in no need of being followed into it
@@ -156,3 +164,29 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _variables_set(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Environment variables that are set by name, and where: ``os.environ[NAME] = ...``, ``.setdefault``, ``.update``, ``putenv``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and _is_environ(node.value):
+            yield from _texts(node.lineno, node.slice)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _sets_variables(node.func):
+            yield from _texts(node.lineno, *node.args)
+            yield from ((node.lineno, keyword.arg) for keyword in node.keywords if keyword.arg)
+
+
+def _sets_variables(called: ast.Attribute) -> bool:
+    of_environ = called.attr in ("setdefault", "update", "pop") and _is_environ(called.value)
+    return of_environ or called.attr in ("putenv", "unsetenv")
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
+
+
+def _texts(line: int, *nodes: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield line, each.value
