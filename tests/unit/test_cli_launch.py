@@ -126,6 +126,18 @@ def test_a_name_is_free_again_when_its_job_is_over(command):
     assert [job.name for job in jobs()] == ["again"]
 
 
+def test_what_a_check_finds_leaves_all_as_it_was(command, tmp_path):
+    assert end_of(command("train", "--model_def=ok", "--job_name=one"))[0] == 0
+    journal = jobs_root() / "one" / "journal.jsonl"
+    before = journal.read_text()
+    (tmp_path / "pretend_check.py").write_text("import sys; print('no such module', file=sys.stderr); sys.exit(2)")
+    for name in ("one", "two"):
+        code, out, err = end_of(command("train", "--model_def=ok", f"--job_name={name}"))
+        assert (code, out, err) == (2, "", "elasticdl train: no such module\n")
+    assert [path.name for path in jobs_root().iterdir()] == ["one"]
+    assert journal.read_text() == before
+
+
 def test_a_name_that_is_taken(command):
     running = command("train", "--model_def=forever", "--job_name=busy")
     read_until(running, "evaluation")
