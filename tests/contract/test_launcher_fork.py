@@ -147,6 +147,15 @@ def test_so_do_modules_and_commands(tmp_path, caplog, monkeypatch, arguments):
     compare(plain, forked)
 
 
+@pytest.mark.parametrize("hook", ["import sys; sys.hooked = __name__", "1 / 0", "import no_such_module"])
+def test_what_a_hook_of_the_user_s_does_at_start_up_is_the_same(tmp_path, caplog, hook):
+    written(tmp_path, hook, "sitecustomize.py")
+    command = [sys.executable, "-c", "import sys; print(sys.hooked if hasattr(sys, 'hooked') else 'no')"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (plain, exited), (forked, forked_exited) = both(command, tmp_path, caplog, environ=environ)
+    assert (forked, forked_exited.code) == (plain, exited.code)
+
+
 def compare(plain, forked):
     expected, seen = json.loads(plain), json.loads(forked)
     for each in (expected, seen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def program_of(argv: Sequence[str], python: str = sys.executable) -> Program:
 
 def _same_program(name: str, python: str) -> bool:
     """In the same folder, as an environment's Python is a link to another's."""
-    path, other = os.path.abspath(name), os.path.abspath(python)
+    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(python)
     return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)
 
 

@@ -136,9 +136,11 @@ def main() -> None:
         sys.meta_path.insert(0, PatchingFinder())
     if MASTER in os.environ:
         sys.meta_path.insert(1, OwnFinder())
-    run_next(sys.path)
-    if template := os.environ.get(TEMPLATE):
-        become_template(template)
+    try:
+        run_next(sys.path)
+    finally:  # whatever another project's hook raises, Python says so and goes on
+        if template := os.environ.get(TEMPLATE):
+            become_template(template)
 
 
 if __name__ == "sitecustomize":
