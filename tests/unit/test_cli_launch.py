@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -134,8 +135,28 @@ def test_what_a_check_finds_leaves_all_as_it_was(command, tmp_path):
     for name in ("one", "two"):
         code, out, err = end_of(command("train", "--model_def=ok", f"--job_name={name}"))
         assert (code, out, err) == (2, "", "elasticdl train: no such module\n")
+    (tmp_path / "pretend_check.py").write_text("1 / 0")
+    assert end_of(command("train", "--model_def=ok", "--job_name=one"))[0] == 1
     assert [path.name for path in jobs_root().iterdir()] == ["one"]
     assert journal.read_text() == before
+
+
+def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
+    checked = tmp_path / "checked"
+    text = f"import pathlib, time; pathlib.Path({str(checked)!r}).touch(); time.sleep(600)"
+    (tmp_path / "pretend_check.py").write_text(text)
+    process = command("train", "--model_def=ok", "--job_name=one")
+    deadline = time.monotonic() + TIMEOUT
+    while not checked.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    code, out, _ = end_of(process)
+    assert (code, out) == (130, "")
+    assert list(jobs_root().iterdir()) == []
+    assert len(children) == 2
+    assert psutil.wait_procs(children, TIMEOUT)[1] == []
 
 
 def test_a_name_that_is_taken(command):

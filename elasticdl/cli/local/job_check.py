@@ -21,6 +21,10 @@ CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, 
 POLL = 0.02
 
 
+class CheckBrokeError(JobFailedError):
+    """Nothing is known of the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobCheck:
     process: subprocess.Popen[bytes]
@@ -31,7 +35,7 @@ class JobCheck:
 
         Raises:
             UserError: what the check found.
-            JobFailedError: the check itself broke.
+            CheckBrokeError: the check itself broke.
         """
         deadline = time.monotonic() + CHECK_TIMEOUT
         while self.process.poll() is None:
@@ -47,7 +51,7 @@ class JobCheck:
             raise UserError(lines[-1])
         if code != 0:
             tail = "\n".join(lines[-20:])
-            raise JobFailedError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
+            raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
         return True
 
 

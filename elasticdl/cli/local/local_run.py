@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from elasticdl.cli.job_handle import made_up_name
-from elasticdl.cli.local.job_check import checking
+from elasticdl.cli.local.job_check import CheckBrokeError, checking
 from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
@@ -111,7 +111,7 @@ def require_executable(command: tuple[str, ...]) -> None:
 def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
 
-    If the user is to blame for what is raised within, or interrupts the check, all is as it was before.
+    If the user is to blame for what is raised within, or the check breaks or is interrupted, all is as it was before.
     """
     prune_jobs()
     before = JobDir(jobs_root() / spec.job_name)
@@ -124,7 +124,7 @@ def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     write_aside(job.spec, spec.to_json())
     try:
         yield job, spec
-    except (UserError, Interrupted):
+    except (UserError, CheckBrokeError, Interrupted):
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():
             aside.rename(job.path)

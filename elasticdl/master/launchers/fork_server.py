@@ -55,16 +55,8 @@ class ForkedWorker:
             os.close(descriptor)
         kill_group(self.pid)  # while the number can't be another's
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        await self._reap_group()
+        await reap_group(self.pid)
         return code
-
-    async def _reap_group(self) -> None:
-        """Its children have become this process's."""
-        deadline = time.monotonic() + END_SECONDS
-        with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < deadline:
-                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
-                    await asyncio.sleep(REAP_SECONDS)
 
 
 class ForkServer:
@@ -186,3 +178,12 @@ def kill_group(pid: int) -> None:
     """End a process and its children at once."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+async def reap_group(pid: int) -> None:
+    """The children of a process that has ended, and which were killed, have become this process's."""
+    deadline = time.monotonic() + END_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-pid, os.WNOHANG) == (0, 0):
+                await asyncio.sleep(REAP_SECONDS)

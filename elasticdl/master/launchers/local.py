@@ -22,7 +22,7 @@ from elasticdl.common.tether import tethered
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
-from elasticdl.master.launchers.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group
+from elasticdl.master.launchers.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
@@ -65,6 +65,7 @@ class PlainWorker:
     async def wait(self) -> int:
         code = await self.process.wait()
         kill_group(self.pid)
+        await reap_group(self.pid)
         return code
 
 
