@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,10 +26,12 @@ from benchmarks.loops.startlog import FOLDER
 from benchmarks.processes import ROOT, Failed, Processes, wait_until
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry, read_journal
+from elasticdl.common.tether import tethered
 
 METHODS = ("fork", "spawn")
 START_SECONDS = 180.0
 MEASURES = ("first line", "first step", "CPU")
+OF_JOBS = ("first world", "end", "CPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,8 @@ def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
         return starts
 
 
-def measure_digits(method: str) -> tuple[float, float]:
-    """Seconds from typing to the first world, in which steps follow at once, and to the end of the command.
+def measure_digits(method: str) -> tuple[float, float, float]:
+    """Seconds from typing to the first world, in which steps follow at once, and to the end; processor time of it all.
 
     Raises:
         Failed: the job did.
@@ -100,9 +103,9 @@ def measure_digits(method: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch:
         options = ["--model_zoo", str(ROOT / "model_zoo"), "--model_def", "digits.cnn_torch", "--num_epochs", "10"]
         options += ["--job_name", "digits", "--start_method", method]
-        began = time.time()
+        began, cpu = time.time(), _cpu_of_children()
         done = subprocess.run(
-            [*COMMAND, "train", *options],
+            tethered([*COMMAND, "train", *options]),
             env={**os.environ, "ELASTICDL_HOME": scratch},
             capture_output=True,
             text=True,
@@ -114,7 +117,13 @@ def measure_digits(method: str) -> tuple[float, float]:
         ready = [
             e for e in read_journal(JobDir(Path(scratch) / "jobs" / "digits").journal) if e["event"] == "collective"
         ]
-        return ready[0]["time"] - began, ended - began
+        return ready[0]["time"] - began, ended - began, _cpu_of_children() - cpu
+
+
+def _cpu_of_children() -> float:
+    """Of all that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -126,23 +135,23 @@ def main() -> None:
     args = parser.parse_args()
     results = Results("start", args.out)
     rows = []
-    for framework in args.frameworks:
+    for framework in args.frameworks if args.repetitions else ():
         for method, starts in measure_workers(framework, args.repetitions).items():
             each = [[s.first_line for s in starts], [s.first_step for s in starts], [s.cpu for s in starts]]
             found = dict(zip(MEASURES, map(summarise, each), strict=True))
             results.add("worker", framework=framework, method=method, seconds=found)
             rows.append(_row(f"{framework}, {method}", found))
     show_table("a worker, seconds from being asked for (CPU: its own until the first step)", ("", *MEASURES), rows)
-    times: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}
+    times: dict[str, list[tuple[float, float, float]]] = {method: [] for method in METHODS}
     for _ in range(args.jobs):
         for method in METHODS:
             times[method].append(measure_digits(method))
     rows = []
     for method, measured in times.items() if args.jobs else ():
-        found = {"first world": summarise(t[0] for t in measured), "end": summarise(t[1] for t in measured)}
+        found = dict(zip(OF_JOBS, map(summarise, zip(*measured, strict=True)), strict=True))
         results.add("job", method=method, seconds=found)
         rows.append(_row(method, found))
-    show_table("10 epochs on digits, seconds from typing", ("", "first world", "end"), rows)
+    show_table("10 epochs on digits, seconds from typing", ("", *OF_JOBS), rows)
     print(f"{describe_machine(results.machine)}; results: {results.path}")
 
 
