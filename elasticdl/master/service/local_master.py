@@ -103,11 +103,12 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
 def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
+    # As it is now: what the master imports later may set variables of its own.
+    inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
     def environment(worker_id: int, slot: Slot) -> dict[str, str]:
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
-        inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-        return {**inherited, **slot.environment, **worker.to_env(), **python_path(os.environ)}
+        return {**inherited, **slot.environment, **worker.to_env()}
 
     argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
     server = _fork_server(spec, argv, environment(0, Slot(0, {})), job_dir.master_log)
