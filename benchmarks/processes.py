@@ -17,7 +17,7 @@ from typing import Self
 
 import psutil
 
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.common.tether import tethered
 
 ROOT = Path(__file__).parent.parent
 POLL = 0.01

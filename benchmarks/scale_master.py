@@ -13,7 +13,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -104,11 +104,11 @@ def main() -> None:
     job_dir, hosts = JobDir(Path(sys.argv[1])), int(sys.argv[2])
     spec = JobSpec.from_json(job_dir.spec.read_text())
 
-    def make_launcher(master: MasterAddress, report: Report) -> Launcher:
+    def prepare(master: MasterAddress) -> Callable[[Report], Launcher]:
         room = Room(job_dir.path / SOCKET, hosts, spec.num_workers.maximum)
-        return SimulatedLauncher(master, report, room)
+        return lambda report: SimulatedLauncher(master, report, room)
 
-    asyncio.run(serve_here(spec, job_dir, make_launcher))
+    asyncio.run(serve_here(spec, job_dir, prepare))
 
 
 if __name__ == "__main__":

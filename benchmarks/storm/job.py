@@ -21,7 +21,7 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.jobdir import JobDir, write_aside
 from elasticdl.common.journal import Entry
 from elasticdl.common.spec import JobSpec, WorkerRange
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.common.tether import tethered
 
 NAME = "storm"
 PORT = 4000  # of a network namespace in which nobody else is

@@ -118,7 +118,8 @@ def create_job_dir(name: str) -> JobDir:
 def list_jobs() -> list[JobDir]:
     """All local jobs, the newest first."""
     root = jobs_root()
-    found = [JobDir(path) for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    paths = root.iterdir() if root.is_dir() else ()
+    found = [JobDir(path) for path in paths if path.is_dir() and not path.name.startswith(".")]
     return sorted(found, key=_modified, reverse=True)
 
 

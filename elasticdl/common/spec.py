@@ -198,6 +198,8 @@ class JobOptions(OptionGroup):
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
+    start_method: Literal["fork", "spawn"] = "fork"
+    """how workers of this machine start: forked from a process that has imported the framework already, where that is safe, or anew"""
     port: int = Field(0, ge=0, le=65535)
     """port of the master; 0: any free one"""
 

@@ -24,7 +24,7 @@ RUN_MODULE = (sys.executable, "-P", "-m")
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     """The variable that puts the folder before what the user has on the path."""
     # An empty entry would stand for the current directory.
-    before = [entry for entry in environ.get(_VARIABLE, "").split(os.pathsep) if entry]
+    before = [entry for entry in environ.get(_VARIABLE, "").split(os.pathsep) if entry not in ("", str(STARTUP_FOLDER))]
     return {_VARIABLE: os.pathsep.join([str(STARTUP_FOLDER), *before])}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import importlib
+import os
 import pkgutil
 import random
 import sys
@@ -50,6 +51,17 @@ def import_learner(framework: Framework) -> type[Learner]:
     """Imports the framework, too."""
     learner: type[Learner] = pkgutil.resolve_name(f"elasticdl.worker.{framework.learner}")
     return learner
+
+
+def import_torch() -> None:
+    """For a process from which workers are forked."""
+    import_learner(TORCH)
+
+
+def import_keras() -> None:
+    """For a process from which workers are forked."""
+    set_defaults(os.environ)
+    import_learner(KERAS)
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.common.tether import tethered
 
 KUBERNETES = "1.20.2"
 SUITE = "bookworm"

@@ -2,13 +2,16 @@
 
 import asyncio
 import signal
+import sys
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 
+from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.devices import Slots
+from elasticdl.master.launchers.fork_server import ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
 
 PLACES = 2
@@ -87,23 +90,40 @@ async def fake_bench(tmp_path):
     await bench.launcher.close()
 
 
+ENDS_WHEN_TOLD = """
+import os, sys, time
+told = os.path.join(os.environ["WORK"], os.environ["ELASTICDL_WORKER_ID"])
+while not os.path.exists(told):
+    time.sleep(0.02)
+print("ends")
+sys.exit(int(open(told).read()))
+"""
+
+
 @asynccontextmanager
-async def local_bench(tmp_path):
+async def local_bench(tmp_path, modules=()):
     def end(worker_id, code):
         (tmp_path / f".{worker_id}").write_text(str(code))
         (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
 
-    program = 'while [ ! -e "$WORK/$ID" ]; do sleep 0.02; done; echo "ends"; exit $(cat "$WORK/$ID")'
+    common = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
     command = WorkerCommand(
-        argv=("sh", "-c", program),
-        environment=lambda worker_id, slot: {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path), "ID": str(worker_id)},
+        argv=(sys.executable, "-c", ENDS_WHEN_TOLD),
+        environment=lambda worker_id, slot: {**common, WORKER_ID: str(worker_id)},
         log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
     )
     bench = Bench(end)
-    bench.launcher = LocalLauncher(command, Slots(PLACES, [], tmp_path), bench.reports.put_nowait)
+    server = ForkServer(command.argv, common, modules, tmp_path / "master.log") if modules else None
+    bench.launcher = LocalLauncher(command, Slots(PLACES, [], tmp_path), bench.reports.put_nowait, server)
     yield bench
     await bench.launcher.close()
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
+
+
+@asynccontextmanager
+async def fork_bench(tmp_path):
+    async with local_bench(tmp_path, ["json"]) as bench:
+        yield bench
 
 
 CHECKS = []
@@ -113,7 +133,7 @@ def contract(check):
     """Run a check on each launcher; on the one for Kubernetes where there is a cluster."""
     CHECKS.append(check)
 
-    @pytest.mark.parametrize("make", [fake_bench, local_bench])
+    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench])
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:

@@ -15,7 +15,7 @@ import psutil
 
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry, read_journal
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.common.tether import tethered
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ZOO = Path(__file__).parent / "zoo"

@@ -90,6 +90,20 @@ def test_rescale(tmp_path, framework):
         assert entry["pause"]["median"] == pytest.approx(entry["reported"]["median"], abs=0.5)
 
 
+@pytest.mark.timeout(300)
+def test_start(tmp_path):
+    arguments = ["--repetitions", "1", "--frameworks", "torch", "--jobs", "0"]
+    entries = run(tmp_path / "out.jsonl", "start", *arguments)
+    assert [(entry["kind"], entry["framework"], entry["method"]) for entry in entries] == [
+        ("worker", "torch", "fork"),
+        ("worker", "torch", "spawn"),
+    ]
+    for entry in entries:
+        seconds = {name: summary["median"] for name, summary in entry["seconds"].items()}
+        assert 0 < seconds["first line"] < seconds["first step"]
+        assert seconds["CPU"] > 0
+
+
 def test_master_scale(tmp_path):
     arguments = ["--workers", "20", "--repetitions", "1", "--steady", "0.5"]
     (entry,) = summaries(run(tmp_path / "out.jsonl", "master_scale", *arguments))

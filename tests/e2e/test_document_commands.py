@@ -17,7 +17,7 @@ import yaml
 from kubernetes import client
 
 from elasticdl.common.journal import read_journal
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.common.tether import tethered
 from tests.cluster.cluster import Cluster
 from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
 

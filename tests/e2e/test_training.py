@@ -36,6 +36,7 @@ def fixed_curves(tmp_path_factory):
         arguments = [*TRAIN, "--num_workers", str(workers), "--max_step", str(STEPS), "--num_epochs", "1000"]
         with start(home, *arguments, "--tensorboard_log_dir", board) as job:
             assert job.finish() == 0, job.describe()
+            assert "plainly" not in job.job.master_log.read_text()  # all were forked
         curves[workers] = losses(Path(board))
     return curves
 

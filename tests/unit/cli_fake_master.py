@@ -140,7 +140,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job_dir", type=Path, required=True)
     parser.add_argument("--die_with_parent", type=int)
-    job = JobDir(parser.parse_args().job_dir)
+    parser.add_argument("--held", action="store_true")
+    args = parser.parse_args()
+    if args.held and not sys.stdin.readline():
+        return 1
+    job = JobDir(args.job_dir)
     part = JobSpec.from_json(job.spec.read_text()).model_def
     if part == "refuses":
         print("noise\n--port 80: the port is taken; choose another", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.local import local_run
+from elasticdl.cli.local import job_check, local_run
 from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.spec import JobSpec
@@ -83,13 +83,18 @@ def test_a_bare_python_is_the_one_that_has_elasticdl():
         assert local_run.with_this_python(command) == command
 
 
+def check_job(spec):
+    with job_check.checking(spec) as check:
+        assert check.wait()
+
+
 @pytest.fixture
 def check_that(tmp_path, monkeypatch):
     """Replace the worker's check by the given lines of Python."""
 
     def install(code: str) -> None:
         (tmp_path / "pretend_check.py").write_text(code)
-        monkeypatch.setattr(local_run, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setattr(job_check, "CHECK_MODULE", "pretend_check")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     return install
@@ -98,20 +103,20 @@ def check_that(tmp_path, monkeypatch):
 def test_the_check_gets_the_job(check_that, tmp_path):
     check_that(f"import sys; open({str(tmp_path / 'seen')!r}, 'w').write(sys.stdin.read())")
     spec = JobSpec(model_def="digits.cnn_torch")
-    local_run.check_job(spec)
+    check_job(spec)
     assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
 
 
 def test_what_the_check_finds_is_relayed(check_that):
     check_that("import sys; print('noise', file=sys.stderr); print('no module', file=sys.stderr); sys.exit(2)")
     with pytest.raises(UserError, match=r"^no module$"):
-        local_run.check_job(JobSpec())
+        check_job(JobSpec())
 
 
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
-        local_run.check_job(JobSpec())
+        check_job(JobSpec())
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
@@ -123,7 +128,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
         with pytest.raises(UserError) if ending else contextlib.nullcontext():
-            local_run.check_job(JobSpec())
+            check_job(JobSpec())
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
     finally:
@@ -136,4 +141,4 @@ def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_pat
     (tmp_path / "elasticdl" / "__init__.py").touch()  # as in a checkout of the older ElasticDL
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no zoo/nothing\.py"):
-        local_run.check_job(JobSpec(model_zoo="zoo", model_def="nothing"))
+        check_job(JobSpec(model_zoo="zoo", model_def="nothing"))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,11 @@ TIMEOUT = 60.0
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import local_run, master_process
+from elasticdl.cli.local import job_check, local_run, master_process
 
 master_process.MASTER_MODULE = "cli_fake_master"
 master_process.CLOSING_TIME = local_run.CLOSING_TIME = 2.0
-local_run.CHECK_MODULE = "pretend_check"
+job_check.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -124,6 +125,38 @@ def test_a_name_is_free_again_when_its_job_is_over(command):
         code, _, err = end_of(command("train", "--model_def=ok", "--job_name=again"))
         assert (code, err) == (0, "")
     assert [job.name for job in jobs()] == ["again"]
+
+
+def test_what_a_check_finds_leaves_all_as_it_was(command, tmp_path):
+    assert end_of(command("train", "--model_def=ok", "--job_name=one"))[0] == 0
+    journal = jobs_root() / "one" / "journal.jsonl"
+    before = journal.read_text()
+    (tmp_path / "pretend_check.py").write_text("import sys; print('no such module', file=sys.stderr); sys.exit(2)")
+    for name in ("one", "two"):
+        code, out, err = end_of(command("train", "--model_def=ok", f"--job_name={name}"))
+        assert (code, out, err) == (2, "", "elasticdl train: no such module\n")
+    (tmp_path / "pretend_check.py").write_text("1 / 0")
+    assert end_of(command("train", "--model_def=ok", "--job_name=one"))[0] == 1
+    assert [path.name for path in jobs_root().iterdir()] == ["one"]
+    assert journal.read_text() == before
+
+
+def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
+    checked = tmp_path / "checked"
+    text = f"import pathlib, time; pathlib.Path({str(checked)!r}).touch(); time.sleep(600)"
+    (tmp_path / "pretend_check.py").write_text(text)
+    process = command("train", "--model_def=ok", "--job_name=one")
+    deadline = time.monotonic() + TIMEOUT
+    while not checked.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    code, out, _ = end_of(process)
+    assert (code, out) == (130, "")
+    assert list(jobs_root().iterdir()) == []
+    assert len(children) == 2
+    assert psutil.wait_procs(children, TIMEOUT)[1] == []
 
 
 def test_a_name_that_is_taken(command):

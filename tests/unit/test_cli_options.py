@@ -21,6 +21,7 @@ OTHER_VALUES = {
     "learning_rate_scaling": "linear",
     "log_level": "DEBUG",
     "collective": "torch",
+    "start_method": "spawn",
     "job_name": "mine",
     "max_worker_batch_size": "7",
     "master_resource_request": "cpu=2",

@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from elasticdl.cli.job_handle import made_up_name
+from elasticdl.cli.local.job_check import CheckBrokeError, checking
 from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
@@ -34,15 +34,11 @@ from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec
-from elasticdl.common.startup import RUN_MODULE
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KILL_SECONDS = 3.0  # that a master gets to stop at once
 FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
-
-CHECK_MODULE = "elasticdl.worker.check"
-CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
 
 
 def run_job(spec: JobSpec) -> int:
@@ -56,13 +52,8 @@ def run_job(spec: JobSpec) -> int:
     with caught(interrupt):
         spec = _checked(spec)
     signals = SignalLog()
-    with caught(signals.add):
-        job, spec = _new_job(spec)
-        try:
-            _run_master(job, spec, signals)
-        except UserError:
-            shutil.rmtree(job.path, ignore_errors=True)
-            raise
+    with caught(signals.add), _new_job(spec) as (job, spec):
+        _run_master(job, spec, signals)
     status = last_status(job)
     if status is None:
         print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
@@ -83,13 +74,6 @@ def _checked(spec: JobSpec) -> JobSpec:
         require_executable(spec.command)
     spec = with_absolute_paths(spec, Path.cwd())
     folders.require_writable_folders(spec)
-    if not spec.command:  # what the user's own program needs, only it knows
-        with (
-            Console(stderr=True).status("checking the model and the data")
-            if sys.stderr.isatty()
-            else contextlib.nullcontext()
-        ):
-            check_job(spec)
     return spec
 
 
@@ -123,54 +107,49 @@ def require_executable(command: tuple[str, ...]) -> None:
         raise UserError(f"the program {program} is not found, or not executable: {hint}")
 
 
-def check_job(spec: JobSpec) -> None:
-    """Run the worker's own check of the job in a process.
+@contextlib.contextmanager
+def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
+    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
 
-    Raises:
-        UserError: what the check found.
-        JobFailedError: the check itself broke.
+    If the user is to blame for what is raised within, or the check breaks or is interrupted, all is as it was before.
     """
-    command = [*RUN_MODULE, CHECK_MODULE]
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=nowhere, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            _, said = process.communicate(spec.to_json(), timeout=CHECK_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # the check, and what the user's module has started in it
-                os.killpg(process.pid, signal.SIGKILL)
-    lines = said.strip().splitlines() or ["it said nothing"]
-    if process.returncode == 2:
-        raise UserError(lines[-1])
-    if process.returncode != 0:
-        tail = "\n".join(lines[-20:])
-        raise JobFailedError(f"the check of the job broke (exit code {process.returncode}); it said:\n{tail}")
-
-
-def _new_job(spec: JobSpec) -> tuple[JobDir, JobSpec]:
-    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over."""
     prune_jobs()
-    if spec.job_name:
-        before = JobDir(jobs_root() / spec.job_name)
-        if before.path.is_dir() and life_of(before) in (Life.ENDED, Life.LOST):
-            shutil.rmtree(before.path)
+    before = JobDir(jobs_root() / spec.job_name)
+    aside = before.path.with_name(f".{spec.job_name}-before")
+    if spec.job_name and before.path.is_dir() and life_of(before) in (Life.ENDED, Life.LOST):
+        shutil.rmtree(aside, ignore_errors=True)
+        before.path.rename(aside)
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
     spec = spec.model_copy(update={"job_name": job.name})
     write_aside(job.spec, spec.to_json())
-    return job, spec
+    try:
+        yield job, spec
+    except (UserError, CheckBrokeError, Interrupted):
+        shutil.rmtree(job.path, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(job.path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
-    """Start the master, follow the job, and see the master off.
+    """Start the master, follow the job, and see the master off. It starts while the job is checked, and waits for that.
 
     Raises:
-        UserError: the master refused to start.
-        JobFailedError: the master did not start, or ended without saying how the job did.
+        UserError: the check found something, or the master refused to start.
+        JobFailedError: the check broke, the master did not start, or ended without saying how the job did.
+        Interrupted: before the check was over.
     """
-    with started(job, spec.stop_grace, impatient=signals.take) as master:
+    checked = not spec.command  # what the user's own program needs, only it knows
+    check = checking(spec) if checked else contextlib.nullcontext()
+    with started(job, spec.stop_grace, impatient=signals.take, held=checked) as master:
+        with check as running:
+            if running is not None:
+                with _said("checking the model and the data"):
+                    running.wait(impatient=lambda: signals.first is not None)
+                signals.raise_first()
+                master.release()
         address = master.wait_until_up()
         if signals.first is not None:
             return
@@ -184,6 +163,10 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
             show_news(journal.lines(), screen)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.explain_end())
+
+
+def _said(text: str) -> contextlib.AbstractContextManager[object]:
+    return Console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
 
 
 @dataclass(slots=True)

@@ -21,17 +21,18 @@ POLL = 0.05
 
 
 @contextlib.contextmanager
-def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool]) -> Iterator[MasterProcess]:
+def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool], held: bool) -> Iterator[MasterProcess]:
     """Leaving the context ends the master and everything in its process group.
 
+    ``held``: it gets ready, and begins when it is released.
     ``impatient`` is asked during waits: True means that the user does not want to wait any longer.
     """
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path), "--die_with_parent", str(os.getpid())]
+    command += ["--held"] if held else []
+    stdin = subprocess.PIPE if held else subprocess.DEVNULL
     with job.master_log.open("ab") as log:
         # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=stdin, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     master = MasterProcess(job, process, impatient)
     try:
         yield master
@@ -41,6 +42,8 @@ def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool]) -> It
             master.wait(stop_grace + CLOSING_TIME)
         master.kill()
         process.wait(CLOSING_TIME)
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ class MasterProcess:
     job: JobDir
     process: subprocess.Popen[bytes]
     impatient: Callable[[], bool]
+
+    def release(self) -> None:
+        """Let a master begin that was held."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which is noticed later
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
 
     def kill(self) -> None:
         """End the master and all in its process group now."""

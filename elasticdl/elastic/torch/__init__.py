@@ -29,12 +29,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from elasticdl.elastic.torch.late_dynamo import import_dynamo_late
-
-import_dynamo_late()  # before the first optimizer, and before `torch.compiler` is asked anything
-
-# ruff: noqa: E402
-
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.script.runtime import ScriptRuntime

@@ -14,14 +14,15 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticdl.common.tether import tethered
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
-from elasticdl.master.launchers.tether import tethered
+from elasticdl.master.launchers.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
@@ -35,6 +36,10 @@ _SHELL_SIGNAL_BASE = 128
 _log = logging.getLogger(__name__)
 
 
+class _Unwanted(Exception):
+    """A worker was killed before it was started."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """How to start a worker: its command line, its environment, and the file that takes what it prints."""
@@ -44,16 +49,39 @@ class WorkerCommand:
     log: Callable[[int], Path]
 
 
+@dataclass(frozen=True, slots=True)
+class PlainWorker:
+    """As `ForkedWorker`, of a process that was started as any other."""
+
+    process: asyncio.subprocess.Process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    async def wait(self) -> int:
+        code = await self.process.wait()
+        kill_group(self.pid)
+        await reap_group(self.pid)
+        return code
+
+
 class LocalLauncher:
     """See `elasticdl.master.launchers.base.Launcher` for the contract."""
 
-    def __init__(self, command: WorkerCommand, slots: Slots, report: Report) -> None:
+    def __init__(self, command: WorkerCommand, slots: Slots, report: Report, server: ForkServer | None = None) -> None:
+        """Without a server to fork from, workers are started plainly."""
         self._command = command
         self._slots = slots
         self._report = report
+        self._server = server
+        self._told: set[str] = set()  # why workers were started plainly
         self._known: set[int] = set()
         self._pending: dict[int, str] = {}  # by the reason last reported
-        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._running: dict[int, PlainWorker | ForkedWorker] = {}
         self._condemned: set[int] = set()  # killed while being started
         self._watchers: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -68,7 +96,7 @@ class LocalLauncher:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)
         self._pending[worker_id] = ""
-        await self._place(worker_id)
+        self._place(worker_id)
 
     def terminate(self, worker_id: int) -> None:
         if process := self._running.get(worker_id):
@@ -81,7 +109,7 @@ class LocalLauncher:
         if self._pending.pop(worker_id, None) is not None:
             self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place yet"))
         elif process := self._running.get(worker_id):
-            _kill_group(process.pid)
+            kill_group(process.pid)
         elif worker_id in self._known:
             self._condemned.add(worker_id)
 
@@ -94,79 +122,91 @@ class LocalLauncher:
             self._retry.cancel()
         for worker_id in [*self._pending, *self._running]:
             self.kill(worker_id)
+        if self._server is not None:
+            await self._server.close()
         while self._watchers:
             _, hanging = await asyncio.wait(self._watchers, timeout=CLOSE_SECONDS)
             if hanging:
                 _log.error("workers %s can't be killed: leaving them behind", sorted(self._running))
                 return
 
-    async def _place(self, worker_id: int) -> None:
-        """Start a pending worker if there is a slot for it."""
+    def _place(self, worker_id: int) -> None:
+        """Begin to start a pending worker if there is a slot for it."""
         slot = self._slots.acquire()
         if isinstance(slot, str):
             if self._pending[worker_id] != slot:
                 self._pending[worker_id] = slot
                 self._report(WorkerPending(worker_id, slot))
             if self._retry is None:
-                self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._place_soon)
+                self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._place_pending)
             return
         del self._pending[worker_id]
+        task = asyncio.get_running_loop().create_task(self._run(worker_id, slot))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    def _place_pending(self) -> None:
+        self._retry = None
+        for worker_id in [] if self._closed else list(self._pending):
+            self._place(worker_id)
+
+    async def _run(self, worker_id: int, slot: Slot) -> None:
+        """Start a worker, and report what becomes of it."""
         folder = None
         try:
             # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
             folder = tempfile.mkdtemp(prefix=f"elasticdl-{worker_id}-")
-            process = await self._spawn(worker_id, slot, folder)
+            exited = await self._watch(worker_id, await self._spawn(worker_id, slot, folder))
+        except _Unwanted:
+            exited = WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it was not started yet")
         except OSError as error:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-            self._slots.release(slot)
-            detail = f"can't start it: {error.strerror or error}"
-            self._report(WorkerExited(worker_id, ExitCause.CRASHED, 1, detail))
-            return
-        self._running[worker_id] = process
-        self._start(self._watch(worker_id, process, slot, folder))
-        self._report(WorkerPlaced(worker_id, HOST, process.pid))
-        if self._closed or worker_id in self._condemned:
-            _kill_group(process.pid)
+            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {error.strerror or error}")
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._slots.release(slot)
+        self._report(exited)
+        self._place_pending()
 
-    def _place_soon(self) -> None:
-        self._retry = None
-        if not self._closed and self._pending:
-            self._start(self._place_pending())
-
-    async def _place_pending(self) -> None:
-        for worker_id in list(self._pending):
-            if worker_id in self._pending:
-                await self._place(worker_id)
-
-    async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> asyncio.subprocess.Process:
+    async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
+        environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder}
         with self._command.log(worker_id).open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            if self._server is not None:
+                try:
+                    return await self._server.fork(environment, log.fileno())
+                except CannotFork as reason:
+                    self._require_wanted(worker_id)
+                    self._tell(str(reason))
+            process = await asyncio.create_subprocess_exec(
                 *tethered([*self._command.argv]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**self._command.environment(worker_id, slot), "TMPDIR": folder},
+                env=environment,
                 start_new_session=True,
             )
+            return PlainWorker(process)
 
-    async def _watch(self, worker_id: int, process: asyncio.subprocess.Process, slot: Slot, folder: str) -> None:
+    def _require_wanted(self, worker_id: int) -> None:
+        if self._closed or worker_id in self._condemned:
+            raise _Unwanted
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("a worker is started plainly, which takes longer: %s", reason)
+
+    async def _watch(self, worker_id: int, process: PlainWorker | ForkedWorker) -> WorkerExited:
+        self._running[worker_id] = process
+        self._report(WorkerPlaced(worker_id, HOST, process.pid))
+        if self._closed or worker_id in self._condemned:
+            kill_group(process.pid)
         code = await process.wait()
-        _kill_group(process.pid)  # children that it left behind
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         del self._running[worker_id]
-        self._slots.release(slot)
         cause, detail = judge_exit(code)
         log = self._command.log(worker_id)
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
-        self._report(WorkerExited(worker_id, cause, code, detail, _end_of(log)))
-        self._place_soon()
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._watchers.add(task)
-        task.add_done_callback(self._watchers.discard)
+        return WorkerExited(worker_id, cause, code, detail, _end_of(log))
 
 
 def judge_exit(code: int) -> tuple[ExitCause, str]:
@@ -179,11 +219,6 @@ def judge_exit(code: int) -> tuple[ExitCause, str]:
     except ValueError:
         return ExitCause.CRASHED, f"exit code {code}"
     return (ExitCause.KILLED if number in _FROM_OUTSIDE else ExitCause.CRASHED), name
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _end_of(log: Path) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,14 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE, python_path
+from elasticdl.common.tether import die_with_parent
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
+from elasticdl.master.launchers.fork_server import CannotFork, ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
-from elasticdl.master.launchers.tether import die_with_parent
+from elasticdl.master.launchers.preload import modules_to_preload
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
 from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
@@ -39,8 +42,11 @@ from elasticdl.master.service.servicer import Server
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
 PARENT_GONE = signal.SIGUSR1
 
-# Makes the launcher of a job, from what a worker must know to reach the master.
-LauncherFactory = Callable[[MasterAddress, Report], Launcher]
+_log = logging.getLogger(__name__)
+
+LauncherFactory = Callable[[Report], Launcher]
+# Gets ready to launch workers, which are told how to reach the master.
+Prepare = Callable[[MasterAddress], LauncherFactory]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
     )
+    parser.add_argument("--held", action="store_true", help="get ready, and begin when a line comes on stdin")
     args = parser.parse_args(argv)
     if args.die_with_parent:
         die_with_parent(PARENT_GONE)
@@ -58,22 +65,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spec = read_spec(job_dir)
         log_as(job_dir.name, spec)
-        end = asyncio.run(serve_here(spec, job_dir, local_launcher(spec, job_dir)))
+        end = asyncio.run(serve_here(spec, job_dir, partial(local_launcher, spec, job_dir), held=args.held))
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     return EXIT_CODES[end.phase]
 
 
-async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFactory) -> EndJob:
+async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: bool = False) -> EndJob:
     """Run the job to its end on this machine. Only its files remain.
 
+    ``held``: begin when a line comes on stdin.
+
     Raises:
-        UserError: the port is taken, before anything was started.
+        UserError: the port is taken, or stdin ended, before anything was started.
     """
     token = secrets.token_urlsafe()
     server = Server(LOOPBACK, TokenAccess(Token(token)))
     address = MasterAddress.of_this_process(f"{LOOPBACK}:{server.bind(spec.port)}", token)
+
+    make_launcher = prepare(address)
+    if held and not await asyncio.to_thread(sys.stdin.readline):
+        raise UserError("the command that started the job is gone")
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
@@ -82,28 +95,46 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, make_launcher: LauncherFact
             yield
 
     try:
-        return await serve(spec, job_dir, Platform(server, partial(make_launcher, address), Nowhere(), lifespan))
+        return await serve(spec, job_dir, Platform(server, make_launcher, Nowhere(), lifespan))
     finally:
         job_dir.master.unlink(missing_ok=True)
 
 
-def local_launcher(spec: JobSpec, job_dir: JobDir) -> LauncherFactory:
+def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
-    cores = len(os.sched_getaffinity(0))
-    threads = str(max(1, cores // spec.num_workers.maximum))
+    threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
+    # As it is now: what the master imports later may set variables of its own.
+    inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
-    def make(master: MasterAddress, report: Report) -> Launcher:
-        def environment(worker_id: int, slot: Slot) -> dict[str, str]:
-            worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
-            inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-            startup = python_path(os.environ) if spec.command else {}
-            return {**inherited, **slot.environment, **worker.to_env(), **startup}
+    def environment(worker_id: int, slot: Slot) -> dict[str, str]:
+        worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
+        return {**inherited, **slot.environment, **worker.to_env()}
 
-        argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+    argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+    server = _fork_server(spec, argv, environment(0, Slot(0, {})), job_dir.master_log)
+
+    def make(report: Report) -> Launcher:
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report)
+        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report, server)
 
     return make
+
+
+def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
+    """Already importing; None where workers have to be started plainly, or would gain nothing."""
+    if spec.start_method == "spawn":
+        return None
+    try:
+        server = ForkServer(argv, environment, modules_to_preload(spec), log)
+        server.start()
+    except CannotFork as reason:
+        if str(reason):
+            _log.warning("workers are started plainly, which takes longer: %s", reason)
+        return None
+    except OSError as error:
+        _log.warning("workers are started plainly, which takes longer: %s", error.strerror or error)
+        return None
+    return server
 
 
 def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:

@@ -24,6 +24,7 @@ ROOT = os.path.abspath(os.path.join(FOLDER, *[os.pardir] * 4))  # the folder tha
 # As in elasticdl.common.environment; importing that would cost every process.
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
+TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
 PATCHED = frozenset(
     {
         "horovod._keras",
@@ -119,13 +120,27 @@ def run_next(path: Sequence[str]) -> None:
     spec.loader.exec_module(module)
 
 
+def become_template(arguments: str) -> None:
+    """Returns in the workers that are forked from this process, which itself must never go on to the user's program."""
+    try:
+        from elasticdl.common.template import serve
+    except BaseException as error:  # noqa: BLE001 - Python would go on with the user's program
+        os.write(2, f"elasticdl: no process to fork workers from: {error}\n".encode())
+        os._exit(1)
+    serve(arguments)
+
+
 def main() -> None:
     # A child of a worker is no worker: it may use Horovod for purposes of its own.
     if os.environ.get(MASTER) != os.environ.get(CONNECTED):
         sys.meta_path.insert(0, PatchingFinder())
     if MASTER in os.environ:
         sys.meta_path.insert(1, OwnFinder())
-    run_next(sys.path)
+    try:
+        run_next(sys.path)
+    finally:  # whatever another project's hook raises, Python says so and goes on
+        if template := os.environ.get(TEMPLATE):
+            become_template(template)
 
 
 if __name__ == "sitecustomize":

@@ -1,0 +1,163 @@
+"""How long a worker of a local job takes from being asked for to its first line and its first step, forked and plainly.
+
+    python -m benchmarks.start --repetitions 10 --frameworks torch,keras
+
+One job of one worker for each way of starting; in turns the worker is killed, and its replacement is measured. Then whole
+jobs of ten epochs on digits: from typing `elasticdl train` to the first world, and to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
+from benchmarks.job import COMMAND, ElasticJob, JobSettings
+from benchmarks.loops.startlog import FOLDER
+from benchmarks.processes import ROOT, Failed, Processes, wait_until
+from elasticdl.common.jobdir import JobDir
+from elasticdl.common.journal import Entry, read_journal
+from elasticdl.common.tether import tethered
+
+METHODS = ("fork", "spawn")
+START_SECONDS = 180.0
+MEASURES = ("first line", "first step", "CPU")
+OF_JOBS = ("first world", "end", "CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds from when the worker was asked for; ``cpu``: processor time of its own until its first step."""
+
+    first_line: float
+    first_step: float
+    cpu: float
+
+
+class OneWorker:
+    """A job whose only worker is killed again and again."""
+
+    def __init__(self, framework: str, method: str, processes: Processes) -> None:
+        program = [sys.executable, "-m", f"benchmarks.loops.start_{framework}"]
+        name = f"{framework}-{method}"
+        self._folder = processes.folder
+        self._job = ElasticJob(name, JobSettings("1", program, {"start_method": method}), processes)
+        self._job.start()
+        self._worker = -1
+        self.measure_next()
+
+    def kill(self) -> None:
+        os.kill(self._job.pid_of(self._worker), signal.SIGKILL)
+
+    def measure_next(self) -> Start:
+        """Of the worker that comes next, once it has made its first step."""
+
+        def of_next(event: str) -> Entry:
+            def wanted(entry: Entry) -> bool:
+                return bool(entry["event"] == event and entry["worker"] == self._worker + 1)
+
+            return self._job.journal.wait(wanted, 0, START_SECONDS, f"{event} of worker {self._worker + 1}")
+
+        asked, pid = of_next("worker_launched")["time"], of_next("worker_started")["pid"]
+        path = self._folder / f"{pid}.json"
+        wait_until(path.exists, START_SECONDS, "the first step")
+        told = json.loads(path.read_text())
+        self._worker += 1
+        return Start(told["began"] - asked, told["stepped"] - asked, told["cpu"])
+
+    def stop(self) -> None:
+        self._job.stop()
+
+
+def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch,
+        Processes(Path(scratch), {FOLDER: scratch}) as processes,
+    ):
+        jobs = {method: OneWorker(framework, method, processes) for method in METHODS}
+        starts: dict[str, list[Start]] = {method: [] for method in METHODS}
+        for _ in range(repetitions):
+            for method, job in jobs.items():
+                job.kill()
+                starts[method].append(job.measure_next())
+        for job in jobs.values():
+            job.stop()
+        return starts
+
+
+def measure_digits(method: str) -> tuple[float, float, float]:
+    """Seconds from typing to the first world, in which steps follow at once, and to the end; processor time of it all.
+
+    Raises:
+        Failed: the job did.
+    """
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch:
+        options = ["--model_zoo", str(ROOT / "model_zoo"), "--model_def", "digits.cnn_torch", "--num_epochs", "10"]
+        options += ["--job_name", "digits", "--start_method", method]
+        began, cpu = time.time(), _cpu_of_children()
+        done = subprocess.run(
+            tethered([*COMMAND, "train", *options]),
+            env={**os.environ, "ELASTICDL_HOME": scratch},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ended = time.time()
+        if done.returncode:
+            raise Failed(done.stdout + done.stderr)
+        ready = [
+            e for e in read_journal(JobDir(Path(scratch) / "jobs" / "digits").journal) if e["event"] == "collective"
+        ]
+        return ready[0]["time"] - began, ended - began, _cpu_of_children() - cpu
+
+
+def _cpu_of_children() -> float:
+    """Of all that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=10, help="starts of each kind")
+    parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help="comma-separated")
+    parser.add_argument("--jobs", type=int, default=5, help="whole jobs of each kind")
+    add_out(parser)
+    args = parser.parse_args()
+    results = Results("start", args.out)
+    rows = []
+    for framework in args.frameworks if args.repetitions else ():
+        for method, starts in measure_workers(framework, args.repetitions).items():
+            each = [[s.first_line for s in starts], [s.first_step for s in starts], [s.cpu for s in starts]]
+            found = dict(zip(MEASURES, map(summarise, each), strict=True))
+            results.add("worker", framework=framework, method=method, seconds=found)
+            rows.append(_row(f"{framework}, {method}", found))
+    show_table("a worker, seconds from being asked for (CPU: its own until the first step)", ("", *MEASURES), rows)
+    times: dict[str, list[tuple[float, float, float]]] = {method: [] for method in METHODS}
+    for _ in range(args.jobs):
+        for method in METHODS:
+            times[method].append(measure_digits(method))
+    rows = []
+    for method, measured in times.items() if args.jobs else ():
+        found = dict(zip(OF_JOBS, map(summarise, zip(*measured, strict=True)), strict=True))
+        results.add("job", method=method, seconds=found)
+        rows.append(_row(method, found))
+    show_table("10 epochs on digits, seconds from typing", ("", *OF_JOBS), rows)
+    print(f"{describe_machine(results.machine)}; results: {results.path}")
+
+
+def _row(title: str, found: dict[str, Summary]) -> list[str]:
+    return [title, *(summary.show(2) for summary in found.values())]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""A template of workers: a process that has imported what they need and waits; each worker is a fork of it.
+
+The template is started with the worker's own command line. Python's hook at start-up (`sitecustomize`) calls `serve`,
+which returns in workers only. So it is Python itself that then runs the command, and a worker differs from a process that
+was started plainly in nothing but what it has imported already.
+
+A worker becomes a child of the launcher, which has to be a subreaper: the process between them ends at once. So workers
+outlive the template, and the launcher reaps them as it reaps any child. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elasticdl.common.tether import die_with_parent
+
+# For the template alone: the arguments of `serve`, as JSON.
+TEMPLATE = "ELASTICDL_TEMPLATE"
+MESSAGE_BYTES = 1 << 16
+GO = b"1"
+_GPU_DEVICES = "/dev/nvidia"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Asks for one worker. With it come two file descriptors: the log, and the gate.
+
+    A worker that exists waits at its gate, a pipe, until the launcher writes `GO`; at its end instead, the worker ends.
+    """
+
+    launcher: int  # process id
+    changed: dict[str, str]  # environment variables that the template does not have so
+    removed: list[str]
+
+    def encode(self) -> bytes:
+        return json.dumps([self.launcher, self.changed, self.removed]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The first says only whether workers can be forked at all."""
+
+    pid: int = 0
+    problem: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps([self.pid, self.problem]).encode()
+
+
+def serve(arguments: str) -> None:
+    """Import what is asked for, then fork a worker for each request; returns in each worker.
+
+    The template itself ends here, when the other end of its socket is closed.
+
+    ``arguments``: the descriptor of a socket that keeps messages apart, and names of modules, as JSON.
+    """
+    try:
+        del os.environ[TEMPLATE]
+        descriptor, modules = json.loads(arguments)
+        environment = dict(os.environ)
+        with socket.socket(fileno=descriptor) as channel:
+            problem = _prepare(modules)
+            channel.send(Reply(problem=problem).encode())
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+                if not message:
+                    os._exit(0)
+                request = Request(*json.loads(message))
+                if _is_worker(channel, request, descriptors[1]):
+                    break
+                for each in descriptors:
+                    os.close(each)
+        _become_ordinary(environment, request, descriptors[0])
+    except BaseException:  # noqa: BLE001 - Python would go on and run the command
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _prepare(modules: list[str]) -> str:
+    """Import these, as far as they are installed; returns what speaks against forks."""
+    for name in modules:
+        with contextlib.suppress(ModuleNotFoundError):
+            module, _, function = name.partition(":")
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
+    if name := _hidden_module():
+        return f"{name} beside the program has the name of a module that would be imported already"
+    # OpenBLAS ends its threads before a fork, and starts them where they are used.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return _unsafe()
+
+
+def _unsafe() -> str:
+    """Why this process must not be forked; empty if it may be."""
+    threads = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
+    if len(threads) > 1:
+        return f"importing has started threads ({', '.join(sorted(threads))})"
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself is closed by now
+            if os.readlink(f"/proc/self/fd/{each}").startswith(_GPU_DEVICES):
+                return "importing has opened a GPU"
+    return ""
+
+
+def _hidden_module() -> str:
+    """A module of the user's that a worker would not get, as one of the same name is imported."""
+    if sys.flags.safe_path:
+        return ""
+    program = sys.argv[0]
+    folder = os.getcwd() if program in ("-c", "-m") else os.path.dirname(os.path.realpath(program))
+    for name in {entry.partition(".")[0] for entry in os.listdir(folder)}:
+        module = sys.modules.get(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, [folder]) if module is not None else None
+        if spec is not None and spec.origin and not _is_of(module, spec.origin):
+            return spec.origin
+    return ""
+
+
+def _is_of(module: ModuleType | None, origin: str) -> bool:
+    if module is not None and module.__name__ == "elasticdl":
+        # An older project of that name, for which the hook at start-up lets nobody take this one.
+        return not os.path.isdir(os.path.join(os.path.dirname(origin), "elastic")) or _same(module, origin)
+    return _same(module, origin)
+
+
+def _same(module: Any, origin: str) -> bool:
+    path = getattr(module, "__file__", None) or ""
+    return os.path.exists(path) and os.path.samefile(path, origin)
+
+
+def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
+    """Fork a worker and answer; True in the worker, once the launcher knows it."""
+    if problem := _unsafe():
+        channel.send(Reply(problem=problem).encode())
+        return False
+    told, tell = os.pipe()
+    try:
+        between = os.fork()
+    except OSError as error:
+        os.close(told)
+        os.close(tell)
+        channel.send(Reply(problem=f"can't fork: {error.strerror}").encode())
+        return False
+    if between == 0:
+        if os.fork() > 0:
+            os._exit(0)
+        os.setsid()
+        os.write(tell, str(os.getpid()).encode())
+        os.close(told)
+        os.close(tell)
+        if os.read(gate, len(GO)) != GO:
+            os._exit(1)
+        os.close(gate)
+        return True
+    os.close(tell)
+    os.waitpid(between, 0)  # from now on the worker is the launcher's child
+    pid = int(os.read(told, 32) or 0)
+    os.close(told)
+    channel.send(Reply(pid, "" if pid else "can't fork: it was killed").encode())
+    return False
+
+
+def _become_ordinary(environment: dict[str, str], request: Request, log: int) -> None:
+    """Whatever of the template's a process that was started plainly would not have, or would have of its own."""
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != request.launcher:  # it has ended meanwhile
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, targets in ((nothing, [0]), (log, [1, 2])):
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ.update(request.changed)
+    for name in request.removed:
+        os.environ.pop(name, None)
+    if "tempfile" in sys.modules:
+        vars(sys.modules["tempfile"])["tempdir"] = None  # TMPDIR is another
+    if numpy := sys.modules.get("numpy"):  # Python's own generator sees to itself
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)

@@ -1,0 +1,71 @@
+"""Launchers under test, and workers of theirs that run a program once."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+
+import psutil
+
+from elasticdl.common.environment import WORKER_ID
+from elasticdl.common.startup import python_path
+from elasticdl.master.core.events import WorkerExited, WorkerPlaced
+from elasticdl.master.launchers.devices import Slots
+from elasticdl.master.launchers.fork_server import ForkServer
+from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
+
+DEADLINE = 60.0
+MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
+
+
+@asynccontextmanager
+async def launcher_of(argv, folder, modules=None, environ=None):
+    """A launcher and what it reports; with ``modules`` its workers are forked."""
+    folder.mkdir(exist_ok=True)
+    environ = dict(environ or os.environ)
+    common = {**environ, **python_path(environ)}
+    command = WorkerCommand(
+        argv, lambda number, slot: {**common, WORKER_ID: str(number)}, lambda n: folder / f"{n}.log"
+    )
+    server = ForkServer(argv, common, modules, folder / "master.log") if modules is not None else None
+    reports = asyncio.Queue()
+    launcher = LocalLauncher(command, Slots(0, [], folder), reports.put_nowait, server)
+    launcher.server = server
+    try:
+        yield launcher, reports
+    finally:
+        await launcher.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+async def next_of(reports, kind):
+    report = await asyncio.wait_for(reports.get(), DEADLINE)
+    assert isinstance(report, kind), report
+    return report
+
+
+def run_one(argv, folder, modules=None, environ=None):
+    """What a worker prints, and how its end is reported."""
+
+    async def run():
+        async with launcher_of(argv, folder, modules, environ) as (launcher, reports):
+            await launcher.launch(0)
+            await next_of(reports, WorkerPlaced)
+            exited = await next_of(reports, WorkerExited)
+            return (folder / "0.log").read_text(), exited
+
+    return asyncio.run(run())
+
+
+def both(argv, tmp_path, caplog, **more):
+    """Of a worker started plainly, and of one that was forked."""
+    plain = run_one(argv, tmp_path / "plain", **more)
+    forked = run_one(argv, tmp_path / "forked", MODULES, **more)
+    assert caplog.records == [], (tmp_path / "forked" / "master.log").read_text()
+    return plain, forked
+
+
+def written(tmp_path, text, name="program.py"):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path

@@ -1,0 +1,207 @@
+"""Workers that are forked are ordinary processes: the same program, started plainly and forked, sees the same."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+
+import pytest
+from fork_kit import MODULES, both, launcher_of, next_of, run_one, written
+
+from elasticdl.master.core.events import WorkerExited, WorkerPlaced
+
+LOOK = """
+import gc, inspect, json, locale, os, resource, signal, sys, tempfile, threading
+
+FILES = {each: os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{each}")}
+
+def signals(line):
+    name, mask = line.split()
+    return name, int(mask, 16) & ~(3 << 31)  # two of them are glibc's own, for threads
+
+def look():
+    main = vars(sys.modules["__main__"])
+    stdout = {name: getattr(sys.stdout, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+    return {
+        "argv": [sys.argv, sys.orig_argv, sys.path, sys.executable, sys.prefix, list(sys.flags), sys.warnoptions],
+        "main": {name: str(main.get(name)) for name in ("__file__", "__name__", "__package__", "__cached__", "__doc__")},
+        "spec": [str(getattr(main["__spec__"], each, None)) for each in ("name", "origin", "parent")],
+        "loader": getattr(main["__loader__"], "__name__", type(main["__loader__"]).__name__),
+        "place": [os.getcwd(), os.umask(0o22), sorted(os.sched_getaffinity(0)), os.nice(0)],
+        "env": {name: value for name, value in os.environ.items() if name != "TMPDIR"},
+        "C sees it": os.popen("echo $ELASTICDL_WORKER_ID").read(),
+        "temporary": tempfile.gettempdir() == os.environ["TMPDIR"],
+        "handlers": [str(signal.getsignal(number)).split(" at ")[0] for number in sorted(signal.valid_signals())],
+        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "kernel": [signals(line) for line in open("/proc/self/status") if line.startswith(("SigB", "SigI", "SigC"))],
+        "family": [os.getppid(), os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
+        "command": open("/proc/self/cmdline").read().split("\\0"),
+        "name": open("/proc/self/comm").read(),
+        "files": FILES,
+        "stdout": [*map(str, stdout.values()), os.isatty(1)],
+        "stack": [str(frame.function) for frame in inspect.stack()],
+        "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
+        "thread": threading.get_native_id() == os.getpid() and threading.main_thread() is threading.current_thread(),
+        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
+        "limits": [resource.getrlimit(getattr(resource, each)) for each in ("RLIMIT_NOFILE", "RLIMIT_CORE")],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "finders": [getattr(each, "__name__", type(each).__name__) for each in sys.meta_path],
+    }
+"""
+PROBE = LOOK + '"""no docstring"""\nprint(json.dumps(look()))\n'
+
+
+def package(tmp_path):
+    written(tmp_path, "", "package/__init__.py")
+    written(tmp_path, "VALUE = 1", "package/beside.py")
+    written(tmp_path, "from .beside import VALUE\n" + PROBE, "package/__main__.py")
+    return written(tmp_path, "from .beside import VALUE\n" + PROBE, "package/module.py")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["-u", "-O"], ["-X", "dev", "-Wignore"], ["-P"], ["-bb", "-q", "-Xutf8=1"]],
+    ids=lambda options: " ".join(options) or "none",
+)
+def test_a_forked_script_sees_what_a_plain_one_sees(tmp_path, caplog, options):
+    program = written(tmp_path, PROBE)
+    (plain, _), (forked, _) = both([sys.executable, *options, str(program), "--a", "b c"], tmp_path, caplog)
+    compare(plain, forked)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-m", "package", "x"], ["-mpackage.module", "-m"], ["-um", "package.module"], ["-c", PROBE, "x", "-c"]],
+)
+def test_so_do_modules_and_commands(tmp_path, caplog, monkeypatch, arguments):
+    package(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (plain, _), (forked, _) = both([sys.executable, *arguments], tmp_path, caplog)
+    compare(plain, forked)
+
+
+@pytest.mark.parametrize("hook", ["import sys; sys.hooked = __name__", "1 / 0", "import no_such_module"])
+def test_what_a_hook_of_the_user_s_does_at_start_up_is_the_same(tmp_path, caplog, hook):
+    written(tmp_path, hook, "sitecustomize.py")
+    command = [sys.executable, "-c", "import sys; print(sys.hooked if hasattr(sys, 'hooked') else 'no')"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (plain, exited), (forked, forked_exited) = both(command, tmp_path, caplog, environ=environ)
+    assert (forked, forked_exited.code) == (plain, exited.code)
+
+
+def compare(plain, forked):
+    expected, seen = json.loads(plain), json.loads(forked)
+    for each in (expected, seen):
+        each["files"] = {number: path.replace("/plain/", "/forked/") for number, path in each["files"].items()}
+    for name in expected:
+        assert seen[name] == expected[name], name
+
+
+ENDS = {
+    "returns": "print('out')",
+    "status": "import sys; print('out'); sys.exit(3)",
+    "message": "import sys; print('out', end=''); sys.exit('why')",
+    "exception": "def f():\n    raise ValueError('x')\ntry:\n    f()\nexcept ValueError as e:\n    raise KeyError('y') from e",
+    "syntax": "this is no Python",
+    "missing": "import no_such_module",
+    "interrupt": "raise KeyboardInterrupt",
+    "killed": "import os; print('out', flush=True); os.kill(os.getpid(), 9)",
+    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
+    "at once": "import os; print('lost'); os._exit(4)",
+    "aborts": "import os; os.abort()",
+    "exit functions": "import atexit, sys; atexit.register(print, 'last'); sys.stdout.write('first '); sys.exit(0)",
+    "threads": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('joined'))).start()",
+    "broken exit": "import atexit; atexit.register(lambda: 1 / 0)",
+    "closed": "import sys; print('out'); sys.stdout.flush(); sys.stdout.close()",
+    "own hook": "import sys; sys.excepthook = lambda *a: print('hook', a[0].__name__, sys.last_value is a[1]); 1 / 0",
+    "stdin": "print(repr(input()))",
+}
+
+
+@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_a_forked_worker_ends_as_a_plain_one(tmp_path, caplog, program, unbuffered):
+    path = written(tmp_path, program)
+    environ = {**os.environ, **unbuffered}
+    (printed, exited), (forked_printed, forked) = both([sys.executable, str(path)], tmp_path, caplog, environ=environ)
+    assert re.sub(" at 0x[0-9a-f]+", "", forked_printed) == re.sub(" at 0x[0-9a-f]+", "", printed)
+    assert (forked.code, forked.cause) == (exited.code, exited.cause)
+    assert forked.detail.replace("/forked/", "/plain/") == exited.detail
+
+
+POOL = """
+import multiprocessing, os, sys
+
+def name(number):
+    return [number, __name__, type(sys.modules.get("numpy")).__name__, "ELASTICDL_WORKER_ID" in os.environ]
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, pool.map(name, range(2)))
+    import concurrent.futures
+    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        print(pool.submit(name, 5).result())
+"""
+
+
+def test_a_forked_worker_starts_processes_by_every_method(tmp_path, caplog):
+    path = written(tmp_path, POOL)
+    (plain, exited), (forked, forked_exited) = both([sys.executable, str(path)], tmp_path, caplog)
+    assert (exited.code, forked_exited.code) == (0, 0), forked
+    expected = plain.replace("fork [[0, '__main__', 'NoneType', True], [1, '__main__', 'NoneType', True]]", "fork", 1)
+    assert forked.replace("fork [[0, '__main__', 'module', True], [1, '__main__', 'module', True]]", "fork", 1) == (
+        expected.replace("[5, '__main__', 'NoneType', True]", "[5, '__main__', 'module', True]")
+    )
+
+
+NUMBERS = {
+    "numpy": "multiprocessing.current_process().authkey.hex(), random.random(), numpy.random.rand()",
+    "torch": "random.random(), numpy.random.rand(), torch.initial_seed(), torch.rand(1).item(), torch.randperm(10**6)[0].item()",
+    "keras": "tensorflow.random.uniform([]).numpy(), float(keras.random.uniform([])), keras.layers.Dense(1).kernel_initializer.seed",
+}
+
+
+@pytest.mark.parametrize(("module", "numbers"), NUMBERS.items(), ids=NUMBERS)
+def test_forked_workers_draw_numbers_of_their_own(tmp_path, caplog, module, numbers):
+    imports = "multiprocessing, random, numpy" + {"torch": ", torch", "keras": ", tensorflow, keras"}.get(module, "")
+    code = f"import {imports}; print({numbers})"
+
+    async def run():
+        async with launcher_of([sys.executable, "-c", code], tmp_path, (*MODULES, module)) as (launcher, reports):
+            for number in range(3):
+                await launcher.launch(number)
+            ends = [await next_of(reports, WorkerPlaced | WorkerExited) for _ in range(6)]
+            assert {end.code for end in ends if isinstance(end, WorkerExited)} == {0}
+        return [(tmp_path / f"{number}.log").read_text().splitlines()[-1].split() for number in range(3)]
+
+    drawn = asyncio.run(run())
+    assert caplog.records == []
+    assert all(len(set(column)) == 3 for column in zip(*drawn, strict=True)), drawn
+
+
+THREADS = """
+import os, sys, numpy, torch
+before = len(os.listdir("/proc/self/task"))
+big = numpy.ones((600, 600)); big @ big
+of_blas = len(os.listdir("/proc/self/task"))
+torch.ones(600, 600) @ torch.ones(600, 600)
+(torch.ones(4_000_000) * 2).sum()
+print(torch.get_num_threads(), torch.get_num_interop_threads(), of_blas, len(os.listdir("/proc/self/task")))
+print(sys.getrecursionlimit(), torch.__config__.parallel_info())
+"""
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}]
+)
+def test_forked_workers_compute_with_as_many_threads(tmp_path, caplog, variables):
+    environ = {**{k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}, **variables}
+    path = written(tmp_path, THREADS)
+    modules = ("torch", "torch._dynamo", "grpc")
+    plain, _ = run_one([sys.executable, str(path)], tmp_path / "plain", None, environ)
+    forked, _ = run_one([sys.executable, str(path)], tmp_path / "forked", modules, environ)
+    assert caplog.records == []
+    assert forked == plain
+    assert "at::get_num_threads()" in plain
