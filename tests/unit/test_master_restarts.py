@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster
+from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
@@ -200,6 +200,24 @@ def test_a_world_that_was_remembered_but_not_announced_is_announced_as_it_was():
     cluster.live(1)
     assert cluster.worlds[2] == cluster.saved.world or cluster.version > 2
     assert cluster.worlds[2].worker_ids == (0, 1, 2)
+
+
+def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed():
+    """The last whom the new master waits for has a session; that it holds the state is in its request, which follows."""
+    waiting = [WorkerSnapshot(number, WorkerState.STANDBY, "", ready=True) for number in (1, 2)]
+    lost = World(3, (Member(0, "h", 5, True),), "")
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=3, world=lost, workers=tuple(waiting))
+    job = Job(Settings(memory.limits), memory)
+    events = (
+        e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in (1, 2))),
+        e.WorkerConnected(2, "h", 1),
+        e.JoinRequested(2, 0, 0, False, False),
+        e.WorkerConnected(1, "h", 1, step=5),
+    )
+    assert not [it for event in events for it in step(job, event, 0.0) if isinstance(it, i.PublishWorld)]
+    assert job.view().reason == "waits for a worker that was cut off: it may have the state"
+    told = step(job, e.JoinRequested(1, 2, 5, True, True), 0.1)
+    assert [it.world.worker_ids for it in told if isinstance(it, i.PublishWorld)] == [(1, 2)]
 
 
 def test_one_that_left_in_the_absence_counts_as_no_crash():
