@@ -220,6 +220,20 @@ def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed():
     assert [it.world.worker_ids for it in told if isinstance(it, i.PublishWorld)] == [(1, 2)]
 
 
+def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_again():
+    """An older save knows world 1, its members have left world 2, and the master dies before there is another world."""
+    inside = tuple(WorkerSnapshot(number, WorkerState.MEMBER, "", world_version=1, ready=True) for number in (0, 1))
+    world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=2, world=world, workers=inside)
+    found = e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in (0, 1)))
+    job = Job(Settings(memory.limits), memory)
+    for event in (found, e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 2, 9, True, True)):
+        step(job, event, 0.0)
+    job = Job(Settings(memory.limits), job.snapshot())
+    step(job, found, 1.0)
+    assert job.view().world_version == 1
+
+
 def test_one_that_left_in_the_absence_counts_as_no_crash():
     cluster = train()
     for worker_id in (3, 4, 5, 6):

@@ -199,12 +199,13 @@ class Job:
         """The part of the snapshot that must not be lost."""
         rendezvous, recovery = self._workers.rendezvous, self._recovery
         finished = rendezvous.of(*DONE)
+        world = recovery.world if recovery else rendezvous.world
         return JobSnapshot(
             self._workers.limits,
             self._workers.fleet.next_id,
             tuple(record.worker_id for record in finished),
             rendezvous.together,
-            recovery.world if recovery else rendezvous.world,
+            world or self._past.world,  # one that was left for a later one still says which versions are used
             self._phase,
             self._workers.ending.outcome,
             TrainingSnapshot(self._workers.training.epochs_done),
