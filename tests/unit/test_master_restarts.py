@@ -234,6 +234,18 @@ def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_ag
     assert job.view().world_version == 1
 
 
+def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_next_one_too():
+    """It may hold the state of a world that no save tells of, and the one that found it has died before it was back."""
+    cluster = train(1, 2)
+    cluster.workers[0].away = NEVER
+    cluster.die()
+    cluster.rise(remember=False)
+    cluster.live(1)
+    cluster.restart()
+    cluster.live(1)
+    assert "waits for workers" in cluster.job.view().reason
+
+
 def test_one_that_left_in_the_absence_counts_as_no_crash():
     cluster = train()
     for worker_id in (3, 4, 5, 6):

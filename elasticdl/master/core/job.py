@@ -91,6 +91,8 @@ class Job:
             for r in self._workers.records.values()
             if r.state is not _S.COMPLETED
         )
+        if self._recovery:  # of those whom it has found nothing is known yet
+            workers = self._past.workers
         numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
         return replace(self._durable(), training=numbers, workers=workers, crashes=crashes)
 
