@@ -202,22 +202,38 @@ def test_a_world_that_was_remembered_but_not_announced_is_announced_as_it_was():
     assert cluster.worlds[2].worker_ids == (0, 1, 2)
 
 
-def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed():
-    """The last whom the new master waits for has a session; that it holds the state is in its request, which follows."""
+def one_is_back(**times):
+    """The last whom the new master waits for has a session, and has yet to ask; a newcomer waits."""
     waiting = [WorkerSnapshot(number, WorkerState.STANDBY, "", ready=True) for number in (1, 2)]
     lost = World(3, (Member(0, "h", 5, True),), "")
     memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=3, world=lost, workers=tuple(waiting))
-    job = Job(Settings(memory.limits), memory)
+    job = Job(Settings(memory.limits, **times), memory)
     events = (
         e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in (1, 2))),
         e.WorkerConnected(2, "h", 1),
         e.JoinRequested(2, 0, 0, False, False),
         e.WorkerConnected(1, "h", 1, step=5),
     )
-    assert not [it for event in events for it in step(job, event, 0.0) if isinstance(it, i.PublishWorld)]
+    assert published(instruction for event in events for instruction in step(job, event, 0.0)) == []
     assert job.view().reason == "waits for a worker that was cut off: it may have the state"
-    told = step(job, e.JoinRequested(1, 2, 5, True, True), 0.1)
-    assert [it.world.worker_ids for it in told if isinstance(it, i.PublishWorld)] == [(1, 2)]
+    return job
+
+
+def published(instructions):
+    return [it.world.worker_ids for it in instructions if isinstance(it, i.PublishWorld)]
+
+
+def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed():
+    """That it holds the state is in its request, which follows."""
+    assert published(step(one_is_back(), e.JoinRequested(1, 2, 5, True, True), 0.1)) == [(1, 2)]
+
+
+def test_one_that_is_back_and_never_asks_is_not_waited_for_without_end():
+    job = one_is_back(start_timeout=5.0, heartbeat_timeout=60.0)
+    assert published(step(job, e.Tick(), 5.1)) == []
+    told = step(job, e.Tick(), 6.2)
+    assert i.KillWorker(1, "not ready 5 s after its start") in told
+    assert published(told) == [(2,)]
 
 
 def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_again():
