@@ -217,6 +217,18 @@ def test_an_ask_about_an_earlier_world_changes_nothing():
     assert m.members == [0, 1]
 
 
+def test_of_two_at_one_step_the_one_of_the_later_world_leads():
+    """Worker 0 alone got the result of step 5, and was cut off; the others have made theirs."""
+    m = Meeting(minimum=1, maximum=2)
+    version = m.world_of(0, 1)
+    m.post(e.WorkerDisconnected(0))
+    m.ask(1, step=4, left=version, broken=True)
+    m.connect(0)
+    m.post(e.JoinRequested(0, version, 5, True, True, synced_in=version))
+    (formed,) = m.post(e.JoinRequested(1, version + 1, 5, True, synced_in=version + 1))
+    assert [(each.worker_id, each.synced_in) for each in formed.world.members] == [(1, version + 1), (0, version)]
+
+
 def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_still():
     """The saves of the world that it left are lost, and the master took up the one before."""
     m = Meeting()

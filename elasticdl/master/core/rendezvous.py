@@ -10,7 +10,8 @@ Rules
 4. With fewer than the minimum nothing is published; those who asked keep their state and wait. Nor is anything
    published while one that leaves is ahead of all who have asked, since it may be about to say that it has finished; nor
    without the state while one that was cut off, and is not yet given up, may have it.
-5. Those who hold state come first, the most advanced leading, then by old rank, then by id.
+5. Those who hold state come first, the most advanced leading, of two at one step that of the later world; then by old
+   rank, then by id.
 6. Once a member has finished, newcomers are no longer let in; survivors of a late loss still are, however few.
 
 Who is dead or stuck is judged elsewhere. This module reads the records and never changes them.
@@ -196,7 +197,7 @@ class Rendezvous:
         if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):
             return None
         chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]
-        members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch) for r in chosen)
+        members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch, r.synced_in) for r in chosen)
         return World(self.version + 1, members, change.reason)
 
     def adopt(self, world: World) -> None:
