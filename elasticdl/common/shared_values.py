@@ -14,6 +14,7 @@ class Member:
     step: int
     has_state: bool
     epoch: int = 0
+    synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,20 +60,22 @@ class Heartbeat(_message.Message):
     def __init__(self, world_version: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("left_world", "step", "has_state", "broken", "reason", "epoch")
+    __slots__ = ("left_world", "step", "has_state", "broken", "reason", "epoch", "synced_in")
     LEFT_WORLD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_IN_FIELD_NUMBER: _ClassVar[int]
     left_world: int
     step: int
     has_state: bool
     broken: bool
     reason: str
     epoch: int
-    def __init__(self, left_world: _Optional[int] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., broken: _Optional[bool] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    synced_in: int
+    def __init__(self, left_world: _Optional[int] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., broken: _Optional[bool] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., synced_in: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("reason", "lingers")
@@ -253,18 +255,20 @@ class World(_message.Message):
     def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker_id", "host", "step", "has_state", "epoch")
+    __slots__ = ("worker_id", "host", "step", "has_state", "epoch", "synced_in")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_IN_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     host: str
     step: int
     has_state: bool
     epoch: int
-    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+    synced_in: int
+    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., step: _Optional[int] = ..., has_state: _Optional[bool] = ..., epoch: _Optional[int] = ..., synced_in: _Optional[int] = ...) -> None: ...
 
 class KvEntry(_message.Message):
     __slots__ = ("world_version", "scope", "key", "value")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.common.spec import WorkerRange
@@ -22,6 +22,7 @@ TICK_SECONDS = 0.1
 FIND_SECONDS = 0.02
 RETRY_SECONDS = 0.5
 SAVE_SECONDS = 0.004
+Mark = Callable[[], None]  # among the events: called when all before it is acted upon and saved
 
 
 class Store:
@@ -111,7 +112,7 @@ class Master:
             core.watch = lambda event, instructions: trace.decision(self, event, instructions)
         self._loop = LoopDriver(core, self.streams, _Launcher(self), self._request_save, lambda: site.clock.now)
         self._version = site.store.claim()
-        self._early: list[e.Event] | None = []  # until it is known what workers there are
+        self._early: list[e.Event | Mark] | None = []  # until it is known what workers there are
         self._requests: list[SaveRequest] = []  # not yet being saved
         self._saving = False
         self._awaited: SaveRequest | None = None
@@ -119,12 +120,15 @@ class Master:
 
     # ---- to decide and to act ----
 
-    def post(self, event: e.Event) -> None:
+    def post(self, event: e.Event | Mark) -> None:
         if self._early is not None:
             self._early.append(event)
         elif self.alive:
             try:
-                self._loop.decide(event)
+                if callable(event):
+                    self._loop.put(event)
+                else:
+                    self._loop.decide(event)
                 self._act()
             except _DeadMasterError:
                 self.die("killed")
@@ -215,8 +219,7 @@ class Master:
         if not self.alive:
             return
         if data is None:
-            self._loop.put(lambda: self._end_session(stream))
-            self._act()
+            self.post(lambda: self._end_session(stream))
             return
         message, worker_id = pb.WorkerMessage.FromString(data), stream.process.worker_id
         body = message.WhichOneof("body")

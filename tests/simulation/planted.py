@@ -137,8 +137,8 @@ def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> li
     return [each for each in out if each != p.Save(p.Part.ALL)]
 
 
-def _synced_at_zero(position: Position, progress: Progress) -> list[p.Instruction]:
-    return _REAL_SYNCED(position, progress if position.has_state else Progress())
+def _synced_at_zero(position: Position, progress: Progress, world_version: int) -> list[p.Instruction]:
+    return _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version)
 
 
 def _claims_no_state(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:

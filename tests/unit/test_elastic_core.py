@@ -84,7 +84,7 @@ def training(*events, size=2, **options):
 def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
     worker = Worker(MADE)
     (asked,) = worker.do(p.On.READY)
-    assert asked == p.Send(m.JoinRequest(0, 0, has_state=False, broken=False, reason="ready", epoch=0))
+    assert asked == p.Send(m.JoinRequest(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
     assert worker.do(p.On.CONNECTED) == [p.Synchronize(world(1))]
     saves = [p.Save(p.Part.PLACE), p.Save(p.Part.ALL)]
@@ -104,6 +104,13 @@ def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for(
     worker.do(p.On.CLOSED)
     request = worker.sent(m.JoinRequest)[-1]
     assert (request.left_world, request.step, request.has_state, request.broken) == (1, 2, True, False)
+
+
+@pytest.mark.parametrize(("reached", "synced_in"), [(1, 1), (2, 1), (3, 2)])
+def test_a_request_says_in_which_world_this_worker_last_stood_where_rank_0_stood(reached, synced_in):
+    worker = training(*step(1), p.On.COMMIT, p.CollectiveFailed("a peer is gone"), p.On.CLOSED)
+    worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.On.CLOSED)
+    assert worker.sent(m.JoinRequest)[-1].synced_in == synced_in
 
 
 def test_a_torn_step_is_dropped_and_everybody_shaken_up():

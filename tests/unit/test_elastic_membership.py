@@ -24,7 +24,8 @@ def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():
     assert not world(["a", "a"]).needs_sync
     newcomer = Member(3, "a", 0, has_state=False)
     behind = Member(3, "a", 4, has_state=True)
-    for member in (newcomer, behind):
+    elsewhere = Member(3, "a", 5, has_state=True, synced_in=1)  # its world has made another step of this number
+    for member in (newcomer, behind, elsewhere):
         assert World(2, (*world(["a"]).members, member), 0).needs_sync
     assert World(2, (newcomer,), 0).is_first
     assert not world(["a"]).is_first

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster
+from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
@@ -200,6 +200,66 @@ def test_a_world_that_was_remembered_but_not_announced_is_announced_as_it_was():
     cluster.live(1)
     assert cluster.worlds[2] == cluster.saved.world or cluster.version > 2
     assert cluster.worlds[2].worker_ids == (0, 1, 2)
+
+
+def one_is_back(**times):
+    """The last whom the new master waits for has a session, and has yet to ask; a newcomer waits."""
+    waiting = [WorkerSnapshot(number, WorkerState.STANDBY, "", ready=True) for number in (1, 2)]
+    lost = World(3, (Member(0, "h", 5, True),), "")
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=3, world=lost, workers=tuple(waiting))
+    job = Job(Settings(memory.limits, **times), memory)
+    events = (
+        e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in (1, 2))),
+        e.WorkerConnected(2, "h", 1),
+        e.JoinRequested(2, 0, 0, False, False),
+        e.WorkerConnected(1, "h", 1, step=5),
+    )
+    assert published(instruction for event in events for instruction in step(job, event, 0.0)) == []
+    assert job.view().reason == "waits for a worker that was cut off: it may have the state"
+    return job
+
+
+def published(instructions):
+    return [it.world.worker_ids for it in instructions if isinstance(it, i.PublishWorld)]
+
+
+def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed():
+    """That it holds the state is in its request, which follows."""
+    assert published(step(one_is_back(), e.JoinRequested(1, 2, 5, True, True), 0.1)) == [(1, 2)]
+
+
+def test_one_that_is_back_and_never_asks_is_not_waited_for_without_end():
+    job = one_is_back(start_timeout=5.0, heartbeat_timeout=60.0)
+    assert published(step(job, e.Tick(), 5.1)) == []
+    told = step(job, e.Tick(), 6.2)
+    assert i.KillWorker(1, "not ready 5 s after its start") in told
+    assert published(told) == [(2,)]
+
+
+def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_again():
+    """An older save knows world 1, its members have left world 2, and the master dies before there is another world."""
+    inside = tuple(WorkerSnapshot(number, WorkerState.MEMBER, "", world_version=1, ready=True) for number in (0, 1))
+    world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=2, world=world, workers=inside)
+    found = e.WorkersFound(tuple(e.FoundWorker(number, "h", 1) for number in (0, 1)))
+    job = Job(Settings(memory.limits), memory)
+    for event in (found, e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 2, 9, True, True)):
+        step(job, event, 0.0)
+    job = Job(Settings(memory.limits), job.snapshot())
+    step(job, found, 1.0)
+    assert job.view().world_version == 1
+
+
+def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_next_one_too():
+    """It may hold the state of a world that no save tells of, and the one that found it has died before it was back."""
+    cluster = train(1, 2)
+    cluster.workers[0].away = NEVER
+    cluster.die()
+    cluster.rise(remember=False)
+    cluster.live(1)
+    cluster.restart()
+    cluster.live(1)
+    assert "waits for workers" in cluster.job.view().reason
 
 
 def test_one_that_left_in_the_absence_counts_as_no_crash():

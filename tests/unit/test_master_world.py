@@ -210,12 +210,32 @@ def test_ranks_go_by_state_then_step_then_old_rank_then_id():
     assert published(m.ask(1, step=7, left=version)) == [[2, 1, 0, 3]]
 
 
-@pytest.mark.parametrize("left", [0, 99])
-def test_an_ask_about_another_world_changes_nothing(left):
+def test_an_ask_about_an_earlier_world_changes_nothing():
     m = Meeting()
     m.world_of(0, 1)
-    assert m.ask(0, left=left, broken=True) == []
+    assert m.ask(0, left=0, broken=True) == []
     assert m.members == [0, 1]
+
+
+def test_of_two_at_one_step_the_one_of_the_later_world_leads():
+    """Worker 0 alone got the result of step 5, and was cut off; the others have made theirs."""
+    m = Meeting(minimum=1, maximum=2)
+    version = m.world_of(0, 1)
+    m.post(e.WorkerDisconnected(0))
+    m.ask(1, step=4, left=version, broken=True)
+    m.connect(0)
+    m.post(e.JoinRequested(0, version, 5, True, True, synced_in=version))
+    (formed,) = m.post(e.JoinRequested(1, version + 1, 5, True, synced_in=version + 1))
+    assert [(each.worker_id, each.synced_in) for each in formed.world.members] == [(1, version + 1), (0, version)]
+
+
+def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_still():
+    """The saves of the world that it left are lost, and the master took up the one before."""
+    m = Meeting()
+    version = m.world_of(0, 1)
+    assert m.ask(0, step=9, left=version + 1, broken=True) == [BreakWorld((1,), version, "worker 0: left the world")]
+    (formed,) = m.ask(1, step=5, left=version)
+    assert (formed.world.version, formed.world.worker_ids) == (version + 2, (0, 1))
 
 
 def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():

@@ -41,6 +41,7 @@ class JoinRequest:
     broken: bool
     reason: str
     epoch: int
+    synced_in: int  # version of the world in which it last stood where rank 0 stood
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Position:
     ) -> None:
         self.progress = self.saved = progress or Progress()
         self.has_state = has_state
+        self.synced_in = 0  # version of the world in which it last stood where rank 0 stood
         self.order = order
         self.batch: StepPlan | None = None  # that the present step is made on
         self.vote: Vote | None = None  # of the last step
@@ -90,8 +91,8 @@ class Position:
         self._committed = False
         return [*out, Restore(self.saved)]
 
-    def synced(self, progress: Progress) -> list[Instruction]:
-        self.progress = progress
+    def synced(self, progress: Progress, world_version: int) -> list[Instruction]:
+        self.progress, self.synced_in = progress, world_version
         self.has_state = True
         self.batch = self.vote = None
         self._committed = False

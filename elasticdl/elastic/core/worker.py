@@ -282,8 +282,8 @@ class WorkerCore:
         return self._send_request(event.world.version, "broken before it was entered", broken=True)
 
     def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
-        step, epoch = self.position.progress.step, self.position.progress.epoch
-        self.request = m.JoinRequest(left, step, self.position.has_state, broken, reason, epoch)
+        at, position = self.position.progress, self.position
+        self.request = m.JoinRequest(left, at.step, position.has_state, broken, reason, at.epoch, position.synced_in)
         return [p.Send(self.request)]
 
     def _enter(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -301,7 +301,7 @@ class WorkerCore:
     def _train(self, event: p.Synced, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.clock.mark("synced", now)
         self._entered_at = event.progress.step
-        out = self.position.synced(event.progress)
+        out = self.position.synced(event.progress, self.world.version)
         if self._draining is not None and self._draining.lingers and self.world.size > 1:
             out += self._drain(self._draining.reason)  # the others hold the state now
         return [*out, p.Train(self.world)]

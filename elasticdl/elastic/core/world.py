@@ -31,9 +31,10 @@ class World:
         return any(not self.stands_with_root(rank) for rank in range(self.size))
 
     def stands_with_root(self, rank: int) -> bool:
-        """Whether a member holds the same state as rank 0."""
+        """Whether a member holds the same state as rank 0. Two worlds may each have made a step of the same number."""
         root, member = self.members[0], self.members[rank]
-        return member.has_state and (member.step, member.epoch) == (root.step, root.epoch)
+        place = (member.step, member.epoch, member.synced_in)
+        return member.has_state and place == (root.step, root.epoch, root.synced_in)
 
 
 def horovod_host(world: World) -> str:

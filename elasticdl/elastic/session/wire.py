@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from elasticdl.common.environment import WorkerEnvironment
@@ -13,6 +14,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
+_MEMBER = attrgetter(*Member.__match_args__)
 _BODIES: Mapping[type[m.Message], str] = {
     m.Hello: "hello",
     m.Heartbeat: "heartbeat",
@@ -66,7 +68,7 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
 
 
 def _world(world: pb.World, worker_id: int) -> World:
-    members = tuple(Member(each.worker_id, each.host, each.step, each.has_state, each.epoch) for each in world.members)
+    members = tuple(Member(*_MEMBER(each)) for each in world.members)
     rank = [member.worker_id for member in members].index(worker_id)
     return World(version=world.version, members=members, rank=rank, reason=world.reason)
 

@@ -120,7 +120,7 @@ class Coordinator:
         if record.pulse:
             record.pulse.heard = now
         current = self.rendezvous.world.version if self.rendezvous.world else 0
-        if record.state in IN_WORLD and event.left_world != current:
+        if record.state in IN_WORLD and event.left_world < current:
             return []  # about an earlier world: late, or sent again
         self.rendezvous.version = max(self.rendezvous.version, event.left_world)
         cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"

@@ -84,6 +84,7 @@ class JoinRequested(WorkerEvent):
     broken: bool = False
     reason: str = ""
     epoch: int = 0  # that it stands in
+    synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ class Job:
             for r in self._workers.records.values()
             if r.state is not _S.COMPLETED
         )
+        if self._recovery:  # of those whom it has found nothing is known yet
+            workers = self._past.workers
         numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
         return replace(self._durable(), training=numbers, workers=workers, crashes=crashes)
 
@@ -199,12 +201,13 @@ class Job:
         """The part of the snapshot that must not be lost."""
         rendezvous, recovery = self._workers.rendezvous, self._recovery
         finished = rendezvous.of(*DONE)
+        world = recovery.world if recovery else rendezvous.world
         return JobSnapshot(
             self._workers.limits,
             self._workers.fleet.next_id,
             tuple(record.worker_id for record in finished),
             rendezvous.together,
-            recovery.world if recovery else rendezvous.world,
+            world or self._past.world,  # one that was left for a later one still says which versions are used
             self._phase,
             self._workers.ending.outcome,
             TrainingSnapshot(self._workers.training.epochs_done),

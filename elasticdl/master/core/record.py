@@ -67,6 +67,7 @@ class WorkerRecord:
     step: int = 0
     epoch: int = 0
     has_state: bool = False
+    synced_in: int = 0
     queued_at: float = 0.0  # STANDBY: since when it waits with a session
     # of the last world it was a member of
     world_version: int = 0
@@ -88,10 +89,10 @@ class WorkerRecord:
         """How far its state is: of two at the same step, the one of the later world may be ahead."""
         return self.step, self.world_version
 
-    def rank_order(self) -> tuple[bool, int, int, bool, int, int]:
+    def rank_order(self) -> tuple[bool, int, int, int, bool, int, int]:
         """Sorts into the ranks of a new world (rule 5 of the rendezvous)."""
-        step, epoch = (self.step, self.epoch) if self.has_state else (0, 0)
-        return (not self.has_state, -step, -epoch, self.rank < 0, self.rank, self.worker_id)
+        step, world, epoch = (self.step, self.synced_in, self.epoch) if self.has_state else (0, 0, 0)
+        return (not self.has_state, -step, -world, -epoch, self.rank < 0, self.rank, self.worker_id)
 
     def view(self) -> WorkerView:
         state = "draining" if self.lingers else _SHOWN.get(self.state, "draining")

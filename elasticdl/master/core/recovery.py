@@ -39,7 +39,7 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
     if state in LEAVING:
         record.deadline = now + settings.stop_grace
-    elif state in LIVE and found.host and not (known.ready or known.world_version or own):
+    elif state in LIVE and found.host and not own:
         record.deadline = now + settings.start_timeout
     return record
 

@@ -10,7 +10,8 @@ Rules
 4. With fewer than the minimum nothing is published; those who asked keep their state and wait. Nor is anything
    published while one that leaves is ahead of all who have asked, since it may be about to say that it has finished; nor
    without the state while one that was cut off, and is not yet given up, may have it.
-5. Those who hold state come first, the most advanced leading, then by old rank, then by id.
+5. Those who hold state come first, the most advanced leading, of two at one step that of the later world; then by old
+   rank, then by id.
 6. Once a member has finished, newcomers are no longer let in; survivors of a late loss still are, however few.
 
 Who is dead or stuck is judged elsewhere. This module reads the records and never changes them.
@@ -139,6 +140,7 @@ class Rendezvous:
             return "waits for a worker that leaves: it may be writing the state"
         # Those who have asked, and whose session is lost; if they do not come back they are given up.
         absent = [r for r in self.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
+        absent += [r for r in self.of(_S.INITIALIZING) if r.ready]  # asked an earlier master, and will ask this one
         if newest is None and (self.of(_S.EXCLUDED) or absent):
             return "waits for a worker that was cut off: it may have the state"
         if newest and any(record.connected and record.advance > newest for record in leaving):
@@ -195,7 +197,7 @@ class Rendezvous:
         if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):
             return None
         chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]
-        members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch) for r in chosen)
+        members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch, r.synced_in) for r in chosen)
         return World(self.version + 1, members, change.reason)
 
     def adopt(self, world: World) -> None:

@@ -102,6 +102,7 @@ class Transitions:
     def _take_position(self, record: WorkerRecord, happening: Happening) -> None:
         if isinstance(asked := happening.event, e.JoinRequested):
             record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
+            record.synced_in = asked.synced_in
 
     def _change_world(self, record: WorkerRecord, happening: Happening) -> None:
         self._rendezvous.begin(happening.now).causes[record.worker_id] = happening.cause

@@ -54,7 +54,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
         case "ask":
             ask = message.ask
             where = (ask.left_world, ask.step, ask.has_state)
-            return e.JoinRequested(worker_id, *where, ask.broken, ask.reason, ask.epoch)
+            return e.JoinRequested(worker_id, *where, ask.broken, ask.reason, ask.epoch, ask.synced_in)
         case "draining":
             return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
         case "progress":
