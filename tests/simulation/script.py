@@ -76,8 +76,8 @@ def life(process: Process) -> Steps:
             case p.LeaveJob(_, _, drained):
                 if drained:
                     _hand_over(process)
-                elif site.checks.saves_lost:
-                    site.checks.crashed()  # to a master that does not know any more that the job was stopped
+                else:
+                    site.checks.stopped()
                 yield from process.close(0)
             case p.Fail(error, message):
                 tell(p.Said(m.Failed(error is RuntimeError, message, "")))
