@@ -265,4 +265,4 @@ def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> tu
             EACH_SAMPLE, f"world {world.version}, step {first.plan.step}: {samples} are {batch.bit_count()}"
         )
     process.site.checks.reduced(process, world, first.weights, first.plan, batch)
-    return vote, first.weights.after(first.plan.epoch, batch)
+    return vote, first.weights.after(first.plan.epoch, batch, world.version)
