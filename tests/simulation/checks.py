@@ -68,7 +68,7 @@ class Checks:
         self._trained = 0  # number of the latest published world that has made a step
         self._results: dict[int, Model] = {}  # of those who have finished, by publication of their world
         self._accepted: set[Phase] = {Phase.SUCCEEDED}
-        self._crashes = 0
+        self._crashes = self._stopped = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
         self.master_disturbed = self.saves_lost = False
 
@@ -212,6 +212,10 @@ class Checks:
         if self._crashes >= CRASHES_AT_START:
             self._accepted.add(Phase.FAILED)
 
+    def stopped(self) -> None:
+        """A worker obeys the order to stop. To a master that knows of none any more, as saves are lost, it has crashed."""
+        self._stopped += 1
+
     def finished(self, process: Process) -> None:
         model, site = process.state.weights, self._site
         if model.epoch != site.plan.epochs - 1 or site.missing(model):
@@ -223,6 +227,8 @@ class Checks:
             raise Violation(ONE_RESULT, f"worker {process.worker_id} has {model}, another {result}")
 
     def ended(self, phase: Phase, reason: str) -> None:
+        if self.saves_lost and self._crashes + self._stopped >= CRASHES_AT_START:
+            self.accept(Phase.FAILED)
         if phase not in self._accepted:
             raise Violation(JUSTIFIED, f"the job has {phase}: {reason}")
         if phase is Phase.SUCCEEDED and not self._results:

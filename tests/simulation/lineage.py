@@ -1,6 +1,7 @@
 """What a model has been trained on, exactly: the chain of steps that it comes from.
 
-Two models that were trained on the same samples in the same steps are one object, so that they are compared by identity.
+Two models that were trained on the same samples in the same steps, each in the same world, are one object, so that they are
+compared by identity. In another world a step has another result: its workers sum in another order, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Model:
     epoch: int = 0
     seen: int = 0
     parent: Model | None = None
-    _next: dict[tuple[int, int], Model] = field(default_factory=dict)
+    _next: dict[tuple[int, int, int], Model] = field(default_factory=dict)
 
-    def after(self, epoch: int, samples: int) -> Model:
+    def after(self, epoch: int, samples: int, world_version: int) -> Model:
         """The model after a further step on these samples."""
-        key = (epoch, samples)
+        key = (epoch, samples, world_version)
         if (found := self._next.get(key)) is None:
             seen = samples | (self.seen if epoch == self.epoch else 0)
             found = self._next[key] = Model(self.step + 1, epoch, seen, self)

@@ -141,6 +141,11 @@ def _synced_at_zero(position: Position, progress: Progress, world_version: int) 
     return _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version)
 
 
+def _by_step_alone(world: World, rank: int) -> bool:
+    root, member = world.members[0], world.members[rank]
+    return member.has_state and (member.step, member.epoch) == (root.step, root.epoch)
+
+
 def _claims_no_state(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
     return [
         p.Send(replace(each.message, has_state=False))
@@ -210,6 +215,9 @@ PLANTED = (
         "a newcomer does not take over the place of training", _method(Position, "synced", _synced_at_zero), 50
     ),
     PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False), 100),
+    PlantedFault(
+        "two at one step are taken to hold one model", _method(World, "stands_with_root", _by_step_alone), 1500
+    ),
     PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 500),
     PlantedFault(
         "a request to join is not said again to another master",

@@ -76,8 +76,8 @@ def life(process: Process) -> Steps:
             case p.LeaveJob(_, _, drained):
                 if drained:
                     _hand_over(process)
-                elif site.checks.saves_lost:
-                    site.checks.crashed()  # to a master that does not know any more that the job was stopped
+                else:
+                    site.checks.stopped()
                 yield from process.close(0)
             case p.Fail(error, message):
                 tell(p.Said(m.Failed(error is RuntimeError, message, "")))
@@ -265,4 +265,4 @@ def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> tu
             EACH_SAMPLE, f"world {world.version}, step {first.plan.step}: {samples} are {batch.bit_count()}"
         )
     process.site.checks.reduced(process, world, first.weights, first.plan, batch)
-    return vote, first.weights.after(first.plan.epoch, batch)
+    return vote, first.weights.after(first.plan.epoch, batch, world.version)

@@ -65,11 +65,12 @@ def test_the_command_shows_a_failing_history(capsys: pytest.CaptureFixture[str])
 
 def test_models_are_one_if_they_were_trained_alike() -> None:
     origin = Model()
-    first, second = origin.after(0, 0b0011), origin.after(0, 0b0110)
-    assert first is origin.after(0, 0b0011)
+    first, second = origin.after(0, 0b0011, 1), origin.after(0, 0b0110, 1)
+    assert first is origin.after(0, 0b0011, 1)
     assert first is not second
-    later = first.after(0, 0b1100)
+    assert first is not origin.after(0, 0b0011, 2)
+    later = first.after(0, 0b1100, 1)
     assert later.comes_from(first)
     assert not later.comes_from(second)
     assert later.seen == 0b1111
-    assert later.after(1, 0b0001).seen == 0b0001
+    assert later.after(1, 0b0001, 1).seen == 0b0001
