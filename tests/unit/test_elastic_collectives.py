@@ -89,7 +89,7 @@ def test_bytes_of_any_length_arrive(length):
         assert sent.result(30) == received.result(30) == data
 
 
-def broadcast(state, worlds, device="cpu"):
+def broadcast(state, worlds):
     """What each rank has afterwards; ``worlds``: each rank's."""
     board = Board(len(worlds))
     members = [SumOfThreads(rank, board) for rank in range(len(worlds))]
@@ -98,7 +98,10 @@ def broadcast(state, worlds, device="cpu"):
     with ThreadPoolExecutor(len(worlds)) as pool:
         return list(
             pool.map(
-                lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c, device), members
+                lambda c: broadcast_state(
+                    state if c.world.rank == 0 else {"own": c.world.rank}, c, torch.device("cpu")
+                ),
+                members,
             )
         )
 

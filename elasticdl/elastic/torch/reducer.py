@@ -14,6 +14,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.gpu import HostCopy
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
 
@@ -38,6 +39,7 @@ class GradientReducer:
         device = next((each.device for each in parameters()), torch.device("cpu"))
         # This process reads the vote. The loss stays where the model is, so that nobody waits for it before the step's end.
         self._vote, self._loss = torch.zeros(VOTE_SIZE + 1), torch.zeros(1, device=device)
+        self._read_loss: HostCopy | None = None  # of this step
         self._trained: list[torch.nn.Parameter] = []
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
@@ -48,6 +50,7 @@ class GradientReducer:
             self._drop_buckets()
         self._vote.zero_()
         self._loss.zero_()
+        self._read_loss = None
         self._buffers.begin()
         for parameter in self._all():
             parameter.grad = None
@@ -73,6 +76,9 @@ class GradientReducer:
         """
         self._vote[LEAVING], self._vote[STOPPING] = leaving, stopping
         self._buffers.close(share)
+        if self._collective.world.size == 1:
+            # It comes to the host while the device is on the backward pass, which is not waited for.
+            self._read_loss = HostCopy(self._loss)
 
     def launching(self) -> AbstractContextManager[None]:
         """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
@@ -111,7 +117,7 @@ class GradientReducer:
 
     def _result(self) -> Vote:
         sums = self._vote.tolist()
-        sums[LOSS] = self._loss.item()
+        sums[LOSS] = (self._read_loss or HostCopy(self._loss)).wait().item()
         return Vote.of(sums)
 
     def _complete_alone(self, scale: float) -> None:
