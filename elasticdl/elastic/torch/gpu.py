@@ -31,6 +31,11 @@ def choose_device() -> torch.device:
     return torch.device(GPU, 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def name_of(device: torch.device) -> str:
+    """For people."""
+    return torch.cuda.get_device_name(device) if device.type == GPU else "CPU"
+
+
 def count_gpus() -> int:
     """Those that this process sees."""
     return torch.cuda.device_count()
