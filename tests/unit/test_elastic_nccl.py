@@ -110,7 +110,7 @@ def test_a_collective_is_waited_for_until_the_device_has_done_it(group):
     assert not begun.is_completed()
     group._group.works[0].on_device.set()
     assert result() is None
-    assert group._pending == []
+    assert group._pending == set()
 
 
 def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
@@ -121,12 +121,12 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
     group.abort()  # by the session's thread
     assert time.monotonic() - began < 1
     assert isinstance(result(), WorldBroken)  # though the abort is not over
-    assert group._pending == [begun]
+    assert group._pending == {begun}
     assert not begun.is_completed()  # so its memory is not used again
     group._group.may_abort.set()
     group.close()
     assert begun.is_completed()
-    assert (group._pending, group._group.aborts) == ([], 1)
+    assert (group._pending, group._group.aborts) == (set(), 1)
 
 
 def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):

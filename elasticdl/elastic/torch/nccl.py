@@ -80,7 +80,7 @@ class NcclGroup:
         self._device = device
         self._library = library
         self._name = f"world {store.version}"
-        self._pending: list[NcclWork] = []
+        self._pending: set[NcclWork] = set()
         # Held while the communicator is asked anything: once it is being aborted, whoever asks would wait for that.
         self._asking = threading.Lock()
         self._aborted = False
@@ -105,7 +105,7 @@ class NcclGroup:
         self._require_whole()
         work = begin(self._group, tensor)
         begun = NcclWork(self, tensor, work, self._library.mark(work))
-        self._pending.append(begun)
+        self._pending.add(begun)
         return begun
 
     def wait(self, begun: NcclWork, seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> None:
@@ -121,9 +121,10 @@ class NcclGroup:
                     raise WorldBroken(f"NCCL has lost a member of {self._name}")
             if waited > seconds or is_given_up():
                 raise WorldBroken(f"a collective of {self._name} is not done after {waited:.1f} s")
+        self._require_whole()  # else it would wait for the abort
         begun.work.wait()  # raises what NCCL has found out meanwhile
         self._require_whole()
-        self._pending.remove(begun)
+        self._pending.discard(begun)  # an abort may have done so just now
 
     def _require_whole(self) -> None:
         if self._aborted:
