@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.experiments.zoo.pace import at_pace
-from benchmarks.models import CLASSES, LAYERS, RESNET20, TRANSFORMER, worker_batch
+from benchmarks.models import CLASSES, LARGE, LAYERS, RESNET20, TRANSFORMER, worker_batch
 from model_zoo.cifar10 import resnet20_torch
 
+ALL_LAYERS = LAYERS | LARGE
 IMAGE = (3, 32, 32)  # as CIFAR-10 has them
 TOKENS, WORDS, WIDTH = 32, 1000, 128  # of a sample of the transformer's
 
@@ -34,15 +35,15 @@ def make_dataset(name: str, samples: int) -> TensorDataset:
     elif name == TRANSFORMER:
         images = torch.randint(0, WORDS, (samples, TOKENS), generator=generator)
     else:
-        images = torch.randn(samples, LAYERS[name][0], generator=generator)
+        images = torch.randn(samples, ALL_LAYERS[name][0], generator=generator)
     return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))
 
 
-def warm_up(name: str) -> None:
+def warm_up(name: str, device: torch.device | None = None) -> None:
     """Pay what a process pays for its first step (imports, memory, thread pools), on a model that is thrown away."""
-    model = _make_bare(name)
+    model = _make_bare(name).to(device)
     optimizer = make_optimizer(model)
-    images, labels = make_dataset(name, worker_batch(name)).tensors
+    images, labels = (each.to(device) for each in make_dataset(name, worker_batch(name)).tensors)
     torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
@@ -55,7 +56,7 @@ def _make_bare(name: str) -> torch.nn.Module:
     if name == TRANSFORMER:
         return _Transformer()
     layers: list[torch.nn.Module] = []
-    for inputs, outputs in pairwise(LAYERS[name]):
+    for inputs, outputs in pairwise(ALL_LAYERS[name]):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 
@@ -73,3 +74,45 @@ class _Transformer(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         classes: torch.Tensor = self.classes(self.layers(self.words(tokens)).mean(dim=1))
         return classes
+
+
+class Bottleneck(torch.nn.Module):
+    """He et al., *Deep residual learning for image recognition*, figure 5, with the stride in the middle as in torchvision."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.path = torch.nn.Sequential(
+            *_convolution(inputs, width, 1),
+            torch.nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            torch.nn.ReLU(inplace=True),
+            *_convolution(width, outputs, 1),
+        )
+        same = stride == 1 and inputs == outputs
+        self.short = torch.nn.Identity() if same else torch.nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.relu(self.path(images) + self.short(images))
+        return result
+
+
+def make_resnet50(*, small: bool = False) -> torch.nn.Module:
+    """For 1,000 classes 25,557,032 parameters, as torchvision's. ``small``: a quarter of the width, one block a stage."""
+    stem, blocks = (16, (1, 1, 1, 1)) if small else (64, (3, 4, 6, 3))
+    layers: list[torch.nn.Module] = [*_convolution(3, stem, 7, 2), torch.nn.ReLU(inplace=True)]
+    layers.append(torch.nn.MaxPool2d(3, 2, 1))
+    inputs = stem
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            width = stem << stage
+            layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
+            inputs = 4 * width
+    return torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000)
+    )
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[torch.nn.Module]:
+    convolution = torch.nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return [convolution, torch.nn.BatchNorm2d(outputs)]

@@ -23,7 +23,7 @@ def main() -> None:
     args = parse_measured()
     torch.set_num_threads(1)
     elastic.init(batch_size_per_worker=worker_batch(args.model))
-    model = make_model(args.model)
+    model = make_model(args.model).to(elastic.device())
     optimizer = make_optimizer(model)
     loader = elastic.DataLoader(make_dataset(args.model, args.samples))
     state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
+from benchmarks.loops.memorylog import MemoryLog
 from benchmarks.loops.options import parse_steps
 from benchmarks.loops.steplog import StepLog
 from benchmarks.models import worker_batch
@@ -17,12 +18,13 @@ def main() -> None:
     args = parse_steps()
     torch.set_num_threads(1)
     job = elastic.init(batch_size_per_worker=worker_batch(args.model))
-    warm_up(args.model)
-    model = make_model(args.model)
+    warm_up(args.model, job.device)
+    model = make_model(args.model).to(job.device)
     optimizer = make_optimizer(model)
     loader = elastic.DataLoader(make_dataset(args.model, args.samples))
     state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
     log = StepLog(args.folder)
+    memory = MemoryLog(args.folder, job.device)
 
     @elastic.run
     def train(state: TorchState) -> None:
@@ -32,6 +34,7 @@ def main() -> None:
                     batch.backward(cross_entropy(model(images), labels))
                 optimizer.step()
                 log.step(state.step, str(job.world.version), job.size)
+                memory.step(job.world.version, job.size)
                 state.commit()
 
     train(state)

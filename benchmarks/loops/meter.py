@@ -38,6 +38,11 @@ class Meter:
         self._laps.setdefault(name, []).append(now - self._last)
         self._last = now
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the present step is the last."""
+        return bool(self._target) and self._steps == self._target - 1
+
     def done(self) -> bool:
         """Whether this was the last step."""
         self._steps += 1

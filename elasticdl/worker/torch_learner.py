@@ -19,6 +19,7 @@ from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.record import aside
@@ -175,8 +176,7 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         inputs, labels = to_device(_first(dataset, samples), device)
         value = _scalar(loss, labels, model(inputs))
         value.backward()  # type: ignore[no-untyped-call]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
 
 
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
@@ -212,7 +212,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices=range(count_gpus())):
             yield
     finally:
         with torch.no_grad():

@@ -104,6 +104,16 @@ def test_start(tmp_path):
         assert seconds["CPU"] > 0
 
 
+@pytest.mark.timeout(300)
+def test_gpu_in_small(tmp_path):
+    """On a machine without one; the same program measures on a GPU."""
+    found = {entry["what"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "gpu", "--small"))}
+    assert {entry["part"] for entry in found.values()} == {"overhead", "rescale", "memory", "state"}
+    assert all(entry["small"] for entry in found.values())
+    assert found["step of tiny, plain"]["value"]["median"] > 0
+    assert found["memory more after 2 worlds: host"]["value"]["n"] == 1
+
+
 def test_master_scale(tmp_path):
     arguments = ["--workers", "20", "--repetitions", "1", "--steady", "0.5"]
     (entry,) = summaries(run(tmp_path / "out.jsonl", "master_scale", *arguments))

@@ -9,7 +9,7 @@ from elastic_kit import Board, SumOfThreads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import port, transfer
-from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
+from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES, TORCH_NCCL
 from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
@@ -89,7 +89,7 @@ def test_bytes_of_any_length_arrive(length):
         assert sent.result(30) == received.result(30) == data
 
 
-def broadcast(state, worlds, device="cpu"):
+def broadcast(state, worlds):
     """What each rank has afterwards; ``worlds``: each rank's."""
     board = Board(len(worlds))
     members = [SumOfThreads(rank, board) for rank in range(len(worlds))]
@@ -98,7 +98,10 @@ def broadcast(state, worlds, device="cpu"):
     with ThreadPoolExecutor(len(worlds)) as pool:
         return list(
             pool.map(
-                lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c, device), members
+                lambda c: broadcast_state(
+                    state if c.world.rank == 0 else {"own": c.world.rank}, c, torch.device("cpu")
+                ),
+                members,
             )
         )
 
@@ -156,6 +159,14 @@ class TestHostsThatHaveDifferentLibraries:
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
             DistributedTorch(None).require_one_engine(self.store(b"horovod")[0], self.world(1))
+
+    def test_a_host_that_would_use_nccl_is_told_how_it_would_not(self):
+        collective = DistributedTorch(None)
+        collective.engine = TORCH_NCCL
+        with pytest.raises(
+            UserError, match=r"uses torch with NCCL and rank 0 .* uses torch: .* set ELASTICDL_SHARED_GPU=1"
+        ):
+            collective.require_one_engine(self.store(b"torch")[0], self.world(1))
 
     def test_are_looked_for_once(self):
         collective = DistributedTorch(None)

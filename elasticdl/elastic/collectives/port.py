@@ -10,11 +10,12 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.store import KvStore, Refusal
@@ -29,6 +30,7 @@ GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
 
 ENGINE = ("elasticdl", "engine")  # the entry of a world's store in which rank 0 says what it uses
 ENGINE_SECONDS = 10.0
+TORCH, TORCH_NCCL = "torch", "torch with NCCL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Collective(ABC):
     nothing was received then.
     """
 
-    engine: ClassVar[str]  # the library, as users name it
+    engine: str  # the library, as users name it
 
     def __init__(self) -> None:
         self.world: World = ALONE
@@ -79,9 +81,12 @@ class Collective(ABC):
             if told is None:
                 raise WorldBroken(f"rank 0 of world {world.version} has not said which library it uses")
             if told.decode() != self.engine:
+                remedy = "give --collective torch"
+                if {self.engine, told.decode()} == {TORCH, TORCH_NCCL}:
+                    remedy = f"set {SHARED_GPU}=1 for all of them: tensors travel through host memory then"
                 raise UserError(
                     f"this worker uses {self.engine} and rank 0 ({world.members[0].host}) uses {told.decode()}: install the "
-                    "same on all hosts, or give --collective torch"
+                    f"same on all hosts, or {remedy}"
                 )
             self._has_compared = True
 

@@ -1,4 +1,7 @@
-"""torch.distributed behind the port: each world has a process group of its own, made and dropped inside the process.
+"""torch.distributed behind the port: each world has process groups of its own, made and dropped inside the process.
+
+Gloo moves what is on the host, and what is on a GPU where NCCL can't: it brings that to pinned memory itself, on streams of
+its own. Where each worker has a GPU to itself a second group (`DeviceGroup`) moves what is there.
 
 Nothing global of torch.distributed is touched: `init_process_group` is the user's.
 
@@ -14,14 +17,14 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint, memory_of_the_worker
+from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import break_connections
 from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
@@ -33,25 +36,26 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 # In a broken world: until a collective has failed by itself, or is left alone.
 GRACE_SECONDS = 0.05
 LOOK = timedelta(milliseconds=25)  # while waiting, for a break
-SCOPE = "gloo"
+DEVICE_SECONDS = 60.0  # at most until a world's group for its GPUs is connected, or has failed
 Group: Any = dist.ProcessGroupGloo  # of which torch's annotations tell nothing
 
 
 class WorldStore(dist.Store):  # type: ignore[misc, name-defined]
     """The entries of one world, as torch's C++ asks for them."""
 
-    def __init__(self, store: KvStore, version: int) -> None:
+    def __init__(self, store: KvStore, version: int, scope: str) -> None:
         super().__init__()
+        self.version = version
         self._store = store
-        self._version = version
+        self._scope = scope
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._store.put((SCOPE, key), value.encode() if isinstance(value, str) else bytes(value), self._version)
+        self._store.put((self._scope, key), value.encode() if isinstance(value, str) else bytes(value), self.version)
 
     def get(self, key: str) -> bytes:
-        value = self._store.get((SCOPE, key), CONNECT_SECONDS, self._version)
+        value = self._store.get((self._scope, key), CONNECT_SECONDS, self.version)
         if value is None:
-            raise TimeoutError(f"{key} of world {self._version} has not come for {CONNECT_SECONDS:g} s")
+            raise TimeoutError(f"{key} of world {self.version} has not come for {CONNECT_SECONDS:g} s")
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -59,33 +63,79 @@ class WorldStore(dist.Store):  # type: ignore[misc, name-defined]
             self.get(key)
 
 
+class DeviceWork(Protocol):
+    """A collective under way on a device."""
+
+    def wait(self) -> None:
+        """Raises:
+        WorldBroken: the contents of the tensor are undefined.
+        """
+
+    def is_completed(self) -> bool:
+        """Nothing is written to the tensor any more."""
+
+
+class DeviceGroup(Protocol):
+    """The members' way from device to device in one world."""
+
+    def begin_sum(self, tensor: torch.Tensor) -> DeviceWork: ...
+
+    def begin_broadcast(self, tensor: torch.Tensor) -> DeviceWork: ...
+
+    def abort(self) -> None:
+        """From any thread, which does not wait for it: what is under way fails soon."""
+
+    def close(self) -> None:
+        """The world is left."""
+
+
+# Store, rank, size, and whether the world is no longer wanted; a group that is connected.
+OpenDeviceGroup = Callable[[WorldStore, int, int, Callable[[], bool]], DeviceGroup]
+
+
+def all_reduce(group: Any, tensor: torch.Tensor) -> Any:
+    options = dist.AllreduceOptions()
+    options.timeout = COLLECTIVE_TIMEOUT
+    return group.allreduce([tensor], options)
+
+
+def broadcast(group: Any, tensor: torch.Tensor) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor, options.timeout = 0, 0, COLLECTIVE_TIMEOUT
+    return group.broadcast([tensor], options)
+
+
 class _Attempt:
     """To connect one world."""
 
-    def __init__(self, store: KvStore, world: World, device: object) -> None:
+    def __init__(
+        self, store: KvStore, world: World, device: object, open_device_group: OpenDeviceGroup | None = None
+    ) -> None:
         self._store = store
         self._world = world
         self._device = device
+        self._open_device_group = open_device_group
         self.thread = threading.Thread(target=self._connect, name=f"elasticdl-connect-{world.version}", daemon=True)
         self._changed = threading.Condition()
         self._over = self._given_up = False
-        self._group: Any = None
+        self._groups: tuple[Any, DeviceGroup | None] | None = None
         self._error: Exception | None = None
 
-    def run(self) -> Any:
+    def run(self) -> tuple[Any, DeviceGroup | None]:
         """Raises:
         WorldBroken: it could not be connected, or was given up.
         """
         self.thread.start()
         with self._changed:
             # The store's and Gloo's timeouts come one after the other.
-            self._changed.wait_for(lambda: self._over or self._given_up, 3 * CONNECT_SECONDS)
-            group, self._group = self._group, None
+            longest = 3 * CONNECT_SECONDS + (DEVICE_SECONDS if self._open_device_group else 0.0)
+            self._changed.wait_for(lambda: self._over or self._given_up, longest)
+            groups, self._groups = self._groups, None
             self._given_up = True
-        if group is None:
+        if groups is None:
             why = self._error or "it is broken"
             raise WorldBroken(f"world {self._world.version} could not be connected: {why}") from self._error
-        return group
+        return groups
 
     def give_up(self) -> None:
         with self._changed:
@@ -93,30 +143,45 @@ class _Attempt:
             self._changed.notify_all()
 
     def _connect(self) -> None:
-        group, error = None, None
-        options = Group._Options()
-        options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        options._devices, options._threads = [self._device], 1
-        world = self._world
+        groups, error = None, None
         try:
-            group = Group(WorldStore(self._store, world.version), world.rank, world.size, options)
+            groups = self._open()
         except Exception as failure:  # noqa: BLE001  whatever it is, the world has not come about
             error = failure
         with self._changed:
             self._over, self._error = True, error
-            self._group = None if self._given_up else group
+            is_wanted = not self._given_up
+            self._groups = groups if is_wanted else None
             self._changed.notify_all()
+        if groups and groups[1] and not is_wanted:
+            groups[1].abort()
+
+    def _open(self) -> tuple[Any, DeviceGroup | None]:
+        options = Group._Options()
+        options._timeout = timedelta(seconds=CONNECT_SECONDS)
+        options._devices, options._threads = [self._device], 1
+        version, rank, size = self._world.version, self._world.rank, self._world.size
+        group = Group(WorldStore(self._store, version, "gloo"), rank, size, options)
+        if self._open_device_group is None:
+            return group, None
+        store = WorldStore(self._store, version, "device")
+        return group, self._open_device_group(store, rank, size, lambda: self._given_up)
 
 
 class TorchDistributed(Collective):
-    """Collectives on torch tensors in host memory. In a world of one nothing is connected."""
+    """Collectives on torch tensors. In a world of one nothing is connected."""
 
-    engine = "torch"
+    engine = TORCH
 
-    def __init__(self, endpoint: Endpoint | None) -> None:
-        """Without an endpoint only worlds of one are possible (a script that runs alone)."""
+    def __init__(self, endpoint: Endpoint | None, open_device_group: OpenDeviceGroup | None = None) -> None:
+        """Without an endpoint only worlds of one are possible (a script that runs alone).
+
+        ``open_device_group``: how tensors on a GPU travel; None: by Gloo, as all others.
+        """
         super().__init__()
         self._endpoint = endpoint
+        self._open_device_group = open_device_group
+        self._device_group: DeviceGroup | None = None
         self._device: object | None = None  # its thread serves one world after another
         self._changing = threading.Lock()
         self._attempt: _Attempt | None = None
@@ -132,11 +197,16 @@ class TorchDistributed(Collective):
             return
         if self._device is None:
             self._device = Group.create_device(interface=self._endpoint.interface)
-        attempt = _Attempt(self._endpoint.store, world, self._device)
+        attempt = _Attempt(self._endpoint.store, world, self._device, self._open_device_group)
         with self._changing:
             self._attempt = attempt
         try:
-            self._group = attempt.run()
+            group, device_group = attempt.run()
+            with self._changing:
+                self._group, self._device_group = group, device_group
+                is_broken = self._broken_since is not None
+            if is_broken and device_group is not None:
+                device_group.abort()
         finally:
             with self._changing:
                 self._attempt = None
@@ -145,8 +215,11 @@ class TorchDistributed(Collective):
     def stop(self) -> None:
         if any(not work.is_completed() for work in self._works):
             self._keep_group()
-        self._group = None
+        with self._changing:
+            device_group, self._group, self._device_group = self._device_group, None, None
         self._works.clear()
+        if device_group is not None:
+            device_group.close()
 
     def close(self) -> None:
         self._device = None
@@ -162,6 +235,8 @@ class TorchDistributed(Collective):
             self._broken_since = time.monotonic()
             if self._attempt is not None:
                 self._attempt.give_up()
+            if self._device_group is not None:
+                self._device_group.abort()
         break_connections(self._endpoint.store.values(version), listening=False)
 
     @contextlib.contextmanager
@@ -171,7 +246,7 @@ class TorchDistributed(Collective):
             with memory_of_the_worker(f"a collective of world {self.world.version}"):
                 yield self._connected
         except RuntimeError as error:
-            if "gloo" not in str(error).lower():
+            if "gloo" not in str(error).lower() and not isinstance(error, dist.DistBackendError):  # of which NCCL's are
                 raise
             raise WorldBroken(f"a collective of world {self.world.version} failed: {error}") from error
 
@@ -181,20 +256,23 @@ class TorchDistributed(Collective):
         return self._group
 
     def _begin_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        options = dist.AllreduceOptions()
-        options.timeout = COLLECTIVE_TIMEOUT
-        return self._note(self._connected.allreduce([tensor], options))
+        if tensor.device.type != "cpu" and self._device_group is not None:
+            return self._device_group.begin_sum(tensor)
+        return self._note(all_reduce(self._connected, tensor))
 
     def _begin_broadcast(self, tensor: torch.Tensor, name: str) -> Any:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = 0, 0, COLLECTIVE_TIMEOUT
-        return self._note(self._connected.broadcast([tensor], options))
+        if tensor.device.type != "cpu" and self._device_group is not None:
+            return self._device_group.begin_broadcast(tensor)
+        return self._note(broadcast(self._connected, tensor))
 
     def _note(self, work: Any) -> Any:
         self._works.append(work)
         return work
 
     def _wait(self, work: Any) -> None:
+        if work not in self._works:  # it is the device group's
+            work.wait()
+            return
         while True:
             try:
                 work.wait(LOOK)

@@ -1,7 +1,7 @@
 """Sending a nested state from rank 0 to all, whatever the framework.
 
 Tensors travel as bytes, through host memory and one buffer of bounded size: a device that is nearly full has no room for
-a second state. Only members that need the state keep what arrives.
+a second state. Only members that need the state keep what arrives, on the host until all of it is there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from elasticdl.elastic.collectives.port import Bytes, Collective, memory_of_the_worker
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 16 << 20  # smaller ones take more rounds, larger ones leave the processor's cache
 
 
 class TensorFormat(Protocol):
@@ -30,8 +30,16 @@ class TensorFormat(Protocol):
     def describe(self, tensor: Any) -> Any:
         """What `from_bytes` needs to know; it is pickled."""
 
-    def to_bytes(self, tensor: Any) -> Bytes:
-        """On the host."""
+    def new_buffer(self, size: int) -> Bytes:
+        """Memory for what travels, on the host."""
+
+    def to_bytes(self, tensor: Any) -> Any:
+        """What `read` takes parts of, where the tensor is."""
+
+    def read(self, content: Any, cut: slice, place: Bytes) -> None:
+        """Have these bytes copied, which `finish_reading` waits for."""
+
+    def finish_reading(self) -> None: ...
 
     def from_bytes(self, content: Bytes, description: Any) -> Any: ...
 
@@ -60,13 +68,14 @@ def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
     sizes = [form.size(tensor) for tensor in tensors]
     packed = pickle.dumps((tree, sizes, [form.describe(tensor) for tensor in tensors]))
     collective.broadcast_bytes(packed, "elasticdl.tensor_tree")
-    buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
-    present, content = -1, buffer  # the tensor whose bytes are at hand
+    buffer = form.new_buffer(min(sum(sizes), PIECE_BYTES))
+    present, content = -1, None  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
         for index, cut, place in piece:
             if present != index:
                 present, content = index, form.to_bytes(tensors[index])
-            buffer[place] = content[cut]
+            form.read(content, cut, buffer[place])
+        form.finish_reading()
         collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
 
 

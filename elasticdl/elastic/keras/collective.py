@@ -148,8 +148,17 @@ class _TensorFlowFormat:
     def describe(self, tensor: tf.Tensor) -> tuple[tuple[int, ...], str]:
         return tuple(tensor.shape), tensor.dtype.name
 
+    def new_buffer(self, size: int) -> Bytes:
+        return np.empty(size, np.uint8)
+
     def to_bytes(self, tensor: tf.Tensor) -> Bytes:
         return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+
+    def read(self, content: Bytes, cut: slice, place: Bytes) -> None:
+        place[:] = content[cut]
+
+    def finish_reading(self) -> None:
+        """It is done."""
 
     def from_bytes(self, content: Bytes, description: tuple[tuple[int, ...], str]) -> tf.Tensor:
         shape, dtype = description

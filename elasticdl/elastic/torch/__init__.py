@@ -34,6 +34,7 @@ from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch import optim
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gpu import count_gpus
 from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
 from elasticdl.elastic.torch.state import TorchState as _State
 
@@ -52,7 +53,7 @@ __all__ = [
     "size",
 ]
 
-_job = ScriptRuntime(ElasticContext, torch.manual_seed, torch.cuda.device_count)
+_job = ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus)
 init, context, rank, size, run = _job.init, _job.context, _job.rank, _job.size, _job.run
 
 

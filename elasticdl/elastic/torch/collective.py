@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,29 +14,38 @@ import torch
 
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.elastic.collectives.port import TORCH_NCCL, Bytes, Collective, Endpoint
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import take_tensors
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.gpu import HostCopy, can_use_nccl, new_stream, pinned_bytes, reached
+from elasticdl.elastic.torch.nccl import open_group
+from elasticdl.elastic.torch.polling import naps
 
-# Between two looks at whether a collective is done: a small part of the time waited so far, within bounds in seconds.
-SLEEP_PART = 1 / 16
-SHORTEST_SLEEP = 50e-6
-LONGEST_SLEEP = 1e-3
+Begin = Callable[[torch.Tensor, str], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transfer:
     """A collective under way."""
 
     tensor: torch.Tensor
-    staged: torch.Tensor  # what the engine works on: the tensor itself, or a copy
-    handle: Any  # the engine's; None in a world of one
+    name: str = ""
+    begin: Begin | None = None
+    staged: torch.Tensor | None = None  # what the engine works on: the tensor itself, or a copy
+    copy: HostCopy | None = None  # that is yet to be made; the engine can't begin before
+    handle: Any = None  # the engine's, once it has begun
 
 
 class TorchCollective(Collective):
     """Collectives on torch tensors, on any device."""
 
-    _reduce_on_gpu = False
+    _reduce_on_gpu = False  # the engine is handed tensors on a GPU
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copying: deque[Transfer] = deque()  # they begin in this order
+        self._stream: Any = None  # for what is copied to the host
 
     def sum_(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Replace each tensor by its sum over the world, in place. All ranks get the same bits.
@@ -83,28 +92,48 @@ class TorchCollective(Collective):
             return
         with self._guard():
             for transfer in transfers:
+                while transfer.handle is None:
+                    self._begin_next()
                 self._wait(transfer.handle)
+                assert transfer.staged is not None, "it has begun"
                 if transfer.staged is not transfer.tensor:
-                    transfer.tensor.copy_(transfer.staged)
+                    transfer.tensor.copy_(transfer.staged, non_blocking=True)
 
     def in_flight(self, transfer: Transfer) -> bool:
         """Whether what has begun may still write to its tensor, though the world is gone."""
         return False
 
-    def _begin(self, tensor: torch.Tensor, name: str, begin: Callable[[torch.Tensor, str], Any]) -> Transfer:
+    def _begin(self, tensor: torch.Tensor, name: str, begin: Begin) -> Transfer:
         if self.world.size == 1:
-            return Transfer(tensor, tensor, None)
+            return Transfer(tensor)
         with self._guard():
-            staged = self._stage(tensor)
-            return Transfer(tensor, staged, begin(staged, name))
+            transfer = Transfer(tensor, name, begin)
+            if tensor.device.type == "cpu" or self._reduce_on_gpu:
+                transfer.staged = self._prepare(tensor)
+                transfer.handle = begin(transfer.staged, name)
+            else:
+                self._stream = self._stream or new_stream(tensor.device)
+                transfer.copy = HostCopy(self._prepare(tensor), self._stream)
+                self._copying.append(transfer)
+            while self._copying and (copy := self._copying[0].copy) and copy.is_done():
+                self._begin_next()
+            return transfer
 
-    def _in_place(self, tensors: Sequence[torch.Tensor], name: str, begin: Callable[[torch.Tensor, str], Any]) -> None:
+    def _begin_next(self) -> None:
+        """Of those whose tensors had to come to the host, once this one has."""
+        transfer = self._copying.popleft()
+        assert transfer.copy is not None, "it waits for its copy"
+        assert transfer.begin is not None, "it has not begun"
+        transfer.staged, transfer.copy = transfer.copy.wait(), None
+        transfer.handle = transfer.begin(transfer.staged, transfer.name)
+
+    def _in_place(self, tensors: Sequence[torch.Tensor], name: str, begin: Begin) -> None:
         """One collective on each tensor, all under way at once."""
         self.finish([self._begin(tensor, f"{name}.{index}", begin) for index, tensor in enumerate(tensors)])
 
-    def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself if the engine can take it, else a copy of its contents."""
-        return (tensor if tensor.device.type == "cpu" or self._reduce_on_gpu else tensor.cpu()).contiguous()
+    def _prepare(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if the engine can take it, else a copy."""
+        return tensor.contiguous()
 
     @abstractmethod
     def _guard(self) -> AbstractContextManager[Any]:
@@ -125,9 +154,15 @@ class HorovodTorch(HorovodCollective, TorchCollective):
     module = "horovod.torch"
     title = "PyTorch"
 
-    def _stage(self, tensor: torch.Tensor) -> torch.Tensor:
-        staged = super()._stage(tensor)
-        return staged.float() if staged.dtype == torch.bfloat16 else staged  # which Horovod does not know in PyTorch
+    def start(self, world: World) -> None:
+        self._copying.clear()  # of a torn step
+        super().start(world)
+
+    def _prepare(self, tensor: torch.Tensor) -> torch.Tensor:
+        prepared = super()._prepare(tensor)
+        return (
+            prepared.float() if prepared.dtype == torch.bfloat16 else prepared
+        )  # which Horovod does not know in PyTorch
 
     def _begin_sum(self, tensor: torch.Tensor, name: str) -> Any:
         hvd = self._horovod
@@ -138,10 +173,8 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
     def _wait(self, handle: Any) -> Any:
         """The result of a collective. ``hvd.synchronize`` alone spins, on a core that the transfer itself may need."""
-        hvd, began = self._horovod, time.monotonic()
-        while not hvd.poll(handle):
-            waited = time.monotonic() - began
-            time.sleep(min(max(waited * SLEEP_PART, SHORTEST_SLEEP), LONGEST_SLEEP))
+        hvd = self._horovod
+        next(_ for _ in naps() if hvd.poll(handle))
         return hvd.synchronize(handle)
 
     def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
@@ -153,7 +186,9 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
 
 class DistributedTorch(TorchDistributed, TorchCollective):
-    """By torch.distributed."""
+    """By torch.distributed, which takes tensors on a GPU as they are: so does its Gloo."""
+
+    _reduce_on_gpu = True
 
     def in_flight(self, transfer: Transfer) -> bool:
         return transfer.handle is not None and not transfer.handle.is_completed()
@@ -167,7 +202,11 @@ def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) ->
     """
     if endpoint is None or HorovodTorch.is_wanted(engine):
         return HorovodTorch.open(endpoint, has_gpu=has_gpu)
-    return DistributedTorch(endpoint)
+    if not (has_gpu and can_use_nccl()):
+        return DistributedTorch(endpoint)
+    collective = DistributedTorch(endpoint, open_group)
+    collective.engine = TORCH_NCCL
+    return collective
 
 
 def require_collective(engine: str) -> None:
@@ -202,9 +241,17 @@ class _TorchFormat:
     def describe(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool]:
         return tuple(tensor.shape), tensor.dtype, id(tensor) in self.on_device
 
-    def to_bytes(self, tensor: torch.Tensor) -> Bytes:
-        content: Bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return content
+    def new_buffer(self, size: int) -> Bytes:
+        return pinned_bytes(size, self.device)
+
+    def to_bytes(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+    def read(self, content: torch.Tensor, cut: slice, place: Bytes) -> None:
+        torch.from_numpy(place).copy_(content[cut], non_blocking=True)
+
+    def finish_reading(self) -> None:
+        reached(self.device)
 
     def from_bytes(self, content: Bytes, description: tuple[tuple[int, ...], torch.dtype, bool]) -> torch.Tensor:
         shape, dtype, on_device = description

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective, open_collective
+from elasticdl.elastic.torch.gpu import choose_device
 from elasticdl.elastic.training.context import JobContext
-
-
-def choose_device() -> torch.device:
-    """The GPU that the launcher made visible, or the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class ElasticContext(JobContext[TorchCollective]):
@@ -27,4 +21,4 @@ class ElasticContext(JobContext[TorchCollective]):
 
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
-        return open_collective(endpoint, engine, has_gpu=choose_device().type == "cuda")
+        return open_collective(endpoint, engine, has_gpu=choose_device().type != "cpu")

@@ -14,6 +14,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.gpu import HostCopy
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
 
@@ -40,6 +41,7 @@ class GradientReducer:
         self._vote = torch.zeros(VOTE_SIZE + 1)
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
+        self._read_loss: HostCopy | None = None  # of this step
         self._trained: list[torch.nn.Parameter] = []
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
@@ -51,6 +53,7 @@ class GradientReducer:
         self._votes = [0.0] * len(self._votes)
         if self._loss is not None:
             self._loss.zero_()
+        self._read_loss = None
         self._buffers.begin()
         for parameter in self._all():
             parameter.grad = None
@@ -79,6 +82,9 @@ class GradientReducer:
         """
         self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
         self._buffers.close(share)
+        if self._loss is not None and self._collective.world.size == 1:
+            # It comes to the host while the device is on the backward pass, which is not waited for.
+            self._read_loss = HostCopy(self._loss)
 
     def launching(self) -> AbstractContextManager[None]:
         """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
@@ -117,7 +123,7 @@ class GradientReducer:
 
     def _result(self) -> Vote:
         if self._loss is not None:
-            self._votes[LOSS] = self._loss.item()
+            self._votes[LOSS] = (self._read_loss or HostCopy(self._loss)).wait().item()
         return Vote.of(self._votes)
 
     def _fill_vote(self) -> None:

@@ -15,6 +15,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gpu import seed_generators
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.training import sampler
 from elasticdl.elastic.training.sampler import ElasticLoader
@@ -42,8 +43,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     value = sampler.seed_step(seed, step, rank)
     # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(value)
+    seed_generators(value)
 
 
 class StepBatch(sampler.StepBatch):
@@ -214,7 +214,7 @@ def fetch(
         batch_sampler=batches,
         num_workers=num_workers,
         collate_fn=collate_fn,
-        pin_memory=device.type == "cuda",
+        pin_memory=device.type != "cpu",
         generator=generator,
         # A fork would take the session's threads and locks along.
         multiprocessing_context="forkserver" if num_workers else None,

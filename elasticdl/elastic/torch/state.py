@@ -147,6 +147,8 @@ class TorchState(state.TrainingState):
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
+        if self._job.device.type != "cpu":
+            self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
 
     def _dump_settings(self) -> list[dict[str, Any]]:

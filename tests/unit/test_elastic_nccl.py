@@ -1,0 +1,364 @@
+"""Which way tensors on a GPU take, and the communicator of a world: made, waited for, aborted. NCCL itself is a stand-in."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from elasticdl.common.environment import SHARED_GPU
+from elasticdl.elastic.collectives import torch_distributed
+from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.store import KvStore
+from elasticdl.elastic.collectives.torch_distributed import WorldStore
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.torch import collective, gpu, nccl
+from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch, open_collective
+from elasticdl.elastic.torch.nccl import NcclGroup, NcclLibrary, connected
+
+SOON = 5.0
+
+
+class FakeWork:
+    """``on_device``: its kernel has ended. ``error``: what NCCL has found out."""
+
+    def __init__(self):
+        self.on_device = threading.Event()
+        self.error = None
+        self.asked = 0
+
+    def is_completed(self):
+        self.asked += 1
+        return self.error is not None or self.on_device.is_set()
+
+    def wait(self):
+        assert self.on_device.is_set(), "it would look each 10 ms"
+        if self.error:
+            raise self.error
+
+
+class FakeGroup:
+    """An aborted kernel ends as if it had done its work. ``abort`` lasts until it is let go on."""
+
+    def __init__(self, store=None, rank=0, size=2, device=None):
+        self.works = []
+        self.finishes_at_once = False
+        self.aborts = 0
+        self.may_abort = threading.Event()
+        self.may_abort.set()
+
+    def allreduce(self, tensors, options):
+        work = FakeWork()
+        if self.finishes_at_once:
+            work.on_device.set()
+        self.works.append(work)
+        return work
+
+    broadcast = allreduce
+
+    def abort(self):
+        self.aborts += 1
+        self.may_abort.wait(30)
+        for work in self.works:
+            work.on_device.set()
+
+
+LIBRARY = NcclLibrary(FakeGroup, lambda work: work.on_device.is_set)
+
+
+def store():
+    kept = KvStore(lambda *entry: None)
+    kept.open_world(3, {})
+    return kept
+
+
+@pytest.fixture
+def group():
+    made = NcclGroup(WorldStore(store(), 3, "device"), 0, 2, torch.device("cpu"), LIBRARY)
+    yield made
+    made._group.may_abort.set()
+
+
+def wait_in_thread(begun):
+    """Returns what it ended with, once it is asked."""
+    found = []
+
+    def run():
+        try:
+            begun.wait()
+            found.append(None)
+        except Exception as error:  # noqa: BLE001
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result():
+        thread.join(SOON)
+        assert not thread.is_alive()
+        return found[0]
+
+    return result
+
+
+def test_a_collective_is_waited_for_until_the_device_has_done_it(group):
+    begun = group.begin_sum(torch.ones(2))
+    result = wait_in_thread(begun)
+    time.sleep(0.02)
+    assert not begun.is_completed()
+    group._group.works[0].on_device.set()
+    assert result() is None
+    assert group._pending == set()
+
+
+def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
+    group._group.may_abort.clear()
+    begun = group.begin_broadcast(torch.ones(2))
+    result = wait_in_thread(begun)
+    began = time.monotonic()
+    group.abort()  # by the session's thread
+    assert time.monotonic() - began < 1
+    assert isinstance(result(), WorldBroken)  # though the abort is not over
+    assert group._pending == {begun}
+    assert not begun.is_completed()  # so its memory is not used again
+    group._group.may_abort.set()
+    group.close()
+    assert begun.is_completed()
+    assert (group._pending, group._group.aborts) == (set(), 1)
+
+
+def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
+    begun = group.begin_sum(torch.ones(2))
+    group.close()
+    assert begun.is_completed()
+    with pytest.raises(WorldBroken, match="world 3 is broken"):
+        begun.wait()
+
+
+def test_the_communicator_is_not_asked_while_it_is_aborted(group):
+    group._group.may_abort.clear()
+    begun = group.begin_sum(torch.ones(2))
+    group.abort()
+    asked = group._group.works[0].asked
+    with pytest.raises(WorldBroken):
+        begun.wait()
+    assert group._group.works[0].asked == asked
+    with pytest.raises(WorldBroken):
+        group.begin_sum(torch.ones(2))
+
+
+def test_what_nccl_has_found_out_breaks_the_world(group):
+    begun = group.begin_sum(torch.ones(2))
+    group._group.works[0].error = torch.distributed.DistBackendError("remote error")
+    with pytest.raises(WorldBroken, match="lost a member"):
+        begun.wait()
+
+
+def test_what_nccl_finds_out_at_the_very_end_is_raised(group):
+    begun = group.begin_sum(torch.ones(2))
+    group._group.works[0].error = torch.distributed.DistBackendError("remote error")
+    group._group.works[0].on_device.set()
+    with pytest.raises(torch.distributed.DistBackendError):  # which the collective's guard makes a WorldBroken
+        begun.wait()
+
+
+def test_a_collective_has_a_deadline(group, monkeypatch):
+    monkeypatch.setattr(nccl, "COLLECTIVE_SECONDS", 0.05)
+    with pytest.raises(WorldBroken, match="not done after"):
+        group.begin_sum(torch.ones(2)).wait()
+
+
+def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch, caplog):
+    monkeypatch.setattr(nccl, "ABORT_SECONDS", 0.05)
+    group._group.may_abort.clear()
+    group.close()
+    assert "still being aborted" in caplog.text
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
+    monkeypatch.setattr(nccl, "CONNECT_SECONDS", 30.0 if given_up else 0.05)
+    with pytest.raises(WorldBroken):
+        connected(group, lambda: given_up)
+    group.close()
+    assert group._group.aborts == 1
+
+
+def test_the_settings_are_for_the_constructor_alone(monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    with nccl._environment():
+        assert {name: os.environ[name] for name in nccl.SETTINGS} == nccl.SETTINGS
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
+
+
+class TestInAWorld:
+    """Beside a Gloo group of this process alone; "meta" stands for the device."""
+
+    TENSOR = torch.ones(2, device="meta")
+
+    def collective(self, monkeypatch, opened):
+        monkeypatch.setattr(torch_distributed._Attempt, "_open", lambda attempt: (object(), opened(attempt)))
+        made = DistributedTorch(Endpoint(store(), "lo"), lambda *_: None)
+        self.world = World(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
+        return made
+
+    def test_tensors_of_a_device_travel_by_its_group_which_is_aborted_at_the_end(self, monkeypatch, group):
+        group._group.finishes_at_once = True
+        made = self.collective(monkeypatch, lambda _: group)
+        made.start(self.world)
+        made.sum_([self.TENSOR], "t")
+        made.broadcast_([self.TENSOR], "t")
+        assert len(group._group.works) == 2
+        assert made._works == []
+        made.stop()
+        assert group._group.aborts == 1
+
+    def test_a_break_is_not_waited_for_and_wakes_who_waits(self, monkeypatch, group):
+        made = self.collective(monkeypatch, lambda _: group)
+        made.start(self.world)
+        transfer = made.begin_sum(self.TENSOR, "t")
+        assert made.in_flight(transfer)
+        threading.Timer(0.05, made.break_world, [3]).start()
+        with pytest.raises(WorldBroken):
+            made.finish([transfer])
+        made.stop()
+        assert not made.in_flight(transfer)
+
+    def test_what_nccl_raises_is_a_broken_world(self, monkeypatch, group):
+        made = self.collective(monkeypatch, lambda _: group)
+        made.start(self.world)
+        transfer = made.begin_sum(self.TENSOR, "t")
+        group._group.works[0].error = torch.distributed.DistBackendError("NCCL error: remote process exited")
+        group._group.works[0].on_device.set()
+        with pytest.raises(WorldBroken, match="remote process exited"):
+            made.finish([transfer])
+
+    def test_a_group_that_comes_too_late_is_aborted(self, monkeypatch, group):
+        go = threading.Event()
+
+        def open_late(attempt):
+            go.wait(SOON)
+            return group
+
+        made = self.collective(monkeypatch, open_late)
+        threading.Timer(0.05, made.break_world, [3]).start()
+        with pytest.raises(WorldBroken):
+            made.start(self.world)
+        go.set()
+        made.close()
+        group.close()
+        assert group._group.aborts == 1
+
+
+class TestTheWayThatTensorsTake:
+    @pytest.fixture
+    def has_gpu(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+        monkeypatch.delenv(SHARED_GPU, raising=False)
+
+    def open(self):
+        return open_collective(Endpoint(store(), "lo"), "torch", has_gpu=True)
+
+    def test_a_worker_with_a_gpu_of_its_own_takes_nccl(self, has_gpu):
+        made = self.open()
+        assert (made.engine, made._open_device_group) == ("torch with NCCL", nccl.open_group)
+
+    def test_workers_that_share_one_take_gloo(self, has_gpu, monkeypatch):
+        monkeypatch.setenv(SHARED_GPU, "1")
+        made = self.open()
+        assert (made.engine, made._open_device_group, made._reduce_on_gpu) == ("torch", None, True)
+
+    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 25, 1))])
+    def test_without_a_usable_nccl_it_is_gloo(self, has_gpu, monkeypatch, available, version):
+        monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: available)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+        assert self.open()._open_device_group is None
+
+    def test_without_a_gpu_nothing_is_asked(self, monkeypatch):
+        assert open_collective(Endpoint(store(), "lo"), "torch", has_gpu=False)._open_device_group is None
+        assert not gpu.can_use_nccl({})
+
+
+class FakeCopy:
+    """Of a tensor on a device; done when it is let go on, or waited for."""
+
+    made = ()
+
+    def __init__(self, tensor, stream):
+        self.host = torch.full(tensor.shape, 2.0)
+        self.done = False
+        FakeCopy.made = (*FakeCopy.made, self)
+
+    def is_done(self):
+        return self.done
+
+    def wait(self):
+        self.done = True
+        return self.host
+
+
+class FakeHorovod:
+    Sum = "sum"
+
+    def __init__(self):
+        self.begun = []
+
+    def allreduce_async_(self, tensor, op, name):
+        self.begun.append(name)
+        return name
+
+    def poll(self, handle):
+        return True
+
+    def synchronize(self, handle):
+        return handle
+
+
+class TestHorovodWithoutNccl:
+    """Tensors of a device come to the host; "meta" stands for the device."""
+
+    @pytest.fixture
+    def hvd(self, monkeypatch):
+        FakeCopy.made = ()
+        monkeypatch.setattr(collective, "HostCopy", FakeCopy)
+        monkeypatch.setattr(collective, "new_stream", lambda _: "stream")
+        return FakeHorovod()
+
+    def member(self, hvd):
+        made = HorovodTorch(hvd, None, reduce_on_gpu=False)
+        made.start(World(3, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
+        return made
+
+    def test_each_begins_once_it_has_come_in_the_order_in_which_they_left(self, hvd):
+        made, tensors = self.member(hvd), [torch.ones(2, device="meta") for _ in range(3)]
+        first, second = made.begin_sum(tensors[0], "a"), made.begin_sum(tensors[1], "b")
+        assert hvd.begun == []  # nobody has waited
+        FakeCopy.made[1].done = True
+        third = made.begin_sum(tensors[2], "c")
+        assert hvd.begun == []
+        FakeCopy.made[0].done = True
+        fourth = made.begin_sum(torch.ones(1), "host")
+        assert hvd.begun == ["host", "a", "b"]
+        made.finish([first, second, third, fourth])
+        assert hvd.begun == ["host", "a", "b", "c"]
+
+    def test_what_a_torn_step_has_not_begun_is_not_begun_in_the_next_world(self, hvd):
+        made = self.member(hvd)
+        made.begin_sum(torch.ones(2, device="meta"), "torn")
+        made.start(World(4, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
+        made.sum_([torch.ones(2)], "next")
+        assert hvd.begun == ["next.0"]
+
+
+def test_a_copy_to_the_host_is_of_the_moment_it_was_begun():
+    tensor = torch.ones(2)
+    copy = gpu.HostCopy(tensor)
+    tensor.zero_()
+    assert copy.is_done()
+    assert copy.wait().tolist() == [1, 1]
