@@ -59,7 +59,7 @@ def measure(loop: Loop, setting: Setting) -> Sample:
         program = f"benchmarks.loops.{loop.program}"
         if loop.elastic:
             command = [sys.executable, "-m", program, *arguments]
-            ElasticJob("throughput", JobSettings(str(setting.workers), command, {}), processes).start()
+            ElasticJob("throughput", JobSettings(str(setting.workers), command, loop.options), processes).start()
             processes.wait_all(TIMEOUT + setting.seconds)
         else:
             with _transport(loop, setting.workers, processes.folder) as env:
