@@ -125,6 +125,26 @@ def test_samples_of_other_kinds_are_traced_for_themselves():
     assert step.traces["differentiate"] <= 3
 
 
+@pytest.mark.parametrize(
+    ("policy", "least_workers", "under_master", "outer"),
+    [
+        (WHOLE, 1, False, {"whole"}),
+        (HALVES, 1, False, {"micro", "add", "apply"}),
+        (WHOLE, 1, True, {"whole", "micro", "add", "apply"}),
+        (WHOLE, 2, True, {"micro", "add", "apply"}),
+        (BatchPolicy(None, 8), 1, True, {"whole", "micro", "add", "apply"}),
+    ],
+)
+def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, least_workers, under_master, outer):
+    member = Trainee(0, Board(1), policy, joins=False)
+    member.context.least_workers = least_workers
+    member.context.session.core.under_master = under_master
+    member.context.warm_up(member.train_step, tf.zeros([2, 8]), tf.zeros([2], tf.int64))
+    member.enter(0, Board(1))
+    member.train()
+    assert member.train_step.traces == dict.fromkeys({"differentiate", "update"} | outer, 1)
+
+
 # -- XLA --
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -139,9 +138,11 @@ class FitStep(TrainStep):
         return [loss, *self._take_deltas()]
 
     def _noted(self, report: Any) -> Any:
-        ends = np.cumsum([math.prod(shape) for shape in self.delta_shapes])
-        parts = np.split(report.astype(np.float64), ends)
-        self.last_deltas = [part.reshape(shape) for part, shape in zip(parts, self.delta_shapes, strict=False)]
+        numbers, start = report.astype(np.float64), 0
+        self.last_deltas = []
+        for first in self._first:
+            self.last_deltas.append(numbers[start : start + first.size].reshape(first.shape))
+            start += first.size
         return report
 
     def _take_deltas(self) -> Sums:
@@ -179,7 +180,7 @@ class Fit(EpochDriver[FitLedger]):
         self._options = options
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
-        self._step.warm_up(inputs, targets)
+        context.warm_up(self._step, inputs, targets)
         loader = ElasticDataLoader(context, training.dataset, shuffle=options.shuffle)
         ledger = FitLedger()
         self._start = stages.progress

@@ -89,8 +89,8 @@ class KerasState(state.TrainingState):
             count=number,
             ballot=self._cast_vote(samples=size),
         )
-        whole = self._job.world.size == 1 and size == batch.plan.batch
-        if whole and self._whole is None and self._sums is None:
+        is_whole = self._job.world.size == 1 and size == batch.plan.batch
+        if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
             self._whole = (inputs, labels, part)
         else:
             self._add(inputs, labels, part)

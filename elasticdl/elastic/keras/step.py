@@ -110,6 +110,7 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.traces: Counter[str] = Counter()
+        self.has_whole = True  # else tracing `whole` would be a pause that `micro` and `apply` spare
         self._loss = loss
         self._trainable = list(model.trainable_variables)
         self._others = OtherVariables(model.non_trainable_variables)
@@ -170,8 +171,10 @@ class TrainStep:
         """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
         return self._layout.read_report(sums)
 
-    def warm_up(self, inputs: Any, labels: Any) -> None:
-        """Trace and run everything once; model and optimizer are afterwards as before.
+    def warm_up(self, inputs: Any, labels: Any, *, whole: bool = True, parts: bool = True) -> None:
+        """Trace and run what will be needed; model and optimizer are afterwards as before.
+
+        ``whole``: also `whole`, else ``has_whole`` becomes false; ``parts``: also `micro`, `add` and `apply`.
 
         Raises:
             Exception: whatever the model or the loss raises on this micro-batch.
@@ -179,9 +182,12 @@ class TrainStep:
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
         part = Part(weight=1.0, is_first=True, seed=0, count=0)
-        sums = self.micro(inputs, labels, part)
-        self.apply(self.add(sums, self.nothing(part.ballot)))
-        self.whole(inputs, labels, part)
+        self.has_whole = whole
+        if whole:
+            self.whole(inputs, labels, part)
+        if parts:
+            sums = self.micro(inputs, labels, part)
+            self.apply(self.add(sums, self.nothing(part.ballot)))
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
