@@ -81,7 +81,9 @@ def test_rescale(tmp_path, framework):
     entries = run(tmp_path / "out.jsonl", "rescale", "--frameworks", framework, *arguments)
     found = {(entry["event"], entry["collective"]): entry for entry in summaries(entries)}
     assert set(found) == set(product(("sigkill", "rejoin"), ("horovod", "torch")))
-    traced = dict.fromkeys(("differentiate", "micro", "add", "update", "apply"), 1) if framework == "keras" else {}
+    traced = (
+        dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1) if framework == "keras" else {}
+    )
     for collective in ("horovod", "torch"):
         assert found["rejoin", collective]["worlds_seen"] >= 3
         assert found["rejoin", collective]["traces"] == traced
