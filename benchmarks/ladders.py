@@ -59,13 +59,14 @@ KERAS_ALONE = Ladder(
     "Keras, one worker",
     "keras",
     workers=1,
-    references=("fit", "fit-no-xla"),
-    main=("keras-1", "keras-1-fit", "fit", "fit-no-xla"),
+    references=("fit", "fit-xla"),
+    main=("keras-1", "keras-1-fit", "keras-1-fit-xla", "fit", "fit-xla"),
     loops={
         "keras-1": Loop("keras_elastic", "loop", elastic=True),
         "keras-1-fit": Loop("keras_elastic", "fit", elastic=True),
+        "keras-1-fit-xla": Loop("keras_elastic", "fit-xla", elastic=True),
         "fit": Loop("keras_plain", "fit"),
-        "fit-no-xla": Loop("keras_plain", "fit-no-xla"),
+        "fit-xla": Loop("keras_plain", "fit-xla"),
     },
 )
 KERAS = Ladder(
@@ -73,10 +74,12 @@ KERAS = Ladder(
     "keras",
     workers=2,
     references=("horovod-tf", "horovod-tf-grouped"),
-    main=("keras-2", "keras-2-fit", "horovod-tf", "horovod-tf-grouped"),
+    main=("keras-2", "keras-2-fit", "keras-2-torch", "keras-2-fit-torch", "horovod-tf", "horovod-tf-grouped"),
     loops={
         "keras-2": Loop("keras_elastic", "loop", elastic=True),
         "keras-2-fit": Loop("keras_elastic", "fit", elastic=True),
+        "keras-2-torch": Loop("keras_elastic", "loop", elastic=True, options={"collective": "torch"}),
+        "keras-2-fit-torch": Loop("keras_elastic", "fit", elastic=True, options={"collective": "torch"}),
         "horovod-tf": Loop("keras_plain", "horovod", horovod=True),
         "horovod-tf-grouped": Loop("keras_plain", "horovod-grouped", horovod=True),
     },

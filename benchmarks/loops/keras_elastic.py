@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Callable
 
 import elasticdl.elastic.keras as elastic
 from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
@@ -35,14 +37,18 @@ def loop(args: argparse.Namespace, meter: Meter) -> None:
     train(state)
 
 
-def fit(args: argparse.Namespace, meter: Meter) -> None:
+def fit(args: argparse.Namespace, meter: Meter, *, jit_compile: bool | str = "auto") -> None:
     model = elastic.models.Model(make_model(args.model))
-    model.compile(make_optimizer(), make_loss())
+    model.compile(make_optimizer(), make_loss(), jit_compile=jit_compile)
     inputs, labels = make_arrays(args.model, args.samples)
     model.fit(inputs, labels, epochs=10**9, verbose=0, callbacks=[BatchMeter(meter)])
 
 
-LOOPS = {"loop": loop, "fit": fit}
+LOOPS: dict[str, Callable[[argparse.Namespace, Meter], None]] = {
+    "loop": loop,
+    "fit": fit,
+    "fit-xla": functools.partial(fit, jit_compile=True),
+}
 
 
 def agree(number: int) -> int:

@@ -80,7 +80,7 @@ def batches(args: argparse.Namespace, rank: int, size: int) -> tf.data.Dataset:
 
 LOOPS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "fit": functools.partial(fit, jit_compile="auto"),
-    "fit-no-xla": functools.partial(fit, jit_compile=False),
+    "fit-xla": functools.partial(fit, jit_compile=True),
     "horovod": horovod,
     "horovod-grouped": horovod_grouped,
 }

@@ -89,7 +89,7 @@ class KerasLearner(Learner):
         model.optimizer = optimizer
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
-        step.warm_up(inputs, labels)
+        context.warm_up(step, inputs, labels)
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)

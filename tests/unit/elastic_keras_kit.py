@@ -84,15 +84,15 @@ class SumOfThreads(HorovodKeras):
         self.sums = 0
         self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
-    def sum_all(self, tensors, name):
+    def sum(self, tensor, name):
         self.sums += 1
         fails = self.sums == self.fails_at
         if fails and not self.contributes:
             raise WorldBroken("lost before the sum")
-        given = self.board.exchange(self.world.rank, [tf.convert_to_tensor(tensor) for tensor in tensors], name)
+        given = self.board.exchange(self.world.rank, tf.convert_to_tensor(tensor), name)
         if fails:
             raise WorldBroken("lost with the sum")
-        return [tf.add_n(each) for each in zip(*given, strict=True)]
+        return tf.add_n(given)
 
     def broadcast_array(self, array, name):
         return self.board.exchange(self.world.rank, array.copy(), name)[0]
@@ -105,10 +105,12 @@ class SumOfThreads(HorovodKeras):
 class Trainee:
     """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None, joins=True):
+    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None, joins=True, jit_compile=None):
         self.collective = SumOfThreads(rank, board)
         self.policy, self.joins = policy, joins
         self.model = model or make_model()
+        if jit_compile is not None:
+            self.model.compile(jit_compile=jit_compile)
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
         self.train_step = TrainStep(self.model, loss, self.optimizer)
         self.data = data or Samples()

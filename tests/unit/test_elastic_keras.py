@@ -18,13 +18,14 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import HorovodKeras, broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 
-EACH_ONCE = {"micro": 1, "add": 1, "apply": 1}
+EACH_ONCE = dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1)
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
 
@@ -191,7 +192,8 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
 
     def draw(**kwargs):
         part = {"weight": 1.0, "is_first": True, "seed": 1, "count": 0} | kwargs
-        return float(member.train_step.micro(inputs, labels, Part(**part))[-1])
+        step = member.train_step
+        return float(step.read_report(step.micro(inputs, labels, Part(**part)))[-1 - VOTE_SIZE])
 
     assert len(seeds) == 2
     assert draw() == draw()

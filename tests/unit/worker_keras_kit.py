@@ -85,9 +85,9 @@ class BreakingCollective(HorovodKeras):
         self.done: dict[str, int] = {}
         self.root_bytes: bytes | None = None
 
-    def sum_all(self, tensors, name):
+    def sum(self, tensor, name):
         self._count(name)
-        return [tf.convert_to_tensor(tensor) * self.world.size for tensor in tensors]
+        return tf.convert_to_tensor(tensor) * self.world.size
 
     def broadcast_bytes(self, data, name):
         if self.world.rank == 0:

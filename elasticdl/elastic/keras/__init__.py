@@ -69,7 +69,7 @@ def KerasState(
     if callable(model) and not getattr(model, "built", True):
         model(inputs)
     train_step = TrainStep(model, loss, optimizer)
-    train_step.warm_up(inputs, labels)
+    context().warm_up(train_step, inputs, labels)
     state = _State(context(), train_step, loader, values)
     if learning_rate is not None:
         state.follow(learning_rate)

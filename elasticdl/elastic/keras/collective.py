@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,25 +19,21 @@ from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
 
-ALIGNMENT = 64  # of TensorFlow's memory, in bytes
-
 
 class KerasCollective(Collective):
     """Collectives on TensorFlow tensors; NumPy arrays are taken, too, and what is returned are tensors."""
 
     def sum(self, tensor: Any, name: str) -> tf.Tensor:
-        """As `sum_all`, of one tensor."""
-        return self.sum_all([tensor], name)[0]
-
-    def sum_all(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
-        """The sum of each tensor over the world; all are of one dtype. All ranks get the same bits.
+        """The sum over the world. All ranks get the same bits.
 
         Raises:
             WorldBroken: a member was lost, and nothing was received.
         """
-        if self.world.size == 1:
-            return [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return self._sum_tensors(tensors, name)
+        return tf.convert_to_tensor(tensor) if self.world.size == 1 else self._sum_tensor(tensor, name)
+
+    def sum_into(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """As `sum`, of a tensor that nobody uses again: its memory may be that of the result."""
+        return self.sum(tensor, name)
 
     def barrier(self, name: str) -> None:
         self.sum(np.zeros(1, np.float32), name)
@@ -47,8 +42,8 @@ class KerasCollective(Collective):
         return self.sum(array, name).numpy()
 
     @abstractmethod
-    def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
-        """As `sum_all`, in a world of several."""
+    def _sum_tensor(self, tensor: Any, name: str) -> tf.Tensor:
+        """As `sum`, in a world of several."""
 
 
 class HorovodKeras(HorovodCollective, KerasCollective):
@@ -61,10 +56,10 @@ class HorovodKeras(HorovodCollective, KerasCollective):
         with self._guard() as hvd, tf.device("CPU:0"):
             return np.asarray(hvd.broadcast(array, 0, name=name))
 
-    def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
+    def _sum_tensor(self, tensor: Any, name: str) -> tf.Tensor:
         with self._guard() as hvd, tf.device(None if self._reduce_on_gpu else "CPU:0"):
-            # hvd.grouped_allreduce would look at the world's size by further operations: a millisecond.
-            return list(hvd.mpi_ops._grouped_allreduce(list(tensors), name=name, op=hvd.Sum))
+            # hvd.allreduce would look at the world's size by further operations: a millisecond.
+            return hvd.mpi_ops._allreduce(tf.convert_to_tensor(tensor), name=name, op=hvd.Sum)
 
     def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
         with self._guard() as hvd, tf.device("CPU:0"):
@@ -105,7 +100,7 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
     from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 
     class DistributedKeras(TorchDistributed, KerasCollective):
-        """Tensors travel in one buffer, of which the results are parts: nothing is copied on the way back."""
+        """Shares memory with TensorFlow instead of copying, where it may."""
 
         def broadcast_array(self, array: Bytes, name: str) -> Bytes:
             if self.world.size > 1:
@@ -113,25 +108,22 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
                     self._wait(self._begin_broadcast(torch.from_numpy(array), name))
             return array
 
-        def _sum_tensors(self, tensors: Sequence[Any], name: str) -> list[tf.Tensor]:
-            arrays = [_as_array(tensor) for tensor in tensors]
-            # Memory that is not aligned so ends TensorFlow; what torch allocates is.
-            sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT // array.itemsize for array in arrays]
-            flat = torch.zeros(sum(sizes), dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype)
-            parts = torch.split(flat, sizes)
-            for part, array in zip(parts, arrays, strict=True):
-                part.numpy()[: array.size] = array.ravel()
+        def sum_into(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+            if self.world.size == 1 or not tensor.device.endswith("CPU:0"):
+                return self.sum(tensor, name)
+            self._sum_here(torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)), name)
+            return tensor
+
+        def _sum_tensor(self, tensor: Any, name: str) -> tf.Tensor:
+            array = tensor.numpy() if isinstance(tensor, tf.Tensor) else np.array(tensor)  # a copy
+            self._sum_here(torch.from_numpy(array), name)
+            return tf.convert_to_tensor(array)
+
+        def _sum_here(self, tensor: torch.Tensor, name: str) -> None:
             with self._guard():
-                self._wait(self._begin_sum(flat, name))
-            shaped = [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-            return [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in shaped]
+                self._wait(self._begin_sum(tensor, name))
 
     return DistributedKeras(endpoint)
-
-
-def _as_array(tensor: Any) -> Any:
-    """The tensor's own memory, if it is on the host; nobody writes to it."""
-    return np.asarray(memoryview(tensor)) if isinstance(tensor, tf.Tensor) else np.asarray(tensor)
 
 
 def broadcast_state(state: Any, collective: Collective) -> Any:

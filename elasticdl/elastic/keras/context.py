@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.keras.backend import count_gpus, prepare_devices, require_backend, seed_keras
 from elasticdl.elastic.keras.collective import KerasCollective, open_collective
+from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.training.context import JobContext
 
@@ -17,6 +20,12 @@ class ElasticContext(JobContext[KerasCollective]):
         require_backend()
         prepare_devices()
         return open_collective(endpoint, engine, has_gpu=count_gpus() > 0)
+
+    def warm_up(self, step: TrainStep, inputs: Any, labels: Any) -> None:
+        """Trace what the job may need: neither a growth nor a loss of workers shall wait for that."""
+        batch = self.policy.batch_size(1)
+        whole = self.least_workers == 1 and batch <= (self.policy.max_micro_batch or batch)
+        step.warm_up(inputs, labels, whole=whole, parts=self.under_master or not whole)
 
 
 own = ScriptRuntime(ElasticContext, seed_keras, count_gpus)  # the job that a script of one's own takes part in

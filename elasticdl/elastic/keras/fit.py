@@ -21,9 +21,10 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
-from elasticdl.elastic.keras.step import Sums, TrainStep
+from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
 
@@ -46,7 +47,7 @@ class FitLedger(EpochLedger):
 
 
 class FitStep(TrainStep):
-    """As `TrainStep`; the changes of the metrics' variables stand among the sums, before the loss.
+    """As `TrainStep`; the changes of the metrics' variables stand in the report, before the loss.
 
     So metrics are over all samples of all workers, for all whose variables are sums over samples, as nearly all of
     Keras's. Loss and metrics are computed by the model's own public functions.
@@ -62,14 +63,13 @@ class FitStep(TrainStep):
         self._traced_deltas: Sums = []
         self.last_deltas: Deltas = []
         super().__init__(model, model.compute_loss, model.optimizer)
-        self._shapes[-1:-1] = self.delta_shapes
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
-    def apply(self, sums: Sums) -> None:
-        end = len(sums) - 1
-        start = end - len(self._first)
-        self.last_deltas = [np.asarray(delta, np.float64) for delta in sums[start:end]]
-        super().apply([*sums[:start], sums[end]])
+    def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
+        return self._noted(super().whole(inputs, labels, part))
+
+    def read_report(self, sums: tf.Tensor) -> Any:
+        return self._noted(super().read_report(sums))
 
     def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
         """The mean loss over a batch that is not trained on, and the changes of the metrics."""
@@ -130,16 +130,20 @@ class FitStep(TrainStep):
             scope.add_update((mean.total, total / count * samples))
             scope.add_update((mean.count, samples))
 
-    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
-        *sums, part = super()._trace_micro(inputs, labels, weight, is_first, draw)
-        return [*sums, *self._take_deltas(), part]
-
     def _trace_test(self, inputs: Any, labels: Any, weights: Any) -> Sums:
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
         loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
         return [loss, *self._take_deltas()]
+
+    def _noted(self, report: Any) -> Any:
+        numbers, start = report.astype(np.float64), 0
+        self.last_deltas = []
+        for first in self._first:
+            self.last_deltas.append(numbers[start : start + first.size].reshape(first.shape))
+            start += first.size
+        return report
 
     def _take_deltas(self) -> Sums:
         deltas, self._traced_deltas = self._traced_deltas, []
@@ -176,7 +180,7 @@ class Fit(EpochDriver[FitLedger]):
         self._options = options
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
-        self._step.warm_up(inputs, targets)
+        context.warm_up(self._step, inputs, targets)
         loader = ElasticDataLoader(context, training.dataset, shuffle=options.shuffle)
         ledger = FitLedger()
         self._start = stages.progress

@@ -22,7 +22,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.step import Part, Sums, TrainStep
+from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.sampler import StepBatch
 
@@ -50,8 +50,8 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self._sums: Sums | None = None
-        self._samples = 0
+        self._sums: tf.Tensor | None = None
+        self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self.save(p.Part.ALL)
 
     @property
@@ -67,13 +67,16 @@ class KerasState(state.TrainingState):
         Raises:
             WorldBroken: the step is torn; model and optimizer are untouched.
         """
-        self._sums, self._samples = None, 0
+        self._drop()
         for inputs, labels in batch:
             self.accumulate(inputs, labels)
         return self.update()
 
     def accumulate(self, inputs: Any, labels: Any) -> None:
-        """Add the gradients of the present micro-batch to those of the step; once for each."""
+        """Add the gradients of the present micro-batch to those of the step; once for each.
+
+        If it is the whole global batch, `update` computes them: so they need not be handed from one function to another.
+        """
         batch = self.loader.sampler.current
         if batch is None:
             raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
@@ -84,10 +87,13 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
+            ballot=self._cast_vote(samples=size),
         )
-        sums = self.train_step.micro(inputs, labels, part)
-        self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
-        self._samples += size
+        is_whole = self._job.world.size == 1 and size == batch.plan.batch
+        if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
+            self._whole = (inputs, labels, part)
+        else:
+            self._add(inputs, labels, part)
 
     def update(self) -> float:
         """Sum over all workers, and update the model by the mean gradient over the global batch; returns the mean loss.
@@ -96,31 +102,51 @@ class KerasState(state.TrainingState):
             WorldBroken: the step is torn; model and optimizer are untouched.
         """
         self._job.advance(waiting=True)
-        sums, vote = self._reduce()
-        self._voted(vote)
-        self._before_update()
-        self.train_step.apply(sums)
+        if self._whole is not None:
+            whole, self._whole = self._whole, None
+            self._before_update()
+            self._voted(self._count_votes(self.train_step.whole(*whole)))
+        else:
+            sums = self._reduce()
+            self._voted(self._count_votes(self.train_step.read_report(sums)))
+            self._before_update()
+            self.train_step.apply(sums)
         self._step_made()
         return self.loss
 
     def cast_end_vote(self) -> Vote:
-        self._sums, self._samples = None, 0
-        return self._reduce(ended=True)[1]
+        self._drop()
+        return self._count_votes(self.train_step.read_report(self._reduce(ended=True)))
 
-    def _reduce(self, *, ended: bool = False) -> tuple[Sums, Vote]:
-        step, collective = self.train_step, self._job.collective
-        sums = step.zeros() if self._sums is None else self._sums
+    def _drop(self) -> None:
+        self._sums = self._whole = None
+
+    def _add(self, inputs: Any, labels: Any, part: Part) -> None:
+        if self._whole is not None:  # one micro-batch too many, which the vote refuses
+            before, self._whole = self._whole, None
+            self._add(*before)
+        sums = self.train_step.micro(inputs, labels, part)
+        self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
+
+    def _cast_vote(self, *, samples: int = 0, ended: bool = False) -> list[float]:
         ballot = [0.0] * VOTE_SIZE
         ballot[LEAVING] = float(self._job.leaving)
-        ballot[SAMPLES] = float(self._samples)
+        ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
         ballot[STOPPING] = float(self._wants_to_stop)
-        self._sums, self._samples = None, 0
-        if collective.world.size > 1:
-            *sums, votes = collective.sum_all([*sums, tf.constant(ballot, step.dtype)], "elasticdl.step")
-            ballot = votes.numpy().tolist()
-        ballot[LOSS] = float(sums[-1]) * ballot[SAMPLES]
-        return sums, Vote.of(ballot)
+        return ballot
+
+    def _reduce(self, *, ended: bool = False) -> tf.Tensor:
+        sums, self._sums = self._sums, None
+        if sums is None:
+            sums = self.train_step.nothing(self._cast_vote(ended=ended))
+        return self._job.collective.sum_into(sums, "elasticdl.step")
+
+    @staticmethod
+    def _count_votes(report: Any) -> Vote:
+        loss, *ballot = report[-1 - VOTE_SIZE :].tolist()
+        ballot[LOSS] = loss * ballot[SAMPLES]
+        return Vote.of(ballot)
 
     # -- the parts of a state --
 
@@ -168,7 +194,7 @@ class KerasState(state.TrainingState):
             self._set_rate(settings)
 
     def _restore_own(self) -> None:
-        self._sums, self._samples = None, 0
+        self._drop()
 
     def _copy_tensor(self, value: Any, before: Any) -> Any:
         return value if isinstance(value, tf.Tensor) else None  # a tensor never changes

@@ -2,11 +2,13 @@
 
 `micro` computes what a micro-batch contributes and changes nothing; `apply` changes model and optimizer, once all
 contributions of all workers have been summed. Between the two stands the collective, outside any graph. So each function
-is traced once, however often the world changes, and a step that is torn leaves the model as it was.
+is traced once, however often the world changes, and a step that is torn leaves the model as it was. A worker that has the
+whole global batch in one micro-batch has nobody to wait for: `whole` is both in one call.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.vote import VOTE_SIZE
+from elasticdl.elastic.keras.layout import Layout, Sums
 
-Sums = list[tf.Tensor]
 LossFunction = Callable[[Any, Any], Any]
 
 SEED_NAME = "seed_generator_state"  # as Keras names the state of a SeedGenerator
@@ -47,7 +50,7 @@ class OtherVariables:
         self.dtypes = ["float64" if tf.as_dtype(v.dtype) == tf.float64 else "float32" for v in moved]
 
     def values(self, draw: tf.Tensor) -> list[tf.Tensor]:
-        """What a micro-batch starts with; ``draw``: two int64, seed and first count of its random draws."""
+        """What a micro-batch starts with; ``draw``: two int64, the seed of its random draws and its number within the step."""
         return [
             self._seed(self._seeds[id(variable)], variable, draw)
             if id(variable) in self._seeds
@@ -71,7 +74,7 @@ class OtherVariables:
 
     @staticmethod
     def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
-        seed = tf.stack([draw[0] + (number << 32), draw[1]])
+        seed = tf.stack([draw[0] + (number << 32), draw[1] * (1 << 32)])
         return tf.cast(seed, variable.dtype)
 
 
@@ -83,19 +86,22 @@ class Part:
     is_first: bool  # the step's very first: number 0 of rank 0
     seed: int  # of its random draws, 32 bits
     count: int  # of the micro-batch within the worker's step
+    ballot: Sequence[float] = (0.0,) * VOTE_SIZE  # what it adds to the vote (`elasticdl.elastic.core.vote`)
 
-    def to_tensors(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        draw = np.array([self.seed, self.count << 32], np.int64)
-        return tf.constant(self.weight, tf.float64), tf.constant(self.is_first), tf.constant(draw)
+    def to_array(self) -> Any:
+        return np.array([self.weight, self.is_first, self.seed, self.count, *self.ballot], np.float64)
 
 
 class TrainStep:
-    """Model, loss and optimizer as the functions of which a step is made."""
+    """Model, loss and optimizer as the functions of which a step is made.
+
+    What they hand each other is one tensor, as `Layout` says. Its report ends with the mean loss and the vote.
+    """
 
     def __init__(self, model: Any, loss: LossFunction, optimizer: Any) -> None:
         """``loss(labels, predictions)``: the mean over the micro-batch, or one value per sample, which is meaned.
 
-        Builds the optimizer.
+        Builds the optimizer. XLA compiles what Keras's own ``fit`` would have it compile (``model.jit_compile``).
 
         Raises:
             UserError: the model is not built, or is not one of Keras.
@@ -104,6 +110,7 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.traces: Counter[str] = Counter()
+        self.has_whole = True  # else tracing `whole` would be a pause that `micro` and `apply` spare
         self._loss = loss
         self._trainable = list(model.trainable_variables)
         self._others = OtherVariables(model.non_trainable_variables)
@@ -114,59 +121,122 @@ class TrainStep:
         self._training = {"training": True} if takes_training else {}
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
-        self._shapes = [*(tuple(variable.shape) for variable in self._trainable), *self._others.shapes, ()]
-        self._micro = tf.function(self._trace_micro, reduce_retracing=True, autograph=False)
+        shapes = [tuple(variable.shape) for variable in self._trainable]
+        self._layout = Layout(shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)])
+        # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
+        # rearranges each by itself, and the numbers are the same whatever stands around.
+        self.jit_compile = bool(model.jit_compile) or None  # False would forbid it to outer functions
+        inner = functools.partial(
+            tf.function,
+            autograph=False,
+            reduce_retracing=True,
+            jit_compile=self.jit_compile,
+            experimental_attributes={"_noinline": True},
+        )
+        self._differentiate = inner(self._trace_micro)
+        self._update = inner(self._trace_apply)
+        self._micro = tf.function(self._pack, reduce_retracing=True, autograph=False)
         self._add = tf.function(self._trace_add, autograph=False)
-        self._apply = tf.function(self._trace_apply, autograph=False)
+        self._apply = tf.function(self._unpack, autograph=False)
+        self._known: dict[str, tuple[Any, Any]] = {}  # kind of the first samples, and what was traced for it
+        self._whole = tf.function(self._trace_whole, reduce_retracing=True, autograph=False)
+
+    @property
+    def delta_shapes(self) -> list[tuple[int, ...]]:
+        """Of what a subclass puts before the loss in the report."""
+        return []
 
     # -- what a step does --
 
-    def micro(self, inputs: Any, labels: Any, part: Part) -> Sums:
-        """What a micro-batch adds to the sums of its step; the last of them is its part of the mean loss."""
-        arguments = (inputs, labels, *part.to_tensors())
-        if not self.traces["micro"]:
-            self._micro.get_concrete_function(*any_batch(inputs, labels), *arguments[2:])
-        return list(self._micro(*arguments))
+    def micro(self, inputs: Any, labels: Any, part: Part) -> tf.Tensor:
+        """What a micro-batch adds to the sums of its step."""
+        return self._call("micro", self._micro, inputs, labels, part)
 
-    def add(self, sums: Sums, more: Sums) -> Sums:
-        return list(self._add(sums, more))
+    def add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
+        return self._add(sums, more)
 
-    def zeros(self) -> Sums:
+    def nothing(self, ballot: Sequence[float]) -> tf.Tensor:
         """The sums of a worker that has no micro-batch in this step."""
-        return [tf.zeros(shape, self.dtype) for shape in self._shapes]
+        return self._layout.nothing(ballot, self.dtype)
 
-    def apply(self, sums: Sums) -> None:
+    def apply(self, sums: tf.Tensor) -> None:
         """Update model and optimizer by the sums over all micro-batches of all workers."""
-        self._apply(sums[:-1])
+        self._apply(sums)
 
-    def warm_up(self, inputs: Any, labels: Any) -> None:
-        """Trace and run everything once; model and optimizer are afterwards as before.
+    def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
+        """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
+        return self._call("whole", self._whole, inputs, labels, part).numpy()
+
+    def read_report(self, sums: tf.Tensor) -> Any:
+        """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
+        return self._layout.read_report(sums)
+
+    def warm_up(self, inputs: Any, labels: Any, *, whole: bool = True, parts: bool = True) -> None:
+        """Trace and run what will be needed; model and optimizer are afterwards as before.
+
+        ``whole``: also `whole`, else ``has_whole`` becomes false; ``parts``: also `micro`, `add` and `apply`.
 
         Raises:
             Exception: whatever the model or the loss raises on this micro-batch.
         """
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
-        sums = self.micro(inputs, labels, Part(weight=1.0, is_first=True, seed=0, count=0))
-        self.apply(self.add(sums, self.zeros()))
+        part = Part(weight=1.0, is_first=True, seed=0, count=0)
+        self.has_whole = whole
+        if whole:
+            self.whole(inputs, labels, part)
+        if parts:
+            sums = self.micro(inputs, labels, part)
+            self.apply(self.add(sums, self.nothing(part.ballot)))
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
+    def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: Part) -> Any:
+        """Of samples like the first, of any number, it is known what was traced for them: TensorFlow need not look."""
+        arguments = (inputs, labels, tf.constant(part.to_array()))
+        kind = [(leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten((inputs, labels))]
+        if name not in self._known:
+            self._known[name] = kind, function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
+        first, concrete = self._known[name]
+        return (concrete if kind == first else function)(*arguments)
+
     # -- traced --
 
-    def _trace_micro(self, inputs: Any, labels: Any, weight: tf.Tensor, is_first: tf.Tensor, draw: tf.Tensor) -> Sums:
+    def _pack(self, inputs: Any, labels: Any, part: tf.Tensor) -> tf.Tensor:
         self.traces["micro"] += 1
+        return self._layout.pack(*self._differentiate(inputs, labels, part))
+
+    def _unpack(self, sums: tf.Tensor) -> None:
+        self.traces["apply"] += 1
+        self._update(self._layout.unpack(sums))
+
+    def _trace_whole(self, inputs: Any, labels: Any, part: tf.Tensor) -> tf.Tensor:
+        self.traces["whole"] += 1
+        sums, report = self._differentiate(inputs, labels, part)
+        with tf.control_dependencies([*sums, *report]):  # an error in one of them leaves all variables as they were
+            self._update(sums)
+        return tf.concat([tf.reshape(each, [-1]) for each in report], 0)
+
+    def _trace_micro(self, inputs: Any, labels: Any, part: tf.Tensor) -> tuple[Sums, Sums]:
+        """What is summed for the variables, and the report."""
+        self.traces["differentiate"] += 1
+        weight, is_first, draw = part[0], part[1], tf.cast(part[2:4], tf.int64)
         trainable = [tf.convert_to_tensor(variable.value) for variable in self._trainable]
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
             loss, moved = self._forward(trainable, others, inputs, labels)
-            part = loss * tf.cast(weight, loss.dtype)
-            scaled = self.optimizer.scale_loss(part)
+            mean = loss * tf.cast(weight, loss.dtype)
+            scaled = self.optimizer.scale_loss(mean)
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        sums = [*dense, *self._others.deltas(others, moved, weight, is_first), part]
-        return [tf.cast(each, self.dtype) for each in sums]
+        sums = [*dense, *self._others.deltas(others, moved, weight, is_first)]
+        report = [*self._take_deltas(), mean, part[4:]]
+        return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
+
+    def _take_deltas(self) -> Sums:
+        """What a subclass has traced for the report, in ``delta_shapes``."""
+        return []
 
     def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
         """The mean loss with these values of the variables, and what the others become."""
@@ -178,12 +248,12 @@ class TrainStep:
             loss += tf.cast(term, loss.dtype)
         return loss, moved
 
-    def _trace_add(self, sums: Sums, more: Sums) -> Sums:
+    def _trace_add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
         self.traces["add"] += 1
-        return [a + b for a, b in zip(sums, more, strict=True)]
+        return sums + more
 
     def _trace_apply(self, sums: Sums) -> None:
-        self.traces["apply"] += 1
+        self.traces["update"] += 1
         count = len(self._trainable)
         self._others.assign(sums[count:])
         gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]

@@ -64,6 +64,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.policy = policy
         self.seed = seed
         self.record: SampleRecord | None = None
+        self.least_workers = 1  # with which the job goes on
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
@@ -94,6 +95,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         context._closers.callback(collective.close)
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
+        context.least_workers = link.spec.num_workers.minimum
         context.handover = Handover(Path(environment.job_spec).parent)
         if folder := link.spec.sample_record:
             context.record = SampleRecord(Path(folder), environment.worker_id)
