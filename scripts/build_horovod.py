@@ -142,24 +142,45 @@ EDITS = (
     # Gloo's thread looks up each 10 ms, and who takes a socket from it, for each connection to a peer, or ends it, waited for
     # that. These wake it.
     (
-        "third_party/gloo/gloo/transport/tcp/loop.h",
-        "  std::condition_variable cv_;\n};",
-        "  std::condition_variable cv_;\n  uint64_t ticks_{0};\n};",
-    ),
-    (
         "third_party/gloo/gloo/transport/tcp/loop.cc",
         "    cv_.wait(lock);\n",
-        "    defer([] {});\n    cv_.wait(lock, [this, tick = ticks_] { return ticks_ != tick; });\n",
+        "    defer([] {});\n    cv_.wait(lock);\n",
     ),
-    (
+    (  # never between those two lines
         "third_party/gloo/gloo/transport/tcp/loop.cc",
         "    cv_.notify_all();\n",
-        "    {\n      std::lock_guard<std::mutex> guard(m_);\n      ticks_++;\n    }\n    cv_.notify_all();\n",
+        "    { std::lock_guard<std::mutex> guard(m_); }\n    cv_.notify_all();\n",
     ),
     (
         "third_party/gloo/gloo/transport/tcp/loop.cc",
         "    done_ = true;\n",
         "    done_ = true;\n    defer([] {});\n",
+    ),
+    # With NCCL, a world that is broken while its sums are under way on the GPU: its communicators are aborted, by which the
+    # GPU comes to the end of the sums, and whoever waited took them for complete. So all who wait are told before, those in
+    # the queue included, and nobody looks at a communicator that is gone.
+    (
+        "horovod/common/ops/nccl_operations.cc",
+        "void NCCLOpContext::AsyncErrorCheck() {\n",
+        "void NCCLOpContext::AsyncErrorCheck() {\n  if (nccl_context_->elastic && global_state_->shut_down) {\n"
+        '    throw std::logic_error("Horovod has been shut down");\n  }\n',
+    ),
+    (
+        "horovod/common/operations.cc",
+        "  // Finalize all contexts\n#if HAVE_NCCL\n",
+        "  // Finalize all contexts\n#if HAVE_GPU\n  state.shut_down = true;\n  gpu_context.Finalize();\n#endif\n#if HAVE_NCCL\n",
+    ),
+    (
+        "horovod/common/thread_pool.cc",
+        "  while (running_) {\n    std::unique_lock<std::mutex> lock(mutex_);\n"
+        "    cond_.wait(lock, [this] {return !(running_ && work_queue_.empty());});\n    if (!running_) break;\n",
+        "  while (true) {\n    std::unique_lock<std::mutex> lock(mutex_);\n"
+        "    cond_.wait(lock, [this] {return !(running_ && work_queue_.empty());});\n    if (work_queue_.empty()) break;\n",
+    ),
+    (  # the end of the world aborts it, a second time
+        "horovod/common/ops/nccl_operations.cc",
+        "    ncclCommAbort(nccl_comm);\n    throw",
+        "    throw",
     ),
 )
 
