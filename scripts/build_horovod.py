@@ -99,6 +99,89 @@ EDITS = (
         "  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n"
         "  global_ctx = global_context.ctx;\n",
     ),
+    # The process set of all had connections of its own, beside those of the same processes in the same order; the next
+    # `init` closed them, which now `shutdown` does.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  assert(global_context.IsEnabled());\n\n",
+        "  assert(global_context.IsEnabled());\n\n  if (registered_ranks.empty()) {\n    *this = global_context;\n"
+        "    return;\n  }\n\n",
+    ),
+    # Who is alone in its group, here among those of a host and of a local rank, has nobody to ask the store for.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  if (server_addr_env != nullptr) {\n",
+        "  if (server_addr_env != nullptr && size > 1) {\n",
+    ),
+    # Each rank waited for the names of all hosts before it published its addresses. Nothing uses what they are for.
+    (
+        "third_party/gloo/gloo/rendezvous/context.cc",
+        "  store.set(localKey, value);\n\n  for (int i = 0; i < size; i++) {\n    if (i == rank) {\n      break;\n    }\n\n"
+        '    std::string key("rank_" + std::to_string(i));\n    auto val = store.get(key);\n'
+        "    auto hostName = std::string((const char*)val.data(), val.size());\n\n"
+        "    if (hostName == localHostName) {\n      localRank++;\n    }\n  }\n",
+        "",
+    ),
+    # What has been waited for is there: the store was asked for it a second time.
+    (
+        "horovod/common/gloo/http_store.h",
+        "  int rank_;\n",
+        "  int rank_;\n  std::map<std::string, std::vector<char>> found_;\n",
+    ),
+    (
+        "horovod/common/gloo/http_store.cc",
+        "    if (!HTTP_GET(key, result)) {\n      return false;\n    }\n",
+        "    if (!HTTP_GET(key, result)) {\n      return false;\n    }\n    found_[key] = result;\n",
+    ),
+    (
+        "horovod/common/gloo/http_store.cc",
+        "  std::vector<char> result;\n  HTTP_GET(key, result);\n",
+        "  auto found = found_.find(key);\n  if (found != found_.end()) {\n    return found->second;\n  }\n"
+        "  std::vector<char> result;\n  HTTP_GET(key, result);\n",
+    ),
+    # Gloo's thread looks up each 10 ms, and who takes a socket from it, for each connection to a peer, or ends it, waited for
+    # that. These wake it.
+    (
+        "third_party/gloo/gloo/transport/tcp/loop.cc",
+        "    cv_.wait(lock);\n",
+        "    defer([] {});\n    cv_.wait(lock);\n",
+    ),
+    (  # never between those two lines
+        "third_party/gloo/gloo/transport/tcp/loop.cc",
+        "    cv_.notify_all();\n",
+        "    { std::lock_guard<std::mutex> guard(m_); }\n    cv_.notify_all();\n",
+    ),
+    (
+        "third_party/gloo/gloo/transport/tcp/loop.cc",
+        "    done_ = true;\n",
+        "    done_ = true;\n    defer([] {});\n",
+    ),
+    # With NCCL, a world that is broken while its sums are under way on the GPU: its communicators are aborted, by which the
+    # GPU comes to the end of the sums, and whoever waited took them for complete. So all who wait are told before, those in
+    # the queue included, and nobody looks at a communicator that is gone.
+    (
+        "horovod/common/ops/nccl_operations.cc",
+        "void NCCLOpContext::AsyncErrorCheck() {\n",
+        "void NCCLOpContext::AsyncErrorCheck() {\n  if (nccl_context_->elastic && global_state_->shut_down) {\n"
+        '    throw std::logic_error("Horovod has been shut down");\n  }\n',
+    ),
+    (
+        "horovod/common/operations.cc",
+        "  // Finalize all contexts\n#if HAVE_NCCL\n",
+        "  // Finalize all contexts\n#if HAVE_GPU\n  state.shut_down = true;\n  gpu_context.Finalize();\n#endif\n#if HAVE_NCCL\n",
+    ),
+    (
+        "horovod/common/thread_pool.cc",
+        "  while (running_) {\n    std::unique_lock<std::mutex> lock(mutex_);\n"
+        "    cond_.wait(lock, [this] {return !(running_ && work_queue_.empty());});\n    if (!running_) break;\n",
+        "  while (true) {\n    std::unique_lock<std::mutex> lock(mutex_);\n"
+        "    cond_.wait(lock, [this] {return !(running_ && work_queue_.empty());});\n    if (work_queue_.empty()) break;\n",
+    ),
+    (  # the end of the world aborts it, a second time
+        "horovod/common/ops/nccl_operations.cc",
+        "    ncclCommAbort(nccl_comm);\n    throw",
+        "    throw",
+    ),
 )
 
 

@@ -62,16 +62,11 @@ class HorovodWorld:
         """Raises:
         WorldBroken: it could not be connected.
         """
-        # Operations built outside a world (a hook, a traced function) must not assume that its size is for ever.
         os.environ.update(self._variables(world))
         try:
-            # With elastic mode on, a second init would ask the store for its rank; here the rank is known.
-            os.environ["HOROVOD_ELASTIC"] = "0"
             self._hvd.init()
         except (RuntimeError, ValueError) as error:
             raise WorldBroken(f"world {world.version} could not be connected: {error}") from error
-        finally:
-            os.environ["HOROVOD_ELASTIC"] = "1"
 
     def stop(self) -> None:
         self._hvd.shutdown()
@@ -82,6 +77,9 @@ class HorovodWorld:
 
     def _variables(self, world: World) -> dict[str, str]:
         values = {
+            # Operations built outside a world (a hook, a traced function) must not assume that its size is for ever. And
+            # `init` reads here whether NCCL's communicators are aborted, and not waited for, when a member is lost.
+            "ELASTIC": 1,
             "RANK": world.rank,
             "SIZE": world.size,
             "LOCAL_RANK": 0,

@@ -41,8 +41,7 @@ def horovod_host(world: World) -> str:
     """The name of the host that Horovod is told this worker runs on: one of its own.
 
     A worker sees one device, so its local rank is 0. And a host of its own saves Horovod two of the three full meshes
-    that it builds on each init (all workers, those of one host, those with one local rank on all hosts): half the time
-    of a start with four workers.
+    that it builds on each init (all workers, those of one host, those with one local rank on all hosts).
     """
     member = world.members[world.rank]
     return f"{member.host}-{member.worker_id}"
