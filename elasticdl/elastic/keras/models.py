@@ -58,7 +58,7 @@ class Model:
             log.warning("alone, one of %d GPUs is used: start it by `elasticdl run --num_workers %d`", gpus, gpus)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As Keras's; how the functions run (``run_eagerly``, ``steps_per_execution``) is not looked at.
+        """As Keras's, ``jit_compile`` included; ``run_eagerly`` and ``steps_per_execution`` are not looked at.
 
         Raises:
             UserError: the optimizer accumulates gradients already.

@@ -138,6 +138,7 @@ class TrainStep:
         self._micro = tf.function(self._pack, reduce_retracing=True, autograph=False)
         self._add = tf.function(self._trace_add, autograph=False)
         self._apply = tf.function(self._unpack, autograph=False)
+        self._applied: Any = None  # what was traced of it, for the only kind of sums that there is
         self._known: dict[str, tuple[Any, Any]] = {}  # kind of the first samples, and what was traced for it
         self._whole = tf.function(self._trace_whole, reduce_retracing=True, autograph=False)
 
@@ -161,7 +162,9 @@ class TrainStep:
 
     def apply(self, sums: tf.Tensor) -> None:
         """Update model and optimizer by the sums over all micro-batches of all workers."""
-        self._apply(sums)
+        if self._applied is None:
+            self._applied = self._apply.get_concrete_function(sums)
+        self._applied(sums)
 
     def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
