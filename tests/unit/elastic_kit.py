@@ -81,6 +81,18 @@ class Board:
         return slots
 
 
+def break_alone(state, board):
+    """A worker that is alone sums nothing; have its steps fail with the board nevertheless."""
+    real = state._reducer.reduce
+
+    def reduce(scale=1.0):
+        if board.fail:
+            raise WorldBroken("a collective failed")
+        return real(scale)
+
+    state._reducer.reduce = reduce
+
+
 class Trainee:
     """One worker's context, model and state on a board; ``own_loader``: options of a loader of torch's, to use that; without
     ``joins`` it is yet to ask for the board's world."""
@@ -100,6 +112,8 @@ class Trainee:
             self.sampler = given = ElasticSampler(self.context, data, drop_last=drop_last)
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
         self.state = TorchState(self.context, self.model, self.optimizer, given, {})
+        if board.size == 1:
+            break_alone(self.state, board)
         self.losses = []
         if joins:
             enter(self.context, collective.world)

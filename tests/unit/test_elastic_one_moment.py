@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, make_data, make_model
+from elastic_kit import Board, SumOfThreads, break_alone, make_data, make_model
 from session_kit import alone, lose_world
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
@@ -73,7 +73,7 @@ class Training:
         self.scheduler = make_scheduler(self.optimizer)
         values = {"scheduler": self.scheduler, "seen": 0}
         self.state = TorchState(self.context, self.model, self.optimizer, self.loader, values, **options)
-        self.real_reduce, self.state._reducer.reduce = self.state._reducer.reduce, self.reduce
+        break_alone(self.state, self.board)
         self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
         self.point, self.occurrence = point, occurrence
         self.settings = {}  # by step: with what it was made
@@ -99,11 +99,6 @@ class Training:
     def accumulate(self, batch):
         for inputs, labels in batch:
             batch.backward(cross_entropy(self.model(inputs), labels))
-
-    def reduce(self, scale=1.0):
-        if self.board.fail:
-            raise WorldBroken("a collective failed")
-        return self.real_reduce(scale)
 
     def make_step(self, batch):
         if self.commits == "top":

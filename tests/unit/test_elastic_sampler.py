@@ -64,7 +64,7 @@ class Ahead:
 
 def make_sampler(samples, policy, seed=3, drop_last=False):
     sampler = ElasticSampler(Host(policy, seed), samples, drop_last=drop_last)
-    sampler.attach(NoGradients())
+    sampler.attach(NoGradients(), lambda backward: None)
     return sampler
 
 
