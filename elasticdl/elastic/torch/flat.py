@@ -26,10 +26,10 @@ def aligned(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
 
 
-def flat_views(tensors: Sequence[torch.Tensor], extra: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Zeroed flat memory for tensors of one kind, and for each of them a view of its shape. ``extra``: elements at the end."""
+def flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Zeroed flat memory for tensors of one kind, and for each of them a view of its shape."""
     sizes = [aligned(tensor) for tensor in tensors]
-    flat = torch.zeros(sum(sizes) + extra, dtype=tensors[0].dtype, device=tensors[0].device)
+    flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device)
     starts = accumulate(sizes, initial=0)
     return flat, [
         flat[start : start + tensor.numel()].view(tensor.shape) for tensor, start in zip(tensors, starts, strict=False)
