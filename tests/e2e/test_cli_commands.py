@@ -113,4 +113,4 @@ def test_a_mistake_is_one_line_and_starts_nothing(arguments, parts, tmp_path):
     assert done.stderr.count("\n") == 1
     for part in parts:
         assert part.format(tmp=tmp_path) in done.stderr
-    assert not (tmp_path / "home").exists(), "something was started"
+    assert not list((tmp_path / "home").glob("jobs/*")), "something was started"
