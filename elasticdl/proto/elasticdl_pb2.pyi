@@ -199,7 +199,7 @@ class Notice(_message.Message):
     def __init__(self, event: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks")
+    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class MasterMessage(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     STOP_WORK_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORD_TAKEN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     change: Change
     broken: Broken
@@ -216,7 +217,12 @@ class MasterMessage(_message.Message):
     drain: Drain
     stop_work: StopWork
     dump_stacks: DumpStacks
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ...) -> None: ...
+    last_word_taken: LastWordTaken
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ...) -> None: ...
+
+class LastWordTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("job_name", "heartbeat_interval", "generation")

@@ -76,6 +76,19 @@ class RunningJob:
         self.wait_for(f"world of {size} workers after world {after}", formed)
         return found[0]
 
+    def wait_for_world_without(self, worker: int) -> Entry:
+        """The first world after the last one of this worker's; the worker's replacement may already be in it."""
+        found: list[Entry] = []
+
+        def formed() -> bool:
+            worlds = self.entries("world_formed")
+            last = max((w["world"] for w in worlds if worker in w["members"]), default=0)
+            found[:] = [w for w in worlds if w["world"] > last]
+            return bool(found)
+
+        self.wait_for(f"world without worker {worker}", formed)
+        return found[0]
+
     def wait_for_step(self, step: int) -> None:
         self.wait_for(f"step {step}", lambda: self.steps_recorded() >= step)
 

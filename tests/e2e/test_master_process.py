@@ -365,6 +365,21 @@ def test_a_newer_session_of_a_worker_ends_the_older(start):
         said.put(None)
 
 
+@pytest.mark.parametrize(
+    "last_word", [pb.WorkerMessage(finished=pb.Finished(step=3)), pb.WorkerMessage(failed=pb.Failed(message="no"))]
+)
+def test_a_worker_is_told_that_its_last_word_is_taken(start, last_word):
+    """Its process may end at once then, and what a broken connection had not brought across would be lost."""
+    job = start(workers="1", command=("sleep", str(DEADLINE))).connect()
+    said = queue.SimpleQueue()
+    said.put(pb.WorkerMessage(hello=pb.Hello(worker_id=0)))
+    answers = job.stub.Session(iter(said.get, None), metadata=job.metadata, timeout=DEADLINE)
+    assert next(answers).HasField("welcome")
+    said.put(last_word)
+    assert any(answer.HasField("last_word_taken") for answer in answers)
+    said.put(None)
+
+
 def test_a_port_that_is_taken_is_one_clear_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -170,7 +170,7 @@ class Session:
     def _carry_out(self, errand: p.Instruction) -> None:
         match errand:
             case p.Send() if self._stream is not None:
-                self._stream.wait_until_sent()
+                self._stream.wait_until_taken()
             case p.RefuseMaster(reason) if self._stream is not None:
                 self._stream.refuse(reason)
             case p.Do.DUMP_STACKS:

@@ -47,8 +47,7 @@ class MasterStream:
         self._outbox: Outbox = queue.SimpleQueue()
         self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
         self._unsent: list[m.Message] = []
-        self._awaited: m.Message | None = None
-        self._sent = threading.Event()  # what is awaited
+        self._last_word_taken = threading.Event()
         self._refused = ""  # why the present connection is to end
         self._closing = threading.Event()
         self._last_contact = time.monotonic()
@@ -59,14 +58,14 @@ class MasterStream:
         self._thread.start()
 
     def send(self, message: m.Message) -> None:
-        if isinstance(message, m.Finished | m.Failed):
-            self._sent.clear()
-            self._awaited = message
         self._outbox.put(message)
 
-    def wait_until_sent(self) -> None:
-        """For a last word (bounded): this process may end itself without another."""
-        self._sent.wait(CLOSE_SECONDS)
+    def wait_until_taken(self) -> None:
+        """For the master to take a last word (bounded): this process may end itself without another.
+
+        That it was sent is not enough: gRPC drops what its server has not read when the connection breaks.
+        """
+        self._last_word_taken.wait(CLOSE_SECONDS)
 
     def refuse(self, reason: str) -> None:
         """End the present connection, and look for the master again; called from the stream's own thread."""
@@ -129,6 +128,8 @@ class MasterStream:
             try:
                 for message in call:
                     spoken = self._met = True
+                    if message.HasField("last_word_taken"):
+                        self._last_word_taken.set()
                     self._session.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
@@ -150,8 +151,6 @@ class MasterStream:
             self._under_way = message
             yield to_proto(message, self._environment)
             self._under_way = None
-            if message is self._awaited:
-                self._sent.set()
 
     def _left(self, outbox: Outbox) -> Iterator[m.Message]:
         """What a stream that is over has not sent."""

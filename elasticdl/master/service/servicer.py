@@ -26,6 +26,7 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0
+LAST_WORDS = ("finished", "failed")
 _log = logging.getLogger(__name__)
 
 
@@ -64,10 +65,14 @@ class Servicer(pb_grpc.MasterServicer):
         """Post what the worker says; its last word closes the session."""
         try:
             async for message in messages:
-                if message.WhichOneof("body") == "kv_put":
+                body = message.WhichOneof("body")
+                if body == "kv_put":
                     self.sessions.put(worker_id, message.kv_put)
-                else:
-                    self.mailbox.post(to_event(worker_id, message))
+                    continue
+                self.mailbox.post(to_event(worker_id, message))
+                if body in LAST_WORDS:
+                    await self.mailbox.settled()
+                    outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
             await self.mailbox.settled()  # a worker may end once its session has
         finally:
             if not outbox.replaced:
