@@ -34,6 +34,10 @@ def _horovod(name: str, env: Mapping[str, str] | None = None) -> Loop:
     return Loop("plain", name, horovod=True, env=env or {})
 
 
+def _elastic(collective: str, name: str = "elastic") -> Loop:
+    return Loop("elastic", name, elastic=True, options={"collective": collective})
+
+
 PYTORCH = Ladder(
     "PyTorch, two workers",
     "torch",
@@ -41,8 +45,13 @@ PYTORCH = Ladder(
     references=("horovod", "ddp"),
     main=("elasticdl-torch", "elasticdl-horovod", "horovod", "ddp"),
     loops={
-        "elasticdl-torch": Loop("elastic", elastic=True, options={"collective": "torch"}),
-        "elasticdl-horovod": Loop("elastic", elastic=True, options={"collective": "horovod"}),
+        "elasticdl-torch": _elastic("torch"),
+        "elasticdl-horovod": _elastic("horovod"),
+        **{  # to choose the size of a bucket
+            f"elasticdl-{engine}-{size}mb": _elastic(engine, f"elastic-{size}mb")
+            for engine in ("torch", "horovod")
+            for size in (1, 2, 8, 16, 64)
+        },
         "horovod": _horovod("horovod"),
         "ddp": Loop("plain", "ddp"),
         "horovod-grouped": _horovod("horovod-grouped"),

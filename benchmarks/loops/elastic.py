@@ -10,7 +10,11 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer
+from elasticdl.elastic.torch import buckets
 from elasticdl.elastic.torch.state import TorchState
+
+# How the gradients are cut, by the names of the loops.
+BUCKET_BYTES = {"elastic": buckets.BUCKET_BYTES, **{f"elastic-{size}mb": size << 20 for size in (1, 2, 8, 16, 64)}}
 
 
 def agree(number: int) -> int:
@@ -20,7 +24,8 @@ def agree(number: int) -> int:
 
 
 def main() -> None:
-    args = parse_measured()
+    args = parse_measured(BUCKET_BYTES)
+    buckets.BUCKET_BYTES = BUCKET_BYTES[args.loop]
     torch.set_num_threads(1)
     elastic.init(batch_size_per_worker=worker_batch(args.model))
     model = make_model(args.model).to(elastic.device())
