@@ -185,7 +185,7 @@ class TorchDistributed(Collective):
         self._device: object | None = None  # its thread serves one world after another
         self._changing = threading.Lock()
         self._attempt: _Attempt | None = None
-        self._left_alone: list[threading.Thread] = []  # they connect to worlds that were given up
+        self._left_alone: list[threading.Thread] = []  # they connect to worlds that were given up, or close others
         self._group: Any = None
         self._works: list[Any] = []  # begun and not waited for
         self._broken_since: float | None = None
@@ -210,16 +210,21 @@ class TorchDistributed(Collective):
         finally:
             with self._changing:
                 self._attempt = None
-            self._left_alone = [each for each in (*self._left_alone, attempt.thread) if each.is_alive()]
+            self._leave_alone(attempt.thread)
 
     def stop(self) -> None:
         if any(not work.is_completed() for work in self._works):
             self._keep_group()
         with self._changing:
-            device_group, self._group, self._device_group = self._device_group, None, None
+            groups, device_group = [self._group], self._device_group
+            self._group = self._device_group = None
         self._works.clear()
         if device_group is not None:
             device_group.close()
+        if groups != [None]:  # Gloo takes up to 10 ms for each connection, which the next world need not wait for
+            closing = threading.Thread(target=groups.clear, name=f"elasticdl-close-{self.world.version}", daemon=True)
+            closing.start()
+            self._leave_alone(closing)
 
     def close(self) -> None:
         self._device = None
@@ -285,6 +290,9 @@ class TorchDistributed(Collective):
                     raise WorldBroken(f"world {self.world.version} broke in the middle of a transfer") from None
             self._works.remove(work)
             return
+
+    def _leave_alone(self, thread: threading.Thread) -> None:
+        self._left_alone = [each for each in (*self._left_alone, thread) if each.is_alive()]
 
     def _keep_group(self) -> None:
         """Never free the group: its destructor would wait for what is under way."""
