@@ -152,6 +152,9 @@ class Program:
     def do_gather(self, array: np.ndarray) -> list[np.ndarray]:
         return self.collective.gather(array, "g")
 
+    def do_send(self, array: np.ndarray) -> np.ndarray:
+        return self.collective.send_array(array, 2, "s")
+
     def do_broadcast_large(self, freezes: int) -> None:
         """``freezes``: the process that stops when the beginning of rank 0's tensor has come here and its end has not."""
         import torch

@@ -95,6 +95,17 @@ def test_bytes_of_all_lengths_are_gathered_on_rank_0(group: Group) -> None:
 
 
 @ALL_ENGINES
+@pytest.mark.parametrize("length", [0, 10, 100_000])
+def test_one_rank_alone_gets_what_rank_0_sends(group: Group, length: int) -> None:
+    members = group.add(3)
+    group.form(members)
+    given = np.arange(length, dtype=np.uint32).view(np.uint8)
+    root, other, receiver = group.all(members, "send", [given, given * 0, given * 0])
+    assert receiver.tolist() == given.tolist()
+    assert len(root) == len(other) == 0
+
+
+@ALL_ENGINES
 def test_a_world_of_one_needs_nobody(group: Group) -> None:
     members = group.add()
     group.form(members)

@@ -97,9 +97,10 @@ class SumOfThreads(HorovodKeras):
     def broadcast_array(self, array, name):
         return self.board.exchange(self.world.rank, array.copy(), name)[0]
 
-    def _send_to_root(self, array, sizes, name):
-        parts = self.board.exchange(self.world.rank, array.copy(), name)
-        return np.concatenate(parts) if self.world.rank == 0 else array[:0]
+    def _exchange(self, array, sent, received, name):
+        rank = self.world.rank
+        slots = self.board.exchange(rank, (array.copy(), sent), name)
+        return np.concatenate([np.split(given, np.cumsum(sizes)[:-1])[rank] for given, sizes in slots])
 
 
 class Trainee:

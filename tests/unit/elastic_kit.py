@@ -54,9 +54,10 @@ class SumOfThreads(HorovodTorch):
         for mine, theirs in zip(tensors, slots[0], strict=True):
             mine.copy_(theirs)
 
-    def _send_to_root(self, array, sizes, name):
-        slots = self._board.exchange(self.world.rank, [torch.from_numpy(array)])
-        return torch.cat([slot[0] for slot in slots]).numpy() if self.world.rank == 0 else array[:0]
+    def _exchange(self, array, sent, received, name):
+        rank = self.world.rank
+        slots = self._board.exchange(rank, [torch.from_numpy(array), torch.tensor(sent)])
+        return torch.cat([given.split(sizes.tolist())[rank] for given, sizes in slots]).numpy()
 
 
 class Board:

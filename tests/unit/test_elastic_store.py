@@ -15,7 +15,8 @@ from elasticdl.elastic.collectives.store import KvServer, KvStore, Refusal
 
 NOBODY = 65534
 PUT_AND_PRINT = """
-import http.client, sys
+import encodings.idna, http.client, os, sys
+os.setuid(int(sys.argv[2]))  # only now: the interpreter may be where another user can't read
 connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
 try:
     connection.request("PUT", "/global/0", b"mine")
@@ -117,8 +118,8 @@ def test_a_closed_server_is_gone():
 def test_another_process_is_refused_whoever_its_user_is(server, user):
     if user != os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
-    command = [sys.executable, "-I", "-S", "-c", PUT_AND_PRINT, str(server.port)]
-    ended = subprocess.run(command, user=user, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    command = [sys.executable, "-I", "-S", "-c", PUT_AND_PRINT, str(server.port), str(user)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     assert ended.stdout.strip() in ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")
     assert server.store.values(1) == []
     assert ask(server, "PUT", "/global/0", b"mine") == (200, b"")

@@ -113,6 +113,15 @@ class Collective(ABC):
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         """Rank 0's array; all pass one of the same length. May be the given one, overwritten."""
 
+    def send_array(self, array: Bytes, receiver: int, name: str) -> Bytes:
+        """Rank 0's array on the rank ``receiver``, on the others nothing; all pass one of the same length."""
+        sent, received = [0] * self.world.size, [0] * self.world.size
+        if self.world.rank == 0:
+            sent[receiver] = len(array)
+        elif self.world.rank == receiver:
+            received[0] = len(array)
+        return self._exchange(array[: sum(sent)], sent, received, name)
+
     def broadcast_bytes(self, data: bytes, name: str) -> bytes:
         """The bytes of rank 0; what the others pass is not looked at."""
         if self.world.size == 1:
@@ -141,10 +150,13 @@ class Collective(ABC):
         parts: list[list[Bytes]] = [[] for _ in lengths]
         for start in range(0, int(lengths.max()), GATHERED_BYTES):
             sizes = np.clip(lengths - start, 0, GATHERED_BYTES)
-            piece = self._send_to_root(array[start : start + GATHERED_BYTES], sizes.tolist(), f"{name}.piece")
+            piece = array[start : start + GATHERED_BYTES]
+            sent = [len(piece), *[0] * (self.world.size - 1)]
+            received = sizes.tolist() if self.world.rank == 0 else [0] * self.world.size
+            piece = self._exchange(piece, sent, received, f"{name}.piece")
             if self.world.rank == 0:
-                for received, part in zip(parts, np.split(piece, np.cumsum(sizes)[:-1]), strict=True):
-                    received.append(part)
+                for whole, part in zip(parts, np.split(piece, np.cumsum(sizes)[:-1]), strict=True):
+                    whole.append(part)
         return [np.concatenate(part) if part else np.empty(0, np.uint8) for part in parts if self.world.rank == 0]
 
     @contextlib.contextmanager
@@ -162,8 +174,8 @@ class Collective(ABC):
         """The sum over the world of a float64 array."""
 
     @abstractmethod
-    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
-        """On rank 0 the arrays of all members, which have these sizes, one after the other; on others nothing."""
+    def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
+        """The parts of the array go to the ranks in turn; what came from them in turn. Both lists: bytes, by rank."""
 
 
 @contextlib.contextmanager

@@ -298,9 +298,7 @@ class TorchDistributed(Collective):
         """Never free the group: its destructor would wait for what is under way."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
-    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
-        sent = [len(array), *[0] * (self.world.size - 1)]
-        received = sizes if self.world.rank == 0 else [0] * self.world.size
+    def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
         out = torch.empty(sum(received), dtype=torch.uint8)
         options = dist.AllToAllOptions()
         options.timeout = COLLECTIVE_TIMEOUT

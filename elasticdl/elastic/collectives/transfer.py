@@ -76,7 +76,7 @@ def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
                 present, content = index, form.to_bytes(tensors[index])
             form.read(content, cut, buffer[place])
         form.finish_reading()
-        collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
+        _move(buffer[: piece[-1][2].stop], collective)
 
 
 def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any | None:
@@ -85,13 +85,22 @@ def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any |
     buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     contents = [np.empty(size, np.uint8) for size in sizes if keep]
     for piece in _pieces(sizes):
-        received = collective.broadcast_array(buffer[: piece[-1][2].stop], "elasticdl.sync")
+        received = _move(buffer[: piece[-1][2].stop], collective)
         for index, cut, place in piece:
             if keep:
                 contents[index][cut] = received[place]
     if not keep:
         return None
     return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
+
+
+def _move(array: Bytes, collective: Collective) -> Bytes:
+    """Rank 0's array to those who need it; one newcomer is the common case, and spares the others the traffic."""
+    world = collective.world
+    receivers = [rank for rank in range(world.size) if not world.stands_with_root(rank)]
+    if len(receivers) == 1:
+        return collective.send_array(array, receivers[0], "elasticdl.sync")
+    return collective.broadcast_array(array, "elasticdl.sync")
 
 
 def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:

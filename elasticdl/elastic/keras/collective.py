@@ -61,11 +61,9 @@ class HorovodKeras(HorovodCollective, KerasCollective):
             # hvd.allreduce would look at the world's size by further operations: a millisecond.
             return hvd.mpi_ops._allreduce(tf.convert_to_tensor(tensor), name=name, op=hvd.Sum)
 
-    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
+    def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
         with self._guard() as hvd, tf.device("CPU:0"):
-            splits = np.zeros(self.world.size, np.int32)
-            splits[0] = len(array)
-            return np.asarray(hvd.alltoall(array, splits, name=name)[0])
+            return np.asarray(hvd.alltoall(array, np.array(sent, np.int32), name=name)[0])
 
 
 def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> KerasCollective:

@@ -177,12 +177,11 @@ class HorovodTorch(HorovodCollective, TorchCollective):
         next(_ for _ in naps() if hvd.poll(handle))
         return hvd.synchronize(handle)
 
-    def _send_to_root(self, array: Bytes, sizes: list[int], name: str) -> Bytes:
-        splits = torch.zeros(self.world.size, dtype=torch.int32)
-        splits[0] = len(array)
+    def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
+        splits = torch.tensor(sent, dtype=torch.int32)
         with self._guard() as hvd:
-            received, _ = self._wait(hvd.alltoall_async(torch.from_numpy(array), splits, name))
-            return np.asarray(received)
+            arrived, _ = self._wait(hvd.alltoall_async(torch.from_numpy(array), splits, name))
+            return np.asarray(arrived)
 
 
 class DistributedTorch(TorchDistributed, TorchCollective):
