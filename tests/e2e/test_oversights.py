@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_a_script_that_ends_without_another_word_after_its_training_has_succeede
     with start(tmp_path, "run", "--num_workers", "1", *write(tmp_path, "False", "os._exit(0)")) as job:
         assert job.finish() == 0, job.describe()
         assert "succeeded: 10 steps" in job.output
+        assert len(job.entries("worker_started")) == 1
+
+
+def test_without_the_library_that_is_asked_for_the_job_fails_at_once(tmp_path):
+    _, script = write(tmp_path, "False")[-2:]
+    hidden = "import sys\nsys.modules['horovod'] = None\n"
+    Path(script).write_text(hidden + Path(script).read_text())
+    command = ["--num_workers", "1", "--collective", "horovod", "--", sys.executable, script]
+    with start(tmp_path, "run", *command) as job:
+        assert job.finish() == 1, job.describe()
+        assert "Horovod with PyTorch is needed and can't be imported" in job.output
         assert len(job.entries("worker_started")) == 1
 
 

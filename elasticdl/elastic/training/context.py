@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
@@ -87,7 +88,14 @@ class JobContext(ABC, Generic[CollectiveT]):
         prepare_horovod(environ)
         opened = link is not None
         link = link or MasterConnection(environment)
-        collective = cls._open_collective(link.endpoint, link.spec.collective)
+        try:
+            collective = cls._open_collective(link.endpoint, link.spec.collective)
+        except UserError as error:  # no other worker would do better
+            if not opened:
+                link.open()
+                link.session.say(m.failed(str(error), "", users=True))
+                link.close()
+            raise
         context = cls(link.session, collective, policy, seed)
         link.session.break_collective = collective.break_world
         if not opened:
