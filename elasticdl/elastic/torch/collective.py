@@ -192,7 +192,11 @@ class DistributedTorch(TorchDistributed, TorchCollective):
     _reduce_on_gpu = True
 
     def in_flight(self, transfer: Transfer) -> bool:
-        return transfer.handle is not None and not transfer.handle.is_completed()
+        if transfer.handle is None:
+            return False
+        # Gloo has done its work when it has begun to copy the sum back; memory that is freed is kept until it is there.
+        copies_back = transfer.tensor.device.type != "cpu" and self._open_device_group is None
+        return copies_back or not transfer.handle.is_completed()
 
 
 def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> TorchCollective:
