@@ -130,6 +130,27 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
     assert (group._pending, group._group.aborts) == (set(), 1)
 
 
+def test_the_device_is_not_asked_during_an_abort():
+    """PyTorch asks it with Python's lock, and it may answer only when the abort is over."""
+    asked = []
+    made = NcclGroup(
+        WorldStore(store(), 3, "device"),
+        0,
+        2,
+        torch.device("cpu"),
+        NcclLibrary(FakeGroup, lambda _: lambda: asked.append(1)),
+    )
+    made._group.may_abort.clear()
+    begun = made.begin_sum(torch.ones(2))
+    made.abort()
+    assert not begun.is_completed()
+    assert not asked
+    made._group.may_abort.set()
+    made.close()
+    begun.is_completed()
+    assert asked
+
+
 def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
     begun = group.begin_sum(torch.ones(2))
     group.close()

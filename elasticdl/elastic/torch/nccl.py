@@ -53,7 +53,11 @@ class NcclWork:
     group: NcclGroup
     tensor: torch.Tensor
     work: Any  # torch's
-    is_completed: Callable[[], bool]  # on the device, whatever came of it
+    mark: Callable[[], bool]
+
+    def is_completed(self) -> bool:
+        """On the device, whatever came of it. Nobody asks it during an abort: it may let him wait for that, with Python's lock."""
+        return not self.group.is_aborting and self.mark()
 
     def wait(self) -> None:
         """Raises:
@@ -120,7 +124,7 @@ class NcclGroup:
         """
         ended: float | None = None
         for waited in naps():
-            self._require_whole()  # else the device may let who looks at the mark wait for the abort, with Python's lock
+            self._require_whole()
             if begun.is_completed():
                 break
             with self._asking:
@@ -139,6 +143,10 @@ class NcclGroup:
     def _require_whole(self) -> None:
         if self._aborted:
             raise WorldBroken(f"{self._name} is broken")
+
+    @property
+    def is_aborting(self) -> bool:
+        return self._aborted and (self._aborter is None or self._aborter.is_alive())
 
     def abort(self) -> None:
         """From any thread, which does not wait for it."""
