@@ -333,7 +333,7 @@ class TestTheWayThatTensorsTake:
         made = self.open()
         assert (made.engine, made._open_device_group, made._reduce_on_gpu) == ("torch", None, True)
 
-    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 25, 1))])
+    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 26, 5))])
     def test_without_a_usable_nccl_it_is_gloo(self, has_gpu, monkeypatch, available, version):
         monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: available)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
