@@ -111,14 +111,18 @@ def test_a_state_larger_than_the_buffer_arrives_in_pieces(monkeypatch):
     state = {
         "model": {"large": torch.arange(100.0), "scalar": torch.tensor(7), "none": torch.empty(0, 3)},
         "optimizer": {"half": torch.ones(5, dtype=torch.bfloat16), "flags": torch.tensor([True, False])},
-        "values": {"strided": torch.arange(6).view(2, 3).T, "text": "x"},
+        "values": {
+            "strided": torch.arange(6).view(2, 3).T,
+            "images": torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+            "text": "x",
+        },
     }
     standing = (Member(0, "h", 9, True), Member(1, "h", 0, False), Member(2, "h", 9, True))
     root, newcomer, survivor = broadcast(state, [World(3, standing, rank) for rank in range(3)])
     assert root is state
     assert survivor == {"own": 2}  # it stands with rank 0: nothing is kept of what it received
     assert newcomer["values"].pop("text") == state["values"].pop("text")
-    torch.testing.assert_close(newcomer, state, rtol=0, atol=0)
+    torch.testing.assert_close(newcomer, state, rtol=0, atol=0, check_stride=True)
 
 
 def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):

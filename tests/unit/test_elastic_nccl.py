@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import torch_distributed
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.collectives.store import KvStore
@@ -129,6 +130,27 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
     assert (group._pending, group._group.aborts) == (set(), 1)
 
 
+def test_the_device_is_not_asked_during_an_abort():
+    """PyTorch asks it with Python's lock, and it may answer only when the abort is over."""
+    asked = []
+    made = NcclGroup(
+        WorldStore(store(), 3, "device"),
+        0,
+        2,
+        torch.device("cpu"),
+        NcclLibrary(FakeGroup, lambda _: lambda: asked.append(1)),
+    )
+    made._group.may_abort.clear()
+    begun = made.begin_sum(torch.ones(2))
+    made.abort()
+    assert not begun.is_completed()
+    assert not asked
+    made._group.may_abort.set()
+    made.close()
+    begun.is_completed()
+    assert asked
+
+
 def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
     begun = group.begin_sum(torch.ones(2))
     group.close()
@@ -149,11 +171,35 @@ def test_the_communicator_is_not_asked_while_it_is_aborted(group):
         group.begin_sum(torch.ones(2))
 
 
-def test_what_nccl_has_found_out_breaks_the_world(group):
+def test_what_nccl_has_found_out_breaks_the_world(group, monkeypatch):
+    monkeypatch.setattr(nccl, "MARK_SECONDS", 0.05)
     begun = group.begin_sum(torch.ones(2))
     group._group.works[0].error = torch.distributed.DistBackendError("remote error")
     with pytest.raises(WorldBroken, match="lost a member"):
         begun.wait()
+
+
+def test_a_mark_may_come_after_the_end_of_its_work():
+    """They are on two streams."""
+    marked = threading.Event()
+    made = NcclGroup(
+        WorldStore(store(), 3, "device"), 0, 2, torch.device("cpu"), NcclLibrary(FakeGroup, lambda _: marked.is_set)
+    )
+    begun = made.begin_sum(torch.ones(2))
+    made._group.works[0].on_device.set()
+    result = wait_in_thread(begun)
+    time.sleep(0.02)
+    marked.set()
+    assert result() is None
+
+
+def test_two_workers_on_one_gpu_are_told_what_to_do(group, monkeypatch):
+    error = torch.distributed.DistBackendError("Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on 1000")
+    monkeypatch.setattr(group._group, "allreduce", lambda *_: exec("raise error", {"error": error}))
+    with pytest.raises(UserError, match=f"NCCL refuses: give each its own, or set {SHARED_GPU}=1"):
+        connected(group, lambda: False)
+    group.close()
+    assert group._group.aborts == 1
 
 
 def test_what_nccl_finds_out_at_the_very_end_is_raised(group):
@@ -237,6 +283,19 @@ class TestInAWorld:
         with pytest.raises(WorldBroken, match="remote process exited"):
             made.finish([transfer])
 
+    def test_a_mistake_of_the_user_is_not_tried_again(self, monkeypatch):
+        made = self.collective(monkeypatch, lambda _: exec("raise error", {"error": UserError("one GPU")}))
+        with pytest.raises(UserError, match="one GPU"):
+            made.start(self.world)
+
+    def test_gloo_may_still_copy_to_a_device_what_it_has_summed(self):
+        work = FakeWork()
+        work.on_device.set()
+        by_gloo, by_nccl = DistributedTorch(None), DistributedTorch(None, lambda *_: None)
+        for tensor, expected in ((self.TENSOR, True), (torch.ones(2), False)):
+            assert by_gloo.in_flight(collective.Transfer(tensor, handle=work)) is expected
+            assert not by_nccl.in_flight(collective.Transfer(tensor, handle=work))
+
     def test_a_group_that_comes_too_late_is_aborted(self, monkeypatch, group):
         go = threading.Event()
 
@@ -274,7 +333,7 @@ class TestTheWayThatTensorsTake:
         made = self.open()
         assert (made.engine, made._open_device_group, made._reduce_on_gpu) == ("torch", None, True)
 
-    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 25, 1))])
+    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 26, 5))])
     def test_without_a_usable_nccl_it_is_gloo(self, has_gpu, monkeypatch, available, version):
         monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: available)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)

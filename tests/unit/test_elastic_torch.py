@@ -81,6 +81,18 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
     assert counter == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64])
+def test_numbers_that_torch_does_not_subtract_are_left_alone(dtype):
+    """As quantized weights among the buffers."""
+    weights = torch.tensor([0, 1]).to(dtype)
+    reducer = GradientReducer(list, [weights], SumOfThreads(0, Board(1)))
+    reducer.begin()
+    reducer.add(torch.tensor(1.0), 1, weight=0.5, is_first=True)
+    reducer.cast(leaving=False, share=1.0)
+    reducer.reduce()
+    assert torch.equal(weights, torch.tensor([0, 1]).to(dtype))
+
+
 def test_one_backward_pass_for_all_micro_batches():
     member, other = alone(batch_norm=True), alone(batch_norm=True)
     member.make_step(next(iter(member.loader)))

@@ -98,6 +98,30 @@ def test_a_sparse_gradient_becomes_a_dense_one():
     assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 1, 2, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(3, 5).T,
+        torch.randn(3, 5)[:, ::2],  # with gaps: torch makes a contiguous gradient
+        torch.randn(3, 5),
+    ],
+)
+def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
+    """A fused optimizer takes the elements of both one after the other, as they lie there."""
+    alone, summed = (torch.nn.Parameter(weight.detach().clone(memory_format=torch.preserve_format)) for _ in range(2))
+    factor = torch.randn(weight.shape)
+    for each in (alone, summed):
+        (each * factor).sum().backward()
+    Buckets([summed], [], Recorder()).finish(1.0)
+    assert summed.grad.stride() == alone.grad.stride()
+    for each in (alone, summed):
+        torch.optim.SGD([each], lr=0.5, fused=fused and each is summed).step()
+    torch.testing.assert_close(summed, alone)
+
+
 def test_gradients_are_those_of_the_global_batch_before_the_step():
     members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
 
@@ -170,6 +194,18 @@ def test_workers_that_train_different_parameters_are_told():
 
     def train(member):
         with pytest.raises(UserError, match=r"train different parameters, of which this one has \d: freeze"):
+            member.train()
+
+    in_threads(train, members)
+
+
+def test_parameters_in_another_memory_format_are_told():
+    members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
+    weight = members[1].model[0].weight
+    weight.data = weight.data.T.contiguous().T
+
+    def train(member):
+        with pytest.raises(UserError, match="train different parameters"):
             member.train()
 
     in_threads(train, members)

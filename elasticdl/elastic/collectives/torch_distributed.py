@@ -6,9 +6,9 @@ its own. Where each worker has a GPU to itself a second group (`DeviceGroup`) mo
 Nothing global of torch.distributed is touched: `init_process_group` is the user's.
 
 Gloo can't be told to give up. So a world is connected in a thread of its own, which is left to itself if the world breaks
-meanwhile: it ends within twice `CONNECT_SECONDS`, and is waited for at the end. Who waits in a collective is woken by shutting the world's connections; but not
-who is in the middle of a transfer, which Gloo forgets when a connection ends (`Pair::signalException` passes over it). That
-collective is left to itself, too: its thread stays until `COLLECTIVE_TIMEOUT`.
+meanwhile: its timeouts end it, and it is waited for at the end. Who waits in a collective is woken by shutting the world's
+connections; but not who is in the middle of a transfer, which Gloo forgets when a connection ends (`Pair::signalException`
+passes over it). That collective is left to itself, too: its thread stays until `COLLECTIVE_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import break_connections
 from elasticdl.elastic.collectives.store import KvStore
@@ -124,6 +125,7 @@ class _Attempt:
     def run(self) -> tuple[Any, DeviceGroup | None]:
         """Raises:
         WorldBroken: it could not be connected, or was given up.
+        UserError: it never can be.
         """
         self.thread.start()
         with self._changed:
@@ -132,6 +134,8 @@ class _Attempt:
             self._changed.wait_for(lambda: self._over or self._given_up, longest)
             groups, self._groups = self._groups, None
             self._given_up = True
+        if isinstance(self._error, UserError):
+            raise self._error
         if groups is None:
             why = self._error or "it is broken"
             raise WorldBroken(f"world {self._world.version} could not be connected: {why}") from self._error
@@ -228,8 +232,9 @@ class TorchDistributed(Collective):
 
     def close(self) -> None:
         self._device = None
+        deadline = time.monotonic() + 2 * CONNECT_SECONDS + (DEVICE_SECONDS if self._open_device_group else 0.0)
         for thread in self._left_alone:  # Python would end the process while it is in C++
-            thread.join(2 * CONNECT_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def break_world(self, version: int) -> None:
         if self._endpoint is None:

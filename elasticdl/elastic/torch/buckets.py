@@ -14,7 +14,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.collective import TorchCollective, Transfer
-from elasticdl.elastic.torch.flat import aligned, by_kind, flat_views
+from elasticdl.elastic.torch.flat import aligned, by_kind, flat_views, strides_of
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 BUCKET_BYTES = 4 << 20
@@ -27,7 +27,11 @@ class _Bucket:
         self.parameters = parameters
         self._tail = tail
         self.flat, views = flat_views([*parameters, *tail])
-        self._views, self._tail_views = views[: len(parameters)], views[len(parameters) :]
+        self._tail_views = views[len(parameters) :]
+        # As backward passes make them: a fused optimizer takes parameter and gradient for arrays in one order.
+        self._views = [
+            view.as_strided(each.shape, strides_of(each)) for view, each in zip(views, parameters, strict=False)
+        ]
 
     @torch.no_grad()
     def fill(self) -> None:

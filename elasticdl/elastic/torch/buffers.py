@@ -62,7 +62,7 @@ class Buffers:
     """The buffers of a model in the course of a step."""
 
     def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
-        kinds = by_kind(each for each in buffers if not (each.is_complex() or each.dtype == torch.bool))
+        kinds = by_kind(each for each in buffers if _can_be_moved(each))
         self._groups = [_BufferGroup(each) for each in kinds.values()]
         self._counted = False  # whether a micro-batch of this step has been added to the sums
         self._alone = False  # that micro-batch is the whole step
@@ -103,3 +103,10 @@ class Buffers:
         """The deltas have been summed."""
         for group in () if self._alone else self._groups:
             group.update(counted=self._counted)
+
+
+def _can_be_moved(buffer: torch.Tensor) -> bool:
+    """Whether PyTorch adds and subtracts such numbers; the others, as quantized weights, stay each worker's own."""
+    if buffer.is_floating_point():
+        return buffer.itemsize > 1
+    return not buffer.is_complex() and buffer.dtype not in (torch.bool, torch.uint16, torch.uint32, torch.uint64)

@@ -18,6 +18,7 @@ from elasticdl.elastic.collectives.port import TORCH_NCCL, Bytes, Collective, En
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import take_tensors
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.flat import in_memory_order, strides_of
 from elasticdl.elastic.torch.gpu import HostCopy, can_use_nccl, new_stream, pinned_bytes, reached
 from elasticdl.elastic.torch.nccl import open_group
 from elasticdl.elastic.torch.polling import naps
@@ -190,7 +191,11 @@ class DistributedTorch(TorchDistributed, TorchCollective):
     _reduce_on_gpu = True
 
     def in_flight(self, transfer: Transfer) -> bool:
-        return transfer.handle is not None and not transfer.handle.is_completed()
+        if transfer.handle is None:
+            return False
+        # Gloo has done its work when it has begun to copy the sum back; memory that is freed is kept until it is there.
+        copies_back = transfer.tensor.device.type != "cpu" and self._open_device_group is None
+        return copies_back or not transfer.handle.is_completed()
 
 
 def open_collective(endpoint: Endpoint | None, engine: str, *, has_gpu: bool) -> TorchCollective:
@@ -228,6 +233,9 @@ def broadcast_state(state: dict[str, Any], collective: Collective, device: torch
     return received
 
 
+_Description = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]  # shape, strides, type, whether on the device
+
+
 @dataclass(frozen=True, slots=True)
 class _TorchFormat:
     device: torch.device
@@ -237,14 +245,14 @@ class _TorchFormat:
     def size(self, tensor: torch.Tensor) -> int:
         return tensor.numel() * tensor.element_size()
 
-    def describe(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool]:
-        return tuple(tensor.shape), tensor.dtype, id(tensor) in self.on_device
+    def describe(self, tensor: torch.Tensor) -> _Description:
+        return tuple(tensor.shape), strides_of(tensor), tensor.dtype, id(tensor) in self.on_device
 
     def new_buffer(self, size: int) -> Bytes:
         return pinned_bytes(size, self.device)
 
     def to_bytes(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return in_memory_order(tensor.detach()).view(torch.uint8)
 
     def read(self, content: torch.Tensor, cut: slice, place: Bytes) -> None:
         torch.from_numpy(place).copy_(content[cut], non_blocking=True)
@@ -252,9 +260,9 @@ class _TorchFormat:
     def finish_reading(self) -> None:
         reached(self.device)
 
-    def from_bytes(self, content: Bytes, description: tuple[tuple[int, ...], torch.dtype, bool]) -> torch.Tensor:
-        shape, dtype, on_device = description
+    def from_bytes(self, content: Bytes, description: _Description) -> torch.Tensor:
+        shape, strides, dtype, on_device = description
         # PyTorch does not take an empty array for one of another type.
         flat = torch.from_numpy(content).view(dtype) if len(content) else torch.empty(0, dtype=dtype)
-        tensor = flat.view(shape)
+        tensor = flat.as_strided(shape, strides)
         return tensor.to(self.device) if on_device else tensor

@@ -26,6 +26,21 @@ def aligned(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
 
 
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a copy that keeps its memory format: its own if it fills its memory, in whatever order, else a contiguous one's."""
+    own = tensor.stride()
+    if torch.empty_like(tensor, device="meta").stride() == own:
+        return own
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as flat memory, which has them by `strides_of`; a copy only if it has gaps."""
+    if tensor.stride() != strides_of(tensor):
+        tensor = tensor.contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Zeroed flat memory for tensors of one kind, and for each of them a view of its shape."""
     sizes = [aligned(tensor) for tensor in tensors]

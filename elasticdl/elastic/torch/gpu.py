@@ -19,8 +19,8 @@ from elasticdl.common.environment import SHARED_GPU
 from elasticdl.elastic.collectives.port import Bytes
 
 GPU = "cuda"
-# Aborting a communicator hangs in 2.25.1 (pytorch #149153).
-OLDEST_NCCL = (2, 26, 2)
+# Aborting a communicator hangs in 2.25.1 (pytorch #149153), non-blocking calls now and then in 2.26 (#154055).
+OLDEST_NCCL = (2, 27, 0)
 
 
 # -- which device --

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticdl.common.environment import SHARED_GPU
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.torch_distributed import WorldStore, all_reduce, broadcast
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch.gpu import choose_device, event_after, new_stream
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 30.0
 COLLECTIVE_SECONDS = 1800.0  # ranks may be apart for as long as an evaluation takes
 ABORT_SECONDS = 5.0  # that a world's end waits for its memory on the device; then it goes on without
+MARK_SECONDS = 1.0  # from the end of a work to its mark, which is on another stream, and may stand behind other kernels
+# NCCL connects for an algorithm when it is first used, which depends on the size: elements of the sums that do it before.
+CONNECT_ELEMENTS = (1, 1 << 20)
 
 # For the constructor alone; what the user's own groups do is the user's.
 SETTINGS = {
@@ -48,7 +53,11 @@ class NcclWork:
     group: NcclGroup
     tensor: torch.Tensor
     work: Any  # torch's
-    is_completed: Callable[[], bool]  # on the device, whatever came of it
+    mark: Callable[[], bool]
+
+    def is_completed(self) -> bool:
+        """On the device, whatever came of it. Nobody asks it during an abort: it may let him wait for that, with Python's lock."""
+        return not self.group.is_aborting and self.mark()
 
     def wait(self) -> None:
         """Raises:
@@ -88,12 +97,13 @@ class NcclGroup:
         self._group = library.make_group(store, rank, size, device)
 
     def connect(self, is_given_up: Callable[[], bool]) -> None:
-        """Make the communicator by a first small sum, so that the first step does not wait for it.
+        """Make the communicator by first sums, a small one and one as of a step, so that no step waits for it.
 
         Raises:
             WorldBroken, RuntimeError: it did not come about.
         """
-        self.wait(self.begin_sum(torch.zeros(1, device=self._device)), CONNECT_SECONDS, is_given_up)
+        for elements in CONNECT_ELEMENTS:
+            self.wait(self.begin_sum(torch.zeros(elements, device=self._device)), CONNECT_SECONDS, is_given_up)
 
     def begin_sum(self, tensor: torch.Tensor) -> NcclWork:
         return self._begin(tensor, all_reduce)
@@ -112,13 +122,17 @@ class NcclGroup:
         """Raises:
         WorldBroken: the group was aborted, NCCL has failed, it took too long or is no longer wanted.
         """
+        ended: float | None = None
         for waited in naps():
+            self._require_whole()
             if begun.is_completed():
                 break
             with self._asking:
                 self._require_whole()
-                if begun.work.is_completed() and not begun.is_completed():
-                    raise WorldBroken(f"NCCL has lost a member of {self._name}")
+                if ended is None and begun.work.is_completed():  # also by an error
+                    ended = waited
+            if ended is not None and waited - ended > MARK_SECONDS:
+                raise WorldBroken(f"NCCL has lost a member of {self._name}")
             if waited > seconds or is_given_up():
                 raise WorldBroken(f"a collective of {self._name} is not done after {waited:.1f} s")
         self._require_whole()  # else it would wait for the abort
@@ -130,14 +144,18 @@ class NcclGroup:
         if self._aborted:
             raise WorldBroken(f"{self._name} is broken")
 
+    @property
+    def is_aborting(self) -> bool:
+        return self._aborted and (self._aborter is None or self._aborter.is_alive())
+
     def abort(self) -> None:
         """From any thread, which does not wait for it."""
         with self._asking:
             if self._aborted:
                 return
             self._aborted = True
-        self._aborter = threading.Thread(target=self._abort, name="elasticdl-nccl-abort", daemon=True)
-        self._aborter.start()
+            self._aborter = threading.Thread(target=self._abort, name="elasticdl-nccl-abort", daemon=True)
+            self._aborter.start()  # here, as `close` waits for it
 
     def close(self) -> None:
         """Abort, and wait a little until the memory on the device is free."""
@@ -163,6 +181,7 @@ def open_group(store: WorldStore, rank: int, size: int, is_given_up: Callable[[]
     """For `elasticdl.elastic.collectives.torch_distributed`: connected, or left to its end.
 
     Raises:
+        UserError: another worker has this one's GPU.
         WorldBroken, RuntimeError: it did not come about.
     """
     device = choose_device()
@@ -172,8 +191,13 @@ def open_group(store: WorldStore, rank: int, size: int, is_given_up: Callable[[]
 def connected(group: NcclGroup, is_given_up: Callable[[], bool]) -> NcclGroup:
     try:
         group.connect(is_given_up)
-    except BaseException:
+    except BaseException as error:
         group.abort()
+        if "Duplicate GPU" in str(error):
+            raise UserError(
+                "another worker has this one's GPU, which NCCL refuses: give each its own, or set "
+                f"{SHARED_GPU}=1 for all of them: tensors travel through host memory then"
+            ) from error
         raise
     return group
 
@@ -184,7 +208,7 @@ def _make_group(store: Any, rank: int, size: int, device: torch.device) -> Any:
     kind: Any = dist.ProcessGroupNCCL
     options = kind.Options()
     options.config.blocking = 0
-    options._timeout = timedelta(seconds=CONNECT_SECONDS)  # of `abort`, before it raises
+    options._timeout = timedelta(seconds=CONNECT_SECONDS)  # after which `abort` raises, once it is over
     with _environment():
         return kind(store, rank, size, options)
 

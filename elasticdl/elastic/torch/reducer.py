@@ -14,6 +14,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
+from elasticdl.elastic.torch.flat import strides_of
 from elasticdl.elastic.torch.gpu import HostCopy
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
@@ -161,7 +162,7 @@ class GradientReducer:
     def _agree(self) -> None:
         """From now on the present parameters are reduced."""
         parameters = list(self._all())
-        trained = [(i, each.shape, each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
+        trained = [(i, each.shape, _order(each), each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
         mine = torch.tensor([*zlib.crc32(repr(trained).encode()).to_bytes(4, "big")], dtype=torch.float32)
         total = mine.clone()
         self._collective.sum_([total], "elasticdl.trained")
@@ -184,10 +185,17 @@ class GradientReducer:
             parameter.grad = None
         if new:
             extra = Buckets(new, [], self._collective)
-            extra.finish(scale)
-            extra.close()
+            try:
+                extra.finish(scale)
+            finally:
+                extra.close()
 
     def _drop_buckets(self) -> None:
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
+
+
+def _order(parameter: torch.Tensor) -> list[int]:
+    """In which its elements lie, and those of its gradient."""
+    return [stride for size, stride in zip(parameter.shape, strides_of(parameter), strict=True) if size > 1]
