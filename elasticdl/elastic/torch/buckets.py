@@ -18,6 +18,7 @@ from elasticdl.elastic.torch.flat import aligned, by_kind, flat_views, strides_o
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 BUCKET_BYTES = 4 << 20
+FIRST_BUCKET_BYTES = 1 << 20  # which the backward pass has soon
 
 
 class _Bucket:
@@ -137,14 +138,14 @@ class Buckets:
 
 
 def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Into runs of about `BUCKET_BYTES`."""
+    """Into runs of about `BUCKET_BYTES`; the first is smaller."""
     run: list[torch.nn.Parameter] = []
-    size = 0
+    size, enough = 0, FIRST_BUCKET_BYTES
     for parameter in parameters:
         run.append(parameter)
         size += aligned(parameter) * parameter.element_size()
-        if size >= BUCKET_BYTES:
+        if size >= enough:
             yield run
-            run, size = [], 0
+            run, size, enough = [], 0, BUCKET_BYTES
     if run:
         yield run
