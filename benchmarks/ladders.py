@@ -50,7 +50,7 @@ PYTORCH = Ladder(
         **{  # to choose the size of a bucket
             f"elasticdl-{engine}-{size}mb": _elastic(engine, f"elastic-{size}mb")
             for engine in ("torch", "horovod")
-            for size in (1, 4, 16, 64)
+            for size in (1, 16, 64)
         },
         "horovod": _horovod("horovod"),
         "ddp": Loop("plain", "ddp"),

@@ -14,7 +14,7 @@ from elasticdl.elastic.torch import buckets
 from elasticdl.elastic.torch.state import TorchState
 
 # How the gradients are cut, by the names of the loops.
-BUCKET_BYTES = {"elastic": None, **{f"elastic-{size}mb": size << 20 for size in (1, 4, 16, 64)}}
+BUCKET_BYTES = {"elastic": buckets.BUCKET_BYTES, **{f"elastic-{size}mb": size << 20 for size in (1, 16, 64)}}
 
 
 def agree(number: int) -> int:
@@ -25,8 +25,7 @@ def agree(number: int) -> int:
 
 def main() -> None:
     args = parse_measured(BUCKET_BYTES)
-    if size := BUCKET_BYTES[args.loop]:
-        buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = size
+    buckets.BUCKET_BYTES = BUCKET_BYTES[args.loop]
     torch.set_num_threads(1)
     elastic.init(batch_size_per_worker=worker_batch(args.model))
     model = make_model(args.model).to(elastic.device())

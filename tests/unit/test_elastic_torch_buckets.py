@@ -36,7 +36,6 @@ class Recorder(SumOfThreads):
 def small_buckets(monkeypatch):
     """A bucket for each parameter."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
-    monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", 1)
 
 
 def in_threads(work, members):

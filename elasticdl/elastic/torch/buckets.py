@@ -17,8 +17,7 @@ from elasticdl.elastic.torch.collective import TorchCollective, Transfer
 from elasticdl.elastic.torch.flat import aligned, by_kind, flat_views, strides_of
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
-BUCKET_BYTES = 4 << 20
-FIRST_BUCKET_BYTES = 1 << 20  # which the backward pass has soon
+BUCKET_BYTES = 4 << 20  # docs/benchmarks.md says why
 
 
 class _Bucket:
@@ -138,14 +137,14 @@ class Buckets:
 
 
 def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Into runs of about `BUCKET_BYTES`; the first is smaller."""
+    """Into runs of about `BUCKET_BYTES`."""
     run: list[torch.nn.Parameter] = []
-    size, enough = 0, FIRST_BUCKET_BYTES
+    size = 0
     for parameter in parameters:
         run.append(parameter)
         size += aligned(parameter) * parameter.element_size()
-        if size >= enough:
+        if size >= BUCKET_BYTES:
             yield run
-            run, size, enough = [], 0, BUCKET_BYTES
+            run, size = [], 0
     if run:
         yield run
