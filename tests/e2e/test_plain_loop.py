@@ -60,4 +60,5 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
         slow.unlink()
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
+    assert not job.entries("warning"), job.entries("warning")
     require_same(read_curve(curve), alone)

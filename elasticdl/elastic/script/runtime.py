@@ -92,7 +92,9 @@ class ScriptRuntime(Generic[ContextT]):
         """
         self._require_worker()
         if self._finish is not None:
-            raise UserError("elastic.prepare() was called before: a script trains one model, with one optimizer and one loader")
+            raise UserError(
+                "elastic.prepare() was called before: a script trains one model, with one optimizer and one loader"
+            )
         self._finish = finish
 
     def leave(self) -> None:

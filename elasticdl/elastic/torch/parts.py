@@ -98,7 +98,7 @@ class Batches:
         return iter(
             DataLoader(
                 given.dataset,
-                batch_sampler=[part.indices for part in parts],  # type: ignore[arg-type]  # any iterable will do
+                batch_sampler=[list(part.indices) for part in parts],
                 num_workers=given.num_workers,
                 collate_fn=given.collate_fn,
                 pin_memory=given.pin_memory,
@@ -117,7 +117,7 @@ class Batches:
         dataset: Dataset[Any] = self.loader.dataset
         single = DataLoader(
             dataset,
-            batch_sampler=[indices],  # type: ignore[arg-type]
+            batch_sampler=[list(indices)],
             collate_fn=self.loader.collate_fn,
             generator=torch.Generator(),
         )

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
+from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.training.state import Stateful
 
@@ -51,17 +51,20 @@ class PreparedLoader:
         turn = self._turns
         view = self._view
         batches = view.begin_epoch()
-        number, loaded, stand_in = 0, None, None
+        number, first, version = 0, 0, -1
+        parts: list[Part] = []
+        loaded: Iterator[Any] = iter(())
+        stand_in = None
         try:
             while number < len(batches) or view.repeats:
                 if view.repeats:
-                    number, loaded = view.begin_repeating(), None
+                    number, version = view.begin_repeating(), -1
                 batch = batches[number]
                 if not view.may_give(batch):
                     stand_in = view.stand_in(batch) if stand_in is None else stand_in
                     yield copied_sample(stand_in)
                 else:
-                    if loaded is None or version != view.world_version:
+                    if version != view.world_version:
                         version, first = view.world_version, number
                         parts = [view.part_of(each) for each in batches[number:]]
                         loaded = view.batches.load(parts)
@@ -174,7 +177,9 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     found = [each for each in every if not any(each is other for other in (*within, *known))]
     if len(found) > 1:
         names = ", ".join(sorted(type(each).__name__ for each in found))
-        raise UserError(f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)")
+        raise UserError(
+            f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)"
+        )
     return found
 
 
@@ -186,12 +191,10 @@ def _speak_to(view: View, model: torch.nn.Module, optimizer: torch.optim.Optimiz
         return view.step(lambda: own_step(**options), closure)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        view.zeroed()
-        own_zero_grad(set_to_none)
+        view.zero_gradients(lambda: own_zero_grad(set_to_none))
 
     def zero_model(self: Any, set_to_none: bool = True) -> None:
-        view.zeroed()
-        models_zero_grad(set_to_none)
+        view.zero_gradients(lambda: models_zero_grad(set_to_none))
 
     # Bound methods, as torch's schedulers take the function out of one.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -45,7 +45,9 @@ class GradientReducer:
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
-        self._present_anywhere = torch.zeros(0) if keeps_absent else None  # of each trained parameter, workers with a gradient
+        self._present_anywhere = (
+            torch.zeros(0) if keeps_absent else None
+        )  # of each trained parameter, workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None

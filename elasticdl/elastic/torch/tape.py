@@ -17,11 +17,23 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree
 
-GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+GET_GRADIENT: Callable[..., Any] = vars(torch._C.TensorBase)["grad"].__get__
 BACKWARD = torch.Tensor.backward
-_SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+_SHAPE: Callable[..., Any] = vars(torch._C.TensorBase)["shape"].__get__
 _NAMES_OF_READS = frozenset(
-    {"item", "tolist", "numpy", "size", "numel", "__array__", "__len__", "__bool__", "__float__", "__int__", "__index__"}
+    {
+        "item",
+        "tolist",
+        "numpy",
+        "size",
+        "numel",
+        "__array__",
+        "__len__",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+    }
 )
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _UNNOTED = frozenset({"_set_grad_enabled", "__set__", "__repr__", "__format__"})
@@ -66,11 +78,16 @@ class Tape:
             if not (name == "size" and _of_another_dimension(*args, **kwargs)):
                 self._read = _place_in_script(name)
             return
+        tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            return
         if self._read:
             self._doubt = self._read
         for leaf in _pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None and id(leaf) not in self._known:
-                self._obstacle = self._obstacle or f"{_place_in_script(name)} takes a tensor that was not made of this batch"
+                self._obstacle = (
+                    self._obstacle or f"{_place_in_script(name)} takes a tensor that was not made of this batch"
+                )
         self._add(function, args, kwargs, result)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -168,28 +185,32 @@ class Watch(TorchFunctionMode):
         self._tape = tape
         if not self._active:
             self._active = True
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop_noting(self) -> None:
         self._tape = None
 
     def stop(self) -> None:
         self._tape = None
-        if self._active and _get_current_function_mode() is self:
+        if self._active and self._is_innermost:
             self._active = False
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    @property
+    def _is_innermost(self) -> bool:
+        return _get_current_function_mode() is self  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within, torch's functions are called as ever."""
-        pausing = self._active and _get_current_function_mode() is self
+        pausing = self._active and self._is_innermost
         if pausing:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             if pausing:
-                self.__enter__()
+                self.__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -207,8 +228,8 @@ class Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _enter_model(self, model: torch.nn.Module, args: Any) -> None:
-        if self._active and not self._within and _get_current_function_mode() is self:
-            self.__exit__(None, None, None)
+        if self._active and not self._within and self._is_innermost:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._within = 1
         elif self._within:
             self._within += 1
@@ -218,6 +239,6 @@ class Watch(TorchFunctionMode):
             return
         self._within -= 1
         if not self._within:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
             if self._tape is not None:
                 self._tape.note(model, args, kwargs, result)

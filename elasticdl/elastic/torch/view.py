@@ -16,7 +16,6 @@ import logging
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -28,91 +27,11 @@ from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import seed_step
-from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape, Watch
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 
 log = logging.getLogger(__name__)
-
-
-class ViewState(TorchState):
-    """The training state of a script whose control flow goes on over changes of the world."""
-
-    _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
-
-    def __init__(
-        self, job: ElasticContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: dict[str, Any]
-    ) -> None:
-        super().__init__(job, model, optimizer, None, values)
-        self._reducer = GradientReducer(self._parameters, self._buffers, job.collective, keeps_absent=True)
-        self.was_loaded = False  # another worker's state has taken the place of this one's
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.was_loaded = True
-
-    def restore(self) -> None:
-        """After a torn step the script goes on with what it has."""
-
-    def reset_buffers(self) -> None:
-        """They are as before the batches in hand."""
-        self._reducer.reset_buffers()
-
-    def go_back(self) -> None:
-        """To what was saved; what the script has done since has no effect."""
-        super().restore()
-        self._reducer.drop_gradients()
-
-    def begin_step(self) -> None:
-        self._reducer.begin_counting()
-
-    def drop_gradients(self) -> None:
-        self._reducer.drop_gradients()
-
-    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
-        """``objective``: what this worker adds to the loss. ``samples``: this worker's, of ``plan.batch``.
-
-        Raises:
-            WorldBroken: the step is torn; gradients are gone.
-        """
-        self._job.post(p.BatchGiven(plan))
-        share = samples / plan.batch
-        if samples:
-            rank = self._job.world.rank
-            self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
-        self._reducer.cast(leaving=self._job.leaving, share=share)
-        self._job.advance(waiting=True)
-        self._voted(self._reducer.reduce())
-
-    @property
-    def has_gradients(self) -> bool:
-        return any(each.grad is not None and bool(each.grad.any()) for each in self._parameters())
-
-
-@dataclass(slots=True)
-class Given:
-    """A batch that the script has been given, and what it has made of it."""
-
-    batch: GlobalBatch
-    part: Part
-    sample: Any
-    tape: Tape
-    objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
-
-
-class Place:
-    """Where the job stands in its script, beside `Progress`; travels with the training state."""
-
-    def __init__(self) -> None:
-        self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
-        self.means = 0  # calls of `View.mean` since the last step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "means": self.means}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.means = dict(state["streams"]), state["means"]
 
 
 class View:
@@ -253,7 +172,8 @@ class View:
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         given = self._last
         if self.is_behind or self.repeats:
-            return loss.backward(**kwargs)
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
         if not self._hand or given is None:
             raise UserError(
                 "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
@@ -272,11 +192,13 @@ class View:
         self._weighed_backward(given, given.part.weight, loss, kwargs)
         self._zeroed = False
 
-    def zeroed(self) -> None:
-        """The script has cleared the gradients."""
+    def zero_gradients(self, clear: Callable[[], None]) -> None:
+        """The script clears the gradients, which ``clear`` does."""
         self._zeroed = True
         if not self._is_reduced:
             self._is_fresh = True
+        with self._watch.paused():
+            clear()
 
     def step(self, update: Callable[[], Any], closure: Callable[[], Any] | None) -> Any:
         """The script has the optimizer step, which ``update`` does."""
@@ -286,7 +208,9 @@ class View:
                 loss = closure()
         with self._watch.paused():
             if self._state is None or not (self._hand or self.is_behind or self.repeats):
-                raise UserError("optimizer.step() was called without a batch from the loader that was given to elastic.prepare")
+                raise UserError(
+                    "optimizer.step() was called without a batch from the loader that was given to elastic.prepare"
+                )
             if not self.is_behind and self.repeats is None:
                 self._reduce()
             if not self.is_behind and self.repeats is None:
@@ -365,7 +289,7 @@ class View:
                 self._job.advance(waiting=False)
                 self._remake_one(given)
             return True
-        except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples than theirs
+        except Exception as error:  # whatever the script's functions say of other samples
             first = self._hand[0].batch
             self._job.warn(
                 f"step {state.step + 1} was torn, and is made by another pass through the script's loop, from batch "
@@ -396,7 +320,7 @@ class View:
         if weight != 1.0:
             gradient = kwargs.get("gradient")
             kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
-        loss.backward(**kwargs)
+        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def _require_no_gradients(self) -> None:
         if not self._zeroed and self.state.has_gradients:
