@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import reason
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
@@ -101,6 +103,12 @@ class PlainLoop:
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
         """
+        streams = RandomStreams.capture()
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
+        sys.excepthook = functools.partial(_tell_in_one_line, sys.excepthook)
+        job = self._runtime.init(global_batch_size=size)
+        RandomStreams.restore(streams)  # they are the script's
         require_plain(model, optimizer)
         batches = Batches(loader)
         for each in others:
@@ -109,10 +117,6 @@ class PlainLoop:
                     f"elastic.prepare: a {type(each).__name__} has no state_dict and load_state_dict, by which it could travel to a "
                     "worker that comes later"
                 )
-        streams = RandomStreams.capture()
-        sampler = loader.batch_sampler
-        job = self._runtime.init(global_batch_size=loader.batch_size or getattr(sampler, "batch_size", None) or 1)
-        RandomStreams.restore(streams)  # they are the script's
 
         def travelling() -> dict[str, Any]:
             every = [*others, *schedulers_of(optimizer, others)]
@@ -137,6 +141,17 @@ class PlainLoop:
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
         return self._view is not None and self._view.is_behind
+
+
+def _tell_in_one_line(
+    otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """What the interpreter does with an error that nobody has caught: what a user should change is no matter of tracebacks."""
+    if not isinstance(error, UserError):
+        otherwise(kind, error, trace)
+        return
+    print(reason(error), file=sys.stderr)
+    sys.exit(2)
 
 
 def require_plain(model: Any, optimizer: Any) -> None:
