@@ -29,8 +29,8 @@ def make_model():
 def prepared(model, optimizer, loader):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = View(context, model, optimizer, Batches(loader), lambda: {}, lambda: None)
-    _speak_to(view, model, optimizer)
+    view = View(context, model, optimizer, Batches(loader), dict, lambda: None)
+    _speak_to(view, optimizer)
     return PreparedLoader(loader, view), view
 
 
@@ -170,8 +170,8 @@ def test_a_loop_that_cant_be_right_is_refused(wrong, words):
     def loss():
         return cross_entropy(model(inputs), labels)
 
+    loss().backward()
     with pytest.raises(UserError, match=words):
-        loss().backward()
         wrong(model, optimizer, loss)
     batches.close()
 
@@ -180,10 +180,29 @@ def test_gradients_that_are_never_cleared_are_refused():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-    with pytest.raises(UserError, match="the gradients of the last step are still there"):
+
+    def train():
         for inputs, labels in loader:
             cross_entropy(model(inputs), labels).backward()
             optimizer.step()
+
+    with pytest.raises(UserError, match="the gradients of the last step are still there"):
+        train()
+
+
+def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    torch.save(model, tmp_path / "model")
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        average(inputs)
+    assert torch.load(tmp_path / "model", weights_only=False)(inputs).shape == (2, 3)
 
 
 # -- the tape --

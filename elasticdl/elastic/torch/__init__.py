@@ -60,9 +60,9 @@ __all__ = [
 ]
 
 _job = ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus)
-init, context, rank, size, run = _job.init, _job.context, _job.rank, _job.size, _job.run
+init, context, size, run = _job.init, _job.context, _job.size, _job.run
 _loop = PlainLoop(_job)
-prepare, mean, catching_up = _loop.prepare, _loop.mean, _loop.catching_up
+prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
 
 
 def device() -> torch.device:

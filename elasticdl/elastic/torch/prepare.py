@@ -124,7 +124,7 @@ class PlainLoop:
 
         self._view = view = View(job, model, optimizer, batches, travelling, self._runtime.leave)
         self._runtime.train_in_place(view.finish)
-        _speak_to(view, model, optimizer)
+        _speak_to(view, optimizer)
         return (model, optimizer, PreparedLoader(loader, view), *others)
 
     def mean(self, value: torch.Tensor | float) -> float:
@@ -135,12 +135,16 @@ class PlainLoop:
         """
         return self._view.mean(value) if self._view is not None else float(value)
 
+    def rank(self) -> int:
+        """This worker's place in the present world; never 0 while it is `catching_up`."""
+        return self._runtime.rank() or int(self.catching_up())
+
     def catching_up(self) -> bool:
         """Whether this worker has come later, and its script is on its way to where the job stands.
 
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
-        return self._view is not None and self._view.is_behind
+        return self._view is not None and self._view.is_idle
 
 
 def _tell_in_one_line(
@@ -198,8 +202,8 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     return found
 
 
-def _speak_to(view: View, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    own_step, own_zero_grad, models_zero_grad = optimizer.step, optimizer.zero_grad, model.zero_grad
+def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
+    own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
 
     @functools.wraps(own_step)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
@@ -208,10 +212,6 @@ def _speak_to(view: View, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         view.zero_gradients(lambda: own_zero_grad(set_to_none))
 
-    def zero_model(self: Any, set_to_none: bool = True) -> None:
-        view.zero_gradients(lambda: models_zero_grad(set_to_none))
-
     # Bound methods, as torch's schedulers take the function out of one.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-    model.zero_grad = types.MethodType(zero_model, model)  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ _NAMES_OF_READS = frozenset(
         "__index__",
     }
 )
-_SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _UNNOTED = frozenset({"_set_grad_enabled", "__set__", "__repr__", "__format__"})
 
 
@@ -126,7 +126,7 @@ class Tape:
         for leaf in _pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._known.add(id(leaf))
-            elif not isinstance(leaf, _SIMPLE):
+            elif not isinstance(leaf, SIMPLE):
                 self._obstacle = self._obstacle or f"the model returns a {type(leaf).__name__}"
         autocast = tuple(
             (device, torch.get_autocast_dtype(device))
@@ -169,6 +169,14 @@ class Listener(Protocol):
         """The script calls ``loss.backward``."""
 
 
+class _NoWatch:
+    """What a copy of the model has in the place of a `Watch`."""
+
+    def _enter_model(self, *_: Any, **__: Any) -> None: ...
+
+    def _leave_model(self, *_: Any, **__: Any) -> None: ...
+
+
 class Watch(TorchFunctionMode):
     """Sees the functions of torch's that the script calls while it works on a batch."""
 
@@ -180,6 +188,9 @@ class Watch(TorchFunctionMode):
         self._within = 0  # calls of the model, one in another
         model.register_forward_pre_hook(self._enter_model, prepend=True)
         model.register_forward_hook(self._leave_model, with_kwargs=True, always_call=True)
+
+    def __reduce__(self) -> tuple[type[_NoWatch], tuple[()]]:
+        return _NoWatch, ()
 
     def start(self, tape: Tape) -> None:
         self._tape = tape

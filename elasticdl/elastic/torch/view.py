@@ -28,6 +28,7 @@ from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
+from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.tape import Tape, Watch
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 
@@ -56,6 +57,7 @@ class View:
         self._values = values
         self._on_left = on_left
         self._watch = Watch(model, self)
+        self._from_memory = ModelFromMemory(model)
         self._place = Place()
         self._state: ViewState | None = None  # before the first batch
         self._epochs = 0  # begun by the script
@@ -67,6 +69,11 @@ class View:
         self._is_reduced = False
         self._zeroed = False  # by the script, since the last step
         self._skipped_means = 0  # that the others have made already
+
+    @property
+    def is_idle(self) -> bool:
+        """What the script does at present has no effect."""
+        return self.is_behind or self.repeats is not None
 
     # -- for the loader --
 
@@ -124,6 +131,7 @@ class View:
             progress = self.state.progress
             if self.is_behind and batch.start < (progress.epoch, progress.position):
                 if not self._job.session.core.broken:
+                    self._from_memory.begin_batch()
                     return False
                 self._leave(WorldBroken("the world broke while this worker was on its way to where the job stands"))
                 continue
@@ -171,7 +179,7 @@ class View:
 
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         given = self._last
-        if self.is_behind or self.repeats:
+        if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
         if not self._hand or given is None:
@@ -207,13 +215,12 @@ class View:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            if self._state is None or not (self._hand or self.is_behind or self.repeats):
+            if self._state is None or not (self._hand or self.is_idle):
                 raise UserError(
                     "optimizer.step() was called without a batch from the loader that was given to elastic.prepare"
                 )
-            if not self.is_behind and self.repeats is None:
-                self._reduce()
-            if not self.is_behind and self.repeats is None:
+            self._reduce()
+            if not self.is_idle:
                 update()
                 self._close_step()
         return loss
@@ -222,7 +229,7 @@ class View:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self.is_behind or self.repeats or self._last is None or self._job.size == 1:
+            if self.is_idle or self._last is None or self._job.size == 1:
                 return own
             if value is self._last_loss and not self._hand and self.state.vote is not None:
                 return self.state.loss
@@ -253,7 +260,7 @@ class View:
 
     def _reduce(self) -> None:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible."""
-        if self._is_reduced or self.is_behind or self.repeats:
+        if self._is_reduced or self.is_idle:
             return
         while True:
             samples = sum(given.part.samples for given in self._hand)
@@ -337,6 +344,8 @@ class View:
         self._watch.stop_noting()
 
     def _leave(self, why: WorldChanged | WorldBroken) -> None:
+        if self.is_behind:  # others may be sent what this worker was sent
+            self.state.go_back()
         self._change(lambda: self._job.change_world(self.state, why))
 
     def _change(self, enter: Callable[[], None]) -> None:
@@ -356,6 +365,9 @@ class View:
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
+        passed, seconds = self._from_memory.batches, self._from_memory.seconds
+        self._from_memory.end()
+        log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
         self.state.go_back()
         self._skipped_means = self._place.means
         self.is_behind = False

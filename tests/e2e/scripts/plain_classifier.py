@@ -37,7 +37,7 @@ for epoch in range(epochs):
         optimizer.step()
         step += 1
         mean = elastic.mean(loss)
-        if elastic.rank() == 0 and not elastic.catching_up():
+        if elastic.rank() == 0:
             with open(curve, "a") as file:
                 rate = scheduler.get_last_lr()[0]
                 file.write(f"{step} {epoch} {i} {len(train_loader)} {mean:.9g} {rate}\n")
