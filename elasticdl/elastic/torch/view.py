@@ -81,7 +81,9 @@ class View:
         """The number of the batch that the script is given next."""
         assert self.repeats is not None, "there are batches to repeat"
         number, self.repeats = self.repeats.number, None
+        made = self._place.means
         self.state.go_back()
+        self._skipped_means = made
         return number
 
     @property
@@ -229,7 +231,7 @@ class View:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self.is_idle or self._last is None or self._job.size == 1:
+            if self.is_idle or self._state is None or self._job.size == 1:
                 return own
             if value is self._last_loss and not self._hand and self.state.vote is not None:
                 return self.state.loss
@@ -237,7 +239,8 @@ class View:
                 self._place.means += 1
                 if self._skipped_means >= self._place.means:
                     return own
-            total = torch.tensor([own * self._last.part.weight if self._last.part.weight else 0.0], dtype=torch.float64)
+            weight = self._last.part.weight if self._last is not None else 0.0
+            total = torch.tensor([own * weight if weight else 0.0], dtype=torch.float64)
             try:
                 self._job.collective.sum_([total], "elasticdl.mean")
             except WorldBroken as failure:
@@ -250,10 +253,21 @@ class View:
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
-        if self._state is not None:
-            if self.is_behind:
-                self._arrive()
+        if self._state is None:
+            return None
+        if self.is_behind:
+            self._arrive()
+        try:
+            if self._is_reduced:
+                self._job.post(p.On.COMMIT)
+        except WorldChanged as change:
+            log.info("%s", change)  # which is part of ending
+        try:
             self._job.end(self._state)
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            self._on_left()
+            return None
         return self._state
 
     # -- details --
@@ -337,6 +351,8 @@ class View:
         self.state.drop_gradients()
 
     def _close_step(self) -> None:
+        for given in self._hand:
+            given.forget()
         self._hand.clear()
         self._is_reduced = False
         self._is_fresh = True

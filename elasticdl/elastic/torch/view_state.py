@@ -80,6 +80,10 @@ class Given:
     tape: Tape
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
+    def forget(self) -> None:
+        """Its step is made: what the script has computed of it may go."""
+        self.sample, self.tape = None, Tape(None)
+
 
 class Place:
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
