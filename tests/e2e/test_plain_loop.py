@@ -1,5 +1,6 @@
 """A plain PyTorch loop under `elasticdl run`, with real processes: alone and elastically it makes the same steps."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -89,3 +90,40 @@ def test_what_peoples_loops_have(tmp_path, kind):
         assert job.finish() == 0, job.describe()
         assert not job.entries("warning"), job.entries("warning")
     require_same(read_curve(curve), alone)
+
+
+def epochs_said(lines):
+    return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
+
+
+def test_the_example_says_the_same_on_two_workers(tmp_path):
+    example = str(REPOSITORY / "examples" / "plain_loop.py")
+    command = [sys.executable, example]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY)
+    with start(tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", "python", example) as job:
+        assert job.finish() == 0, job.describe()
+        said = [line for log in sorted(job.job.logs.glob("*.log")) for line in log.read_text().splitlines()]
+    assert len(epochs_said(said)) == 10
+    for ours, theirs in zip(epochs_said(said), epochs_said(alone.stdout.splitlines()), strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+
+
+def test_what_cant_be_had_is_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, elasticdl.elastic.torch as elastic\n"
+        "model = torch.nn.SyncBatchNorm(3)\n"
+        "loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3)))\n"
+        "elastic.prepare(model, torch.optim.SGD(model.parameters()), loader)\n"
+    )
+    command = [sys.executable, str(script)]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False)
+    assert alone.returncode == 2
+    (line,) = alone.stderr.splitlines()
+    words = (
+        "elastic.prepare: the model is a SyncBatchNorm, which needs a process group: leave convert_sync_batchnorm out"
+    )
+    assert line.endswith(words)
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
+        assert job.finish() == 1
+    assert words in job.output
