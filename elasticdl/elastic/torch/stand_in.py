@@ -37,7 +37,7 @@ class ModelFromMemory:
             self._began = time.monotonic()
             self._was_own = "forward" in vars(self._model)
             self._forward = self._model.forward
-            self._model.forward = self._answer_again  # type: ignore[method-assign]
+            self._model.forward = self._answer_again
 
     def end(self) -> None:
         """The model is its own again."""

@@ -170,7 +170,9 @@ class Listener(Protocol):
 
 
 class _NoWatch:
-    """What a copy of the model has in the place of a `Watch`."""
+    """What a copy of the model has in the place of a `Watch`: never active."""
+
+    _active, _within = False, 0
 
     def _enter_model(self, *_: Any, **__: Any) -> None: ...
 

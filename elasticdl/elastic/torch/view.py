@@ -64,7 +64,8 @@ class View:
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._hand: list[Given] = []  # given since the last step
         self._last: Given | None = None
-        self._last_loss: torch.Tensor | None = None  # that the script has called backward on
+        self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
+        self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
         self._is_reduced = False
         self._zeroed = False  # by the script, since the last step
@@ -96,6 +97,7 @@ class View:
         if self._state is None:
             self._place.streams = {0: RandomStreams.capture()}
             values = {**self._values(), "place": self._place}
+            self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
             self._state = ViewState(self._job, self._model, self._optimizer, values)
             self._change(lambda: self._job.join(self.state))
         epoch, self._epochs = self._epochs, self._epochs + 1
@@ -161,6 +163,7 @@ class View:
             self.state.begin_step()
             self._place.means = 0
             self._is_fresh = True
+        self._steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
         self._hand.append(self._last)
         self._watch.start(self._last.tape)
@@ -198,7 +201,8 @@ class View:
             self._require_no_gradients()
             self._is_fresh = False
         given.tape.note_backward(loss, kwargs)
-        self._last_loss = loss if len(self._hand) == 1 else None
+        given.backwards += 1
+        given.loss = loss if given.backwards == 1 else None
         self._weighed_backward(given, given.part.weight, loss, kwargs)
         self._zeroed = False
 
@@ -233,20 +237,27 @@ class View:
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             if self.is_idle or self._state is None or self._job.size == 1:
                 return own
-            if value is self._last_loss and not self._hand and self.state.vote is not None:
+            if value is self._steps_loss and self.state.vote is not None:
                 return self.state.loss
             if self._hand:
                 self._place.means += 1
                 if self._skipped_means >= self._place.means:
                     return own
-            weight = self._last.part.weight if self._last is not None else 0.0
-            total = torch.tensor([own * weight if weight else 0.0], dtype=torch.float64)
+            total = torch.tensor([self._weighed(value, own)], dtype=torch.float64)
             try:
                 self._job.collective.sum_([total], "elasticdl.mean")
             except WorldBroken as failure:
                 log.info("a mean is that of this worker's samples alone: %s", failure)  # the next step mends the world
                 return own
             return float(total)
+
+    def _weighed(self, value: Any, own: float) -> float:
+        """What this worker adds to a mean over the last batch that it was given."""
+        last = self._last
+        if last is None or not last.part.weight:
+            return 0.0
+        # The loss may have been made again, of another part than the script has seen.
+        return float(last.objective) if value is last.loss else own * last.part.weight
 
     # -- the end of the script --
 
@@ -337,7 +348,8 @@ class View:
 
     def _weighed_backward(self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         """As much of the gradient of the mean over a global batch as comes from a part of this weight."""
-        given.objective = given.objective + loss.detach().sum().float() * weight
+        scale = self._scalers[0].get_scale() if self._scalers else 1.0
+        given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
         if weight != 1.0:
             gradient = kwargs.get("gradient")
             kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
@@ -351,6 +363,7 @@ class View:
         self.state.drop_gradients()
 
     def _close_step(self) -> None:
+        self._steps_loss = self._hand[0].loss if len(self._hand) == 1 else None
         for given in self._hand:
             given.forget()
         self._hand.clear()
@@ -388,5 +401,5 @@ class View:
         self._skipped_means = self._place.means
         self.is_behind = False
         self._is_reduced = False
-        self._last = None
+        self._last = self._steps_loss = None
         self._hand.clear()

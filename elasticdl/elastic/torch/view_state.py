@@ -78,6 +78,8 @@ class Given:
     part: Part
     sample: Any
     tape: Tape
+    loss: torch.Tensor | None = None  # of backward(), if it was called once
+    backwards: int = 0
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
     def forget(self) -> None:

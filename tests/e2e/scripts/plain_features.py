@@ -100,7 +100,7 @@ def scaled(curve, epochs):
     loader = DataLoader(Digits(), batch_size=40, shuffle=True, num_workers=2, collate_fn=stack)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=3e38, growth_interval=5)  # the first steps are skipped
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)
     step = 0
     for epoch in range(epochs):
@@ -108,14 +108,15 @@ def scaled(curve, epochs):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
                 output = model(batch["pixels"])
                 loss = cross_entropy(output, batch["label"])
-            scaler.scale(loss).backward()
+            factor = float("inf") if (epoch, i) in ((0, 4), (2, 12)) else 1.0  # these steps are skipped
+            scaler.scale(loss * factor).backward()
             scaler.unscale_(optimizer)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             step += 1
-            report(curve, step, epoch, i, min(norm, 1e6), elastic.mean(loss), scaler.get_scale())
+            report(curve, step, epoch, i, min(norm.nan_to_num(posinf=0.0), 1e6), elastic.mean(loss), scaler.get_scale())
 
 
 def compiled(curve, epochs):
