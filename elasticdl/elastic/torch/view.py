@@ -24,13 +24,12 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
-from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +290,7 @@ class View:
             samples = sum(given.part.samples for given in self._hand)
             objective = sum((given.objective for given in self._hand), torch.zeros(()))
             try:
-                self.state.reduce(self._plan(), objective, samples)
+                self.state.reduce(plan_of(self._hand, self.state.progress), objective, samples)
                 self._is_reduced = True
                 return
             except WorldBroken as failure:
@@ -302,13 +301,6 @@ class View:
                     return
                 if not self._remake():
                     return
-
-    def _plan(self) -> StepPlan:
-        progress, last = self.state.progress, self._hand[-1].batch
-        total = sum(len(given.batch.indices) for given in self._hand)
-        after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
-        numbers = tuple(given.part.numbers for given in self._hand)
-        return StepPlan(self._hand[0].batch.epoch, progress.step + 1, total, after, numbers)
 
     def _remake(self) -> bool:
         """In a new world, gradients of the batches in hand, which are divided anew. If that can't be, the script is given

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.reducer import GradientReducer
@@ -85,6 +86,14 @@ class Given:
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""
         self.sample, self.tape = None, Tape(None)
+
+
+def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
+    """The step on these batches."""
+    last = hand[-1].batch
+    total = sum(len(given.batch.indices) for given in hand)
+    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
+    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, tuple(given.part.numbers for given in hand))
 
 
 class Place:
