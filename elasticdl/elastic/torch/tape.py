@@ -95,8 +95,10 @@ class Tape:
         self._add(BACKWARD, (loss,), kwargs, None)
         self._last_backward = len(self._calls)
 
-    def remake(self, sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]) -> None:
+    def remake(self, sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]) -> dict[int, torch.Tensor]:
         """All that led to the gradients once more, from these samples in the place of the batch's.
+
+        Returns, by the id of each tensor that the script has made, what takes its place.
 
         ``backward`` is called for each loss, with the keywords that the script gave.
 
@@ -121,6 +123,7 @@ class Tape:
                     backward(args[0], kwargs)
                 else:
                     _pair(call.result, call.function(*args, **kwargs), present)
+        return present
 
     def _add(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         for leaf in _pytree.tree_leaves(result):

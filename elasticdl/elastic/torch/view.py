@@ -12,6 +12,7 @@ is replaced by the job's.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import zlib
@@ -221,9 +222,7 @@ class View:
                 loss = closure()
         with self._watch.paused():
             if self._state is None or not (self._hand or self.is_idle):
-                raise UserError(
-                    "optimizer.step() was called without a batch from the loader that was given to elastic.prepare"
-                )
+                raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
             self._reduce()
             if not self.is_idle:
                 update()
@@ -255,8 +254,8 @@ class View:
         last = self._last
         if last is None or not last.part.weight:
             return 0.0
-        # The loss may have been made again, of another part than the script has seen.
-        return float(last.objective) if value is last.loss else own * last.part.weight
+        # It may have been made again, of another part than the script has seen.
+        return last.remade.get(id(value), own * last.part.weight)
 
     # -- the end of the script --
 
@@ -331,12 +330,16 @@ class View:
         most = len(given.part.indices)
         given.part = self.part_of(given.batch)
         given.objective = torch.zeros(())
+        given.remade.clear()
         self.seed(given.batch)
         for start in range(0, given.part.samples, most):
             piece = given.part.indices[start : start + most]
             sample = self.batches.load_at_once(piece)
             weight = len(piece) / len(given.batch.indices)
-            given.tape.remake(sample, lambda loss, kwargs, w=weight: self._weighed_backward(given, w, loss, kwargs))  # type: ignore[misc]
+            backward = functools.partial(self._weighed_backward, given, weight)
+            for each, tensor in given.tape.remake(sample, backward).items():
+                if tensor.numel() == 1:
+                    given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
 
     def _weighed_backward(self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         """As much of the gradient of the mean over a global batch as comes from a part of this weight."""

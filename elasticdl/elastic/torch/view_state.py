@@ -81,11 +81,13 @@ class Given:
     tape: Tape
     loss: torch.Tensor | None = None  # of backward(), if it was called once
     backwards: int = 0
+    remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""
-        self.sample, self.tape = None, Tape(None)
+        if not self.remade:  # whose ids are those of tensors that the tape keeps
+            self.sample, self.tape = None, Tape(None)
 
 
 def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
