@@ -158,7 +158,10 @@ def test_schedulers_are_found():
     [
         (lambda model, optimizer, loss: (optimizer.step(), loss().backward()), "called again after optimizer.step"),
         (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), "looked at between two backward"),
-        (lambda model, optimizer, loss: (optimizer.step(), optimizer.step()), "without a batch from the loader that was prepared"),
+        (
+            lambda model, optimizer, loss: (optimizer.step(), optimizer.step()),
+            "without a batch from the loader that was prepared",
+        ),
     ],
 )
 def test_a_loop_that_cant_be_right_is_refused(wrong, words):
