@@ -44,6 +44,7 @@ class ScriptRuntime(Generic[ContextT]):
         self._finished = False  # the master was told that training is complete
         self._failed = False  # the master was told what went wrong
         self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
+        self._finish: Callable[[], TrainingState | None] | None = None  # a training in place, once the script has ended
 
     def init(
         self,
@@ -82,6 +83,25 @@ class ScriptRuntime(Generic[ContextT]):
         atexit.register(self._end)
         return made
 
+    def train_in_place(self, finish: Callable[[], TrainingState | None]) -> None:
+        """The script trains in its own loop. ``finish`` is called at its end, if that is no error; it returns when training
+        is complete on all workers, with the state, or with None if there was no training.
+
+        Raises:
+            UserError: this process takes no part in the job, or trains already.
+        """
+        self._require_worker()
+        if self._finish is not None:
+            raise UserError(
+                "elastic.prepare() was called before: a script trains one model, with one optimizer and one loader"
+            )
+        self._finish = finish
+
+    def leave(self) -> None:
+        """This worker was told to leave: the others go on."""
+        self._finish = None
+        self.context().close()
+
     def context(self) -> ContextT:
         """This process's part in its job.
 
@@ -119,9 +139,7 @@ class ScriptRuntime(Generic[ContextT]):
         """
 
         result = self.train_stage(train, state, hooks)
-        if self.rank() == 0:
-            for oversight in state.oversights():
-                self.context().warn(oversight)
+        self._warn_of_oversights()
         self._tell_end()
         return result
 
@@ -133,11 +151,7 @@ class ScriptRuntime(Generic[ContextT]):
             StageSuperseded: one of the hooks has raised it.
         """
         context = self.context()
-        if self._in_child or os.getpid() != self._pid:
-            raise UserError(
-                "training was begun in a process that the script has started, to load data perhaps, and which imports the "
-                f"script anew: put what the script does below `{GUARD}`"
-            )
+        self._require_worker()
         if self._finished and job.under_master:
             raise UserError(
                 "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
@@ -164,10 +178,30 @@ class ScriptRuntime(Generic[ContextT]):
         self._last = state
         return result
 
+    def _require_worker(self) -> None:
+        if self._in_child or os.getpid() != self._pid:
+            raise UserError(
+                "training was begun in a process that the script has started, to load data perhaps, and which imports the "
+                f"script anew: put what the script does below `{GUARD}`"
+            )
+
     def _end(self) -> None:
         if self._context is not None and os.getpid() == self._pid:  # not in a fork
+            finish, self._finish = self._finish, None
+            if finish is not None and getattr(sys, "last_value", None) is None:
+                try:
+                    self._last = finish()
+                    self._warn_of_oversights()
+                except Exception as error:  # noqa: BLE001  whatever it is, the master is told
+                    traceback.print_exception(error)
+                    self._tell_failure(error)
             self._tell_end()
             self._context.close()
+
+    def _warn_of_oversights(self) -> None:
+        if self._last is not None and self.rank() == 0:
+            for oversight in self._last.oversights():
+                self.context().warn(oversight)
 
     def _tell_end(self) -> None:
         """Tell the master how it ended, as far as that is known here and not there."""

@@ -17,6 +17,8 @@
 
     train(state)
 
+A plain loop that knows nothing of this becomes elastic by ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
+
 Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes on while workers come and go; started by
 ``python train.py`` it runs alone. A process takes part in one job, so the functions here speak of that one.
 """
@@ -35,6 +37,7 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch import optim
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
+from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
 from elasticdl.elastic.torch.state import TorchState as _State
 
@@ -44,17 +47,22 @@ __all__ = [
     "Sampler",
     "StepBatch",
     "TorchState",
+    "catching_up",
     "context",
     "device",
     "init",
+    "mean",
     "optim",
+    "prepare",
     "rank",
     "run",
     "size",
 ]
 
 _job = ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus)
-init, context, rank, size, run = _job.init, _job.context, _job.rank, _job.size, _job.run
+init, context, size, run = _job.init, _job.context, _job.size, _job.run
+_loop = PlainLoop(_job)
+prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
 
 
 def device() -> torch.device:

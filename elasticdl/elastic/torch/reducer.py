@@ -32,8 +32,11 @@ class GradientReducer:
         parameters: Callable[[], Iterable[torch.nn.Parameter]],
         buffers: Iterable[torch.Tensor],
         collective: TorchCollective,
+        *,
+        keeps_absent: bool = False,
     ) -> None:
-        """``parameters``: all that the optimizer has at present."""
+        """``parameters``: all that the optimizer has at present. ``keeps_absent``: a parameter that no worker has a gradient
+        of ends with none, as on one device, instead of with zeros."""
         self._all = parameters
         self._collective = collective
         self._buffers = Buffers(buffers)
@@ -43,12 +46,24 @@ class GradientReducer:
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
+        self._present_anywhere = (
+            torch.zeros(0) if keeps_absent else None
+        )  # of each trained parameter, workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
 
     def begin(self) -> None:
         """A step begins: there are no gradients."""
+        self.begin_counting()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for parameter in self._all():
+            parameter.grad = None
+
+    def begin_counting(self) -> None:
+        """A step begins; its gradients are yet to be cleared."""
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
         self._votes = [0.0] * len(self._votes)
@@ -56,8 +71,6 @@ class GradientReducer:
             self._loss.zero_()
         self._read_loss = None
         self._buffers.begin()
-        for parameter in self._all():
-            parameter.grad = None
 
     def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool) -> None:
         """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
@@ -130,11 +143,13 @@ class GradientReducer:
     def _fill_vote(self) -> None:
         self._votes[CHANGED] = self._has_changed()
         self._vote.copy_(torch.tensor(self._votes))
+        if self._present_anywhere is not None:
+            self._present_anywhere.copy_(torch.tensor([float(each.grad is not None) for each in self._trained]))
 
     def _complete_alone(self, scale: float) -> None:
         for parameter in self._present():
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = None if self._present_anywhere is not None else torch.zeros_like(parameter)
             elif scale != 1.0:
                 parameter.grad.mul_(scale)
 
@@ -144,10 +159,16 @@ class GradientReducer:
             self._agreed = self._collective.world.version
         if self._buckets is None:
             tail = [*self._buffers.deltas, self._vote, *([] if self._loss is None else [self._loss])]
+            if self._present_anywhere is not None:
+                self._present_anywhere = torch.zeros(len(self._trained))
+                tail.append(self._present_anywhere)
             self._buckets = Buckets(self._trained, tail, self._collective)
         self._fill_vote()
         self._buckets.finish(scale)
         self._votes = self._vote.tolist()
+        if self._present_anywhere is not None:
+            for parameter, workers in zip(self._trained, self._present_anywhere.tolist(), strict=True):
+                parameter.grad = parameter.grad if workers else None
         if self._votes[CHANGED]:
             self._sum_changed(scale)
 

@@ -163,13 +163,38 @@ class JobContext(ABC, Generic[CollectiveT]):
             JobFailedError: world after world broke without a step being made.
             UnreachableError: there has been no master for too long.
         """
-        with self._told_of_sigterm():
-            try:
-                return self._through_worlds(train, state, hooks or Hooks())
-            except Stopped as stopped:
-                if stopped.drained and state.has_state:
-                    self._hand_over(state)
-                raise
+        with self._told_of_sigterm(), self._handing_over(state):
+            return self._through_worlds(train, state, hooks or Hooks())
+
+    def join(self, state: TrainingState) -> None:
+        """For a script whose control flow does not notice changes of the world: be in one, at rank 0's state.
+
+        Raises:
+            Stopped, JobFailedError, UnreachableError: as `run`, here and below.
+        """
+        if self.under_master and threading.current_thread() is threading.main_thread():
+            told = p.Terminated("told to leave (SIGTERM)")
+            signal.signal(signal.SIGTERM, lambda *_: self.session.post(told))
+        with self._handing_over(state):
+            self._ask_for_world(state)
+            self._next_world(state, Hooks())
+
+    def change_world(self, state: TrainingState, why: WorldChanged | WorldBroken) -> None:
+        """Leave the present world, and be in the next when this returns."""
+        if isinstance(why, WorldBroken):
+            log.warning("%s", why)
+            self._tell(p.CollectiveFailed(str(why)))
+        with self._handing_over(state):
+            self._next_world(state, Hooks())
+
+    def end(self, state: TrainingState) -> None:
+        """The script is done; return when all members' are, so that one that is lost has somebody to do its part."""
+        with self._handing_over(state):
+            world: World | None = self.world
+            while world is not None:
+                self._attempt(lambda _: p.On.RETURNED, world)
+                world = self._next_world(state, Hooks())
+        self.collective.stop()
 
     def advance(self, *, waiting: bool) -> None:
         """Something is done, or begun that may last as long as another member takes."""
@@ -229,6 +254,27 @@ class JobContext(ABC, Generic[CollectiveT]):
     def _through_worlds(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks) -> Result:
         result: list[Result] = []
 
+        def run_function(world: World) -> p.Event:
+            hooks.on_world(world)
+            result[:] = [train()]
+            return p.On.RETURNED
+
+        try:
+            self._ask_for_world(state)
+            while (world := self._next_world(state, hooks)) is not None:
+                self._attempt(run_function, world)
+            return result[0]
+        finally:
+            self.collective.stop()
+
+    def _ask_for_world(self, state: TrainingState) -> None:
+        state.take_part()
+        self._next.clear()
+        self._tell(p.On.READY)
+
+    def _next_world(self, state: TrainingState, hooks: Hooks) -> World | None:
+        """Do what leads to the next world whose members train. None: the training functions of all have returned."""
+
         def enter(world: World) -> p.Event:
             self.collective.require_one_engine(self.session.store, world)
             self.collective.start(world)
@@ -243,36 +289,32 @@ class JobContext(ABC, Generic[CollectiveT]):
             state.sync(world)
             return p.Synced(state.progress)
 
-        def run_function(world: World) -> p.Event:
-            step = state.progress.step
-            log.info("world %d: rank %d of %d, step %d (%s)", world.version, world.rank, world.size, step, world.reason)
-            if world.is_first and world.rank == 0:
-                self._warn_of_double_correction(state)
-            hooks.on_world(world)
-            result[:] = [train()]
-            return p.On.RETURNED
-
-        state.take_part()
-        self._next.clear()
-        try:
-            self._tell(p.On.READY)
-            while True:
-                while not self._next:
-                    self._carry_out(self.session.wait())
-                match self._next.popleft():
-                    case p.Connect(world):
-                        self._attempt(enter, world)
-                    case p.Synchronize(world):
-                        self._attempt(synchronize, world)
-                    case p.Train(world):
-                        self._attempt(run_function, world)
-                    case p.LeaveWorld():
-                        self.collective.stop()
-                        self._tell(p.On.CLOSED)
-                    case p.Do.COMPLETE:
-                        return result[0]
-        finally:
-            self.collective.stop()
+        while True:
+            while not self._next:
+                self._carry_out(self.session.wait())
+            match self._next.popleft():
+                case p.Connect(world):
+                    self._attempt(enter, world)
+                case p.Synchronize(world):
+                    self._attempt(synchronize, world)
+                case p.Train(world):
+                    step = state.progress.step
+                    log.info(
+                        "world %d: rank %d of %d, step %d (%s)",
+                        world.version,
+                        world.rank,
+                        world.size,
+                        step,
+                        world.reason,
+                    )
+                    if world.is_first and world.rank == 0:
+                        self._warn_of_double_correction(state)
+                    return world
+                case p.LeaveWorld():
+                    self.collective.stop()
+                    self._tell(p.On.CLOSED)
+                case p.Do.COMPLETE:
+                    return None
 
     def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
         try:
@@ -304,6 +346,15 @@ class JobContext(ABC, Generic[CollectiveT]):
                     raise error(message)
                 case _:
                     self._next.append(instruction)
+
+    @contextlib.contextmanager
+    def _handing_over(self, state: TrainingState) -> Iterator[None]:
+        try:
+            yield
+        except Stopped as stopped:
+            if stopped.drained and state.has_state:
+                self._hand_over(state)
+            raise
 
     def _hand_over(self, state: TrainingState) -> None:
         """Leave the state for those who come, unless it is certain that others hold it."""

@@ -1,0 +1,165 @@
+"""The global batches of a script's own loader, and the part of each that a worker loads."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import _pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import split
+from elasticdl.elastic.script.children import require_guard
+
+# Batch norm needs two.
+SAMPLES_OF_STAND_IN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """One batch as the script's loader makes it. ``position``: samples of the epoch that come before it."""
+
+    epoch: int
+    number: int  # in the epoch, from 0
+    position: int
+    indices: Sequence[Any]
+
+    @property
+    def start(self) -> tuple[int, int]:
+        return self.epoch, self.position
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker loads of a global batch.
+
+    ``weight``: its part of the mean over the batch. A worker whose part is empty loads another's, with weight 0: the
+    script can't do with a batch of no sample.
+    """
+
+    indices: Sequence[Any]
+    samples: int
+    weight: float
+
+    @classmethod
+    def of(cls, batch: GlobalBatch, rank: int, workers: int) -> Part:
+        shares = split(len(batch.indices), workers)
+        if not shares[rank]:
+            return cls(batch.indices[: shares[0]], 0, 0.0)
+        first = sum(shares[:rank])
+        samples = shares[rank]
+        return cls(batch.indices[first : first + samples], samples, samples / len(batch.indices))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The indices for a record, as far as they are numbers."""
+        mine = self.indices[: self.samples]
+        return np.array([each for each in mine if isinstance(each, int | np.integer)], dtype=np.int64)
+
+
+class Batches:
+    """What the script's own ``DataLoader`` would load, loaded in parts."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        """Raises:
+        UserError: it can't be loaded in parts.
+        """
+        _require_parts(loader)
+        self.loader = loader
+        self._guarded = False
+
+    def of_epoch(self, epoch: int) -> list[GlobalBatch]:
+        """Draws what the loader itself would draw: the seed of its processes, and the order."""
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        batches: list[GlobalBatch] = []
+        position = 0
+        for number, indices in enumerate(self.loader.batch_sampler or ()):
+            batches.append(GlobalBatch(epoch, number, position, list(indices)))
+            position += len(batches[-1].indices)
+        return batches
+
+    def load(self, parts: Iterable[Part]) -> Iterator[Any]:
+        """By as many processes as the script's loader has."""
+        given = self.loader
+        if given.num_workers and not self._guarded:
+            require_guard(given.num_workers)
+            self._guarded = True
+        return iter(
+            DataLoader(
+                given.dataset,
+                batch_sampler=[list(part.indices) for part in parts],
+                num_workers=given.num_workers,
+                collate_fn=given.collate_fn,
+                pin_memory=given.pin_memory,
+                timeout=given.timeout,
+                worker_init_fn=given.worker_init_fn,
+                prefetch_factor=given.prefetch_factor,
+                # From the global one, which the script believes to be its own, nothing must be drawn.
+                generator=torch.Generator(),
+                # A fork would take the session's threads and locks along.
+                multiprocessing_context="forkserver" if given.num_workers else None,
+            )
+        )
+
+    def load_at_once(self, indices: Sequence[Any]) -> Any:
+        """In this process."""
+        dataset: Dataset[Any] = self.loader.dataset
+        single = DataLoader(
+            dataset,
+            batch_sampler=[list(indices)],
+            collate_fn=self.loader.collate_fn,
+            generator=torch.Generator(),
+        )
+        return next(iter(single))
+
+
+def _require_parts(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise UserError(
+            f"elastic.prepare: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise UserError(
+            "elastic.prepare: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
+            "with __len__ and __getitem__"
+        )
+    if loader.batch_sampler is None:
+        raise UserError("elastic.prepare: DataLoader(batch_size=None) makes no batches: give it a batch_size")
+    try:
+        batches = len(loader)
+    except TypeError as error:
+        raise UserError("elastic.prepare: the loader's sampler has no length; expected one with __len__") from error
+    if not batches:
+        raise UserError("elastic.prepare: the loader has no batch; expected at least one in an epoch")
+
+
+class RandomStreams:
+    """The global generators of Python, NumPy and torch, as one value."""
+
+    @staticmethod
+    def capture() -> bytes:
+        state = torch.get_rng_state().numpy().tobytes()
+        return pickle.dumps((random.getstate(), np.random.get_state(), state))
+
+    @staticmethod
+    def restore(captured: bytes) -> None:
+        pythons, numpys, torchs = pickle.loads(captured)
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+
+
+def copied_sample(sample: Any) -> Any:
+    """The script may change what it is given."""
+    return _pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, sample)

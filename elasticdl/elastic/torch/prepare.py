@@ -1,0 +1,217 @@
+"""A plain training loop, made elastic in one line: what a script holds is made to speak to a `View`."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import reason
+from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
+from elasticdl.elastic.torch.view import View
+from elasticdl.elastic.training.state import Stateful
+
+# By the name of their type, as some are in packages that may not be installed.
+WRAPPERS = {
+    "DistributedDataParallel": "give the module within: gradients are summed anyway",
+    "DataParallel": "give the module within: each worker has one device",
+    "FullyShardedDataParallel": "each worker holds the whole model",
+    "FSDPModule": "each worker holds the whole model",
+}
+
+
+class PreparedLoader:
+    """The script's own loader, as far as the script can tell; each worker loads its part of each batch."""
+
+    def __init__(self, loader: DataLoader[Any], view: View) -> None:
+        self._loader = loader
+        self._view = view
+        self._turns = 0  # loops over it that were begun
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever the number of workers."""
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turns += 1
+        turn = self._turns
+        view = self._view
+        batches = view.begin_epoch()
+        number, first, version = 0, 0, -1
+        parts: list[Part] = []
+        loaded: Iterator[Any] = iter(())
+        stand_in = None
+        try:
+            while number < len(batches) or view.repeats:
+                if view.repeats:
+                    number, version = view.begin_repeating(), -1
+                batch = batches[number]
+                if not view.may_give(batch):
+                    stand_in = view.stand_in(batch) if stand_in is None else stand_in
+                    yield copied_sample(stand_in)
+                else:
+                    if version != view.world_version:
+                        version, first = view.world_version, number
+                        parts = [view.part_of(each) for each in batches[number:]]
+                        loaded = view.batches.load(parts)
+                    view.seed(batch)
+                    sample = next(loaded)
+                    view.give(batch, parts[number - first], sample)
+                    yield sample
+                self._require_one_loop(turn)
+                number += 1
+            view.end_epoch(batches[-1].epoch, batches[-1].end)
+        finally:
+            if turn == self._turns:
+                view.pause()
+
+    def _require_one_loop(self, turn: int) -> None:
+        if turn != self._turns:
+            raise UserError("the prepared loader is looped over twice at once; expected one loop after the other")
+
+
+class PlainLoop:
+    """What a script with a plain training loop calls."""
+
+    def __init__(self, runtime: ScriptRuntime[ElasticContext]) -> None:
+        self._runtime = runtime
+        self._view: View | None = None  # from `prepare` on
+
+    def prepare(self, model: Any, optimizer: Any, loader: Any, *others: Any) -> tuple[Any, ...]:
+        """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
+
+        The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
+        this worker's part. ``others``: further objects with ``state_dict``, such as a GradScaler, whose state travels to workers
+        that come later; the optimizer's scheduler is found. Returns all of them, in order. See docs/plain_loop.md.
+
+        Raises:
+            UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
+        """
+        streams = RandomStreams.capture()
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
+        sys.excepthook = functools.partial(_tell_in_one_line, sys.excepthook)
+        job = self._runtime.init(global_batch_size=size)
+        RandomStreams.restore(streams)  # they are the script's
+        require_plain(model, optimizer)
+        batches = Batches(loader)
+        for each in others:
+            if not isinstance(each, Stateful):
+                raise UserError(
+                    f"elastic.prepare: a {type(each).__name__} has no state_dict and load_state_dict, by which it could travel to a "
+                    "worker that comes later"
+                )
+
+        def travelling() -> dict[str, Any]:
+            every = [*others, *schedulers_of(optimizer, others)]
+            return {f"prepared_{number}": each for number, each in enumerate(every)}
+
+        self._view = view = View(job, model, optimizer, batches, travelling, self._runtime.leave)
+        self._runtime.train_in_place(view.finish)
+        _speak_to(view, optimizer)
+        return (model, optimizer, PreparedLoader(loader, view), *others)
+
+    def mean(self, value: torch.Tensor | float) -> float:
+        """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.
+
+        The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
+        scripts of all workers must call it alike.
+        """
+        return self._view.mean(value) if self._view is not None else float(value)
+
+    def rank(self) -> int:
+        """This worker's place in the present world; never 0 while it is `catching_up`."""
+        return self._runtime.rank() or int(self.catching_up())
+
+    def catching_up(self) -> bool:
+        """Whether this worker has come later, and its script is on its way to where the job stands.
+
+        What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
+        """
+        return self._view is not None and self._view.is_idle
+
+
+def _tell_in_one_line(
+    otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """What the interpreter does with an error that nobody has caught: what a user should change is no matter of tracebacks."""
+    if not isinstance(error, UserError):
+        otherwise(kind, error, trace)
+        return
+    print(reason(error), file=sys.stderr)
+    sys.exit(2)
+
+
+def require_plain(model: Any, optimizer: Any) -> None:
+    """Raises:
+    UserError: they are made for another way of training on several devices, or can't be had.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"elastic.prepare: the model is a {type(model).__name__}; expected one torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(f"elastic.prepare: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError(
+            "elastic.prepare: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
+            "take an optimizer that needs each gradient once"
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise UserError(
+            "elastic.prepare: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
+            "each other through the job"
+        )
+    for name, module in model.named_modules():
+        where = f"elastic.prepare: {name or 'the model'} is a {type(module).__name__}"
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UserError(f"{where}, which needs a process group: leave convert_sync_batchnorm out")
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS:
+                raise UserError(f"{where}: {WRAPPERS[kind.__name__]}")
+
+
+def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[LRScheduler]:
+    """Those that a script has made and not given to `prepare`. The optimizer itself does not know them.
+
+    Raises:
+        UserError: there are several, which workers could take for one another.
+    """
+    every = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler) and each.optimizer is optimizer]
+    within = [inner for each in every for inner in getattr(each, "_schedulers", ())]
+    found = [each for each in every if not any(each is other for other in (*within, *known))]
+    if len(found) > 1:
+        names = ", ".join(sorted(type(each).__name__ for each in found))
+        raise UserError(
+            f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)"
+        )
+    return found
+
+
+def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
+    own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
+
+    @functools.wraps(own_step)
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        return view.step(lambda: own_step(**options), closure)
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        view.zero_gradients(lambda: own_zero_grad(set_to_none))
+
+    # Bound methods, as torch's schedulers take the function out of one.
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(zero_grad, optimizer)  # type: ignore[method-assign]

@@ -1,0 +1,112 @@
+"""What a `View` keeps: the training state, the batches that a script has in hand, and where the job stands in its script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import GlobalBatch, Part
+from elasticdl.elastic.torch.reducer import GradientReducer
+from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch.tape import Tape
+
+
+class ViewState(TorchState):
+    """The training state of a script whose control flow goes on over changes of the world."""
+
+    _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
+
+    def __init__(
+        self, job: ElasticContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: dict[str, Any]
+    ) -> None:
+        super().__init__(job, model, optimizer, None, values)
+        self._reducer = GradientReducer(self._parameters, self._buffers, job.collective, keeps_absent=True)
+        self.was_loaded = False  # another worker's state has taken the place of this one's
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.was_loaded = True
+
+    def restore(self) -> None:
+        """After a torn step the script goes on with what it has."""
+
+    def reset_buffers(self) -> None:
+        """They are as before the batches in hand."""
+        self._reducer.reset_buffers()
+
+    def go_back(self) -> None:
+        """To what was saved; what the script has done since has no effect."""
+        super().restore()
+        self._reducer.drop_gradients()
+
+    def begin_step(self) -> None:
+        self._reducer.begin_counting()
+
+    def drop_gradients(self) -> None:
+        self._reducer.drop_gradients()
+
+    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
+        """``objective``: what this worker adds to the loss. ``samples``: this worker's, of ``plan.batch``.
+
+        Raises:
+            WorldBroken: the step is torn; gradients are gone.
+        """
+        self._job.post(p.BatchGiven(plan))
+        share = samples / plan.batch
+        if samples:
+            rank = self._job.world.rank
+            self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
+        self._reducer.cast(leaving=self._job.leaving, share=share)
+        self._job.advance(waiting=True)
+        self._voted(self._reducer.reduce())
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(each.grad is not None and bool(each.grad.any()) for each in self._parameters())
+
+
+@dataclass(slots=True)
+class Given:
+    """A batch that the script has been given, and what it has made of it."""
+
+    batch: GlobalBatch
+    part: Part
+    sample: Any
+    tape: Tape
+    loss: torch.Tensor | None = None  # of backward(), if it was called once
+    backwards: int = 0
+    remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
+    objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
+
+    def forget(self) -> None:
+        """Its step is made: what the script has computed of it may go."""
+        if not self.remade:  # whose ids are those of tensors that the tape keeps
+            self.sample, self.tape = None, Tape(None)
+
+
+def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
+    """The step on these batches."""
+    last = hand[-1].batch
+    total = sum(len(given.batch.indices) for given in hand)
+    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
+    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, tuple(given.part.numbers for given in hand))
+
+
+class Place:
+    """Where the job stands in its script, beside `Progress`; travels with the training state."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
+        self.means = 0  # calls of `View.mean` since the last step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"streams": dict(self.streams), "means": self.means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.streams, self.means = dict(state["streams"]), state["means"]

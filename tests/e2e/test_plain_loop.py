@@ -1,0 +1,129 @@
+"""A plain PyTorch loop under `elasticdl run`, with real processes: alone and elastically it makes the same steps."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_job import DEADLINE, REPOSITORY, run_cli, start
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EPOCHS = 12
+STEPS = 11 * EPOCHS
+
+
+def read_curve(path):
+    """The rows that were written in full, each with what the script's counters say, the loss and the rate."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
+
+
+def train_alone(script, curve, *arguments):
+    command = [sys.executable, str(SCRIPTS / script), str(curve), *arguments]
+    subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    return read_curve(curve)
+
+
+def require_same(ours, theirs):
+    """All that the scripts have written; the numbers of the loops to the letter."""
+    assert [row[:3] for row in ours] == [row[:3] for row in theirs]
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(expected, rel=1e-5, abs=1e-6), f"step {mine[0]}"
+
+
+@pytest.mark.parametrize("engine", ["torch", "horovod"])
+def test_workers_join_leave_and_are_killed(tmp_path, engine):
+    alone = train_alone("plain_classifier.py", tmp_path / "alone", str(EPOCHS))
+    assert [row[0] for row in alone] == list(range(1, STEPS + 1))
+    curve, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), str(EPOCHS)]
+    with start(
+        tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, TEST_SLOW_WHILE=str(slow)
+    ) as job:
+
+        def wait_for_steps(number=3):
+            made = len(read_curve(curve))
+            job.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
+
+        wait_for_steps()
+        assert run_cli(tmp_path, "scale", "job", "3").returncode == 0
+        joined = job.wait_for_world(size=3)
+        wait_for_steps()
+        job.signal(joined["members"][1], signal.SIGKILL)
+        killed = job.wait_for_world_without(joined["members"][1])
+        wait_for_steps()
+        job.signal(killed["members"][0], signal.SIGTERM)
+        job.wait_for_world_without(killed["members"][0])
+        wait_for_steps()
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
+    assert not job.entries("warning"), job.entries("warning")
+    require_same(read_curve(curve), alone)
+
+
+@pytest.mark.parametrize("kind", ["accumulate", "scaled", "compiled"])
+def test_what_peoples_loops_have(tmp_path, kind):
+    epochs = {"accumulate": "16", "scaled": "6", "compiled": "6"}[kind]
+    alone = train_alone("plain_features.py", tmp_path / "alone", epochs, kind)
+    curve, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", str(SCRIPTS / "plain_features.py"), str(curve), epochs, kind]
+    with start(
+        tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
+    ) as job:
+
+        def wait_for_steps(number=3):
+            made = len(read_curve(curve))
+            job.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
+
+        wait_for_steps()
+        job.signal(0, signal.SIGKILL)
+        job.wait_for(
+            "its replacement in a world", lambda: any(2 in each["members"] for each in job.entries("world_formed"))
+        )
+        wait_for_steps()
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert not job.entries("warning"), job.entries("warning")
+    require_same(read_curve(curve), alone)
+
+
+def epochs_said(lines):
+    return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
+
+
+def test_the_example_says_the_same_on_two_workers(tmp_path):
+    example = str(REPOSITORY / "examples" / "plain_loop.py")
+    command = [sys.executable, example]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY)
+    with start(tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", "python", example) as job:
+        assert job.finish() == 0, job.describe()
+        said = [line for log in sorted(job.job.logs.glob("*.log")) for line in log.read_text().splitlines()]
+    assert len(epochs_said(said)) == 10
+    for ours, theirs in zip(epochs_said(said), epochs_said(alone.stdout.splitlines()), strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+
+
+def test_what_cant_be_had_is_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, elasticdl.elastic.torch as elastic\n"
+        "model = torch.nn.SyncBatchNorm(3)\n"
+        "loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3)))\n"
+        "elastic.prepare(model, torch.optim.SGD(model.parameters()), loader)\n"
+    )
+    command = [sys.executable, str(script)]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False)
+    assert alone.returncode == 2
+    (line,) = alone.stderr.splitlines()
+    words = (
+        "elastic.prepare: the model is a SyncBatchNorm, which needs a process group: leave convert_sync_batchnorm out"
+    )
+    assert line.endswith(words)
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
+        assert job.finish() == 1
+    assert words in job.output

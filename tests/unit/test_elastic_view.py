@@ -1,0 +1,312 @@
+"""A plain loop over a view: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
+from elasticdl.elastic.torch.view import View
+
+
+def make_data(samples=50):
+    pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(pixels, pixels[:, :3].argmax(1))
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 3)
+    )
+
+
+def prepared(model, optimizer, loader):
+    """As `elastic.prepare` in a script that runs alone."""
+    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    view = View(context, model, optimizer, Batches(loader), dict, lambda: None)
+    _speak_to(view, optimizer)
+    return PreparedLoader(loader, view), view
+
+
+def losses_of(prepare, steps_of=1, **options):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    loader = DataLoader(make_data(), batch_size=16, **options)
+    loader, view = prepare(model, optimizer, loader) if prepare else (loader, None)
+    losses = []
+    for _ in range(3):
+        for i, (inputs, labels) in enumerate(loader):
+            loss = cross_entropy(model(inputs), labels) / steps_of
+            loss.backward()
+            if (i + 1) % steps_of == 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append((i, len(loader), len(inputs), loss.item(), optimizer.param_groups[0]["lr"]))
+        losses.append(torch.rand(1).item())  # the script's own random numbers, between two epochs
+        scheduler.step()
+    if view is not None:
+        view.finish()
+    return losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"drop_last": True, "shuffle": True, "generator": torch.Generator()},
+        {"steps_of": 3, "shuffle": True},  # over the end of an epoch
+        {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(50), 40)},
+    ],
+)
+def test_alone_the_loop_is_that_of_torch_to_the_bit(options):
+    generator = options.get("generator", torch.Generator())
+    generator.manual_seed(7)
+    theirs = losses_of(None, **options)
+    generator.manual_seed(7)
+    assert losses_of(prepared, **options) == theirs
+
+
+@pytest.mark.parametrize(("samples", "workers"), [(16, 1), (16, 3), (2, 3), (1, 2), (97, 4)])
+def test_the_parts_of_a_batch_are_the_batch(samples, workers):
+    batch = GlobalBatch(0, 0, 0, list(range(100, 100 + samples)))
+    parts = [Part.of(batch, rank, workers) for rank in range(workers)]
+    assert [index for part in parts for index in part.numbers] == batch.indices
+    assert sum(part.weight for part in parts) == pytest.approx(1)
+    assert all(part.indices for part in parts)
+
+
+def test_random_streams_go_on_from_where_they_were():
+    captured = RandomStreams.capture()
+    drawn = torch.rand(3)
+    RandomStreams.restore(captured)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class NoLength(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ([1, 2], "the loader is a list"),
+        (DataLoader(Endless()), "an IterableDataset can't be divided"),
+        (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
+        (DataLoader(make_data(), sampler=NoLength()), "sampler has no length"),
+        (DataLoader(make_data(3), batch_size=4, drop_last=True), "has no batch"),
+    ],
+)
+def test_a_loader_that_cant_be_divided_is_refused(loader, words):
+    with pytest.raises(UserError, match=words):
+        Batches(loader)
+
+
+class FullyShardedDataParallel(torch.nn.Linear):
+    """By its name."""
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ([torch.nn.Linear(1, 1)], "the model is a list"),
+        (torch.nn.Sequential(torch.nn.SyncBatchNorm(3)), "0 is a SyncBatchNorm, which needs a process group"),
+        (torch.nn.DataParallel(torch.nn.Linear(1, 1)), "the model is a DataParallel: give the module within"),
+        (FullyShardedDataParallel(1, 1), "the model is a FullyShardedDataParallel: each worker holds the whole model"),
+    ],
+)
+def test_a_model_for_other_ways_of_training_is_refused(model, words):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    with pytest.raises(UserError, match=words) as refused:
+        require_plain(model, optimizer)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_optimizer_that_evaluates_its_closure_several_times_is_refused():
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(UserError, match="LBFGS evaluates its closure several times"):
+        require_plain(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_schedulers_are_found():
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+    whole = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [3])
+    assert schedulers_of(optimizer, []) == [whole]
+    assert schedulers_of(optimizer, [whole]) == []
+    other = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.raises(UserError, match=r"give the optimizer's schedulers along \(ExponentialLR, SequentialLR\)"):
+        schedulers_of(optimizer, [])
+    assert schedulers_of(optimizer, [other]) == [whole]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda model, optimizer, loss: (optimizer.step(), loss().backward()), "called again after optimizer.step"),
+        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), "looked at between two backward"),
+        (
+            lambda model, optimizer, loss: (optimizer.step(), optimizer.step()),
+            "without a batch from the loader that was prepared",
+        ),
+    ],
+)
+def test_a_loop_that_cant_be_right_is_refused(wrong, words):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    inputs, labels = next(batches := iter(loader))
+
+    def loss():
+        return cross_entropy(model(inputs), labels)
+
+    loss().backward()
+    with pytest.raises(UserError, match=words):
+        wrong(model, optimizer, loss)
+    batches.close()
+
+
+def test_gradients_that_are_never_cleared_are_refused():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+
+    def train():
+        for inputs, labels in loader:
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+    with pytest.raises(UserError, match="the gradients of the last step are still there"):
+        train()
+
+
+def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, _ = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    torch.save(model, tmp_path / "model")
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        average(inputs)
+    assert torch.load(tmp_path / "model", weights_only=False)(inputs).shape == (2, 3)
+
+
+# -- the tape --
+
+
+class Noting:
+    """Notes what a script does with a batch."""
+
+    def __init__(self, model, sample):
+        self.tape = Tape(sample)
+        self.watch = Watch(model, self)
+
+    def __enter__(self):
+        self.watch.start(self.tape)
+        return self.tape
+
+    def __exit__(self, *_):
+        self.watch.stop()
+
+    def before_look(self, tensor): ...
+
+    def backward(self, loss, kwargs):
+        self.tape.note_backward(loss, kwargs)
+        loss.backward(**kwargs)
+
+
+def gradients(model):
+    return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def script_with_autocast(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(batch["pixels"].flatten(1))
+        loss = cross_entropy(output.float(), batch["label"])
+    with torch.no_grad():
+        scale = loss * 0 + 3
+    (loss * scale).backward()
+
+
+def script_of_two_losses(model, batch):
+    output = model(batch["pixels"].flatten(1))
+    cross_entropy(output, batch["label"]).backward(retain_graph=True)
+    loss = output.square().mean()
+    loss.backward()
+    loss.item()
+
+
+@pytest.mark.parametrize("script", [script_with_autocast, script_of_two_losses])
+def test_what_a_script_did_is_made_again_of_other_samples(script):
+    model = make_model()
+
+    def batch(seed, samples):
+        generator = torch.Generator().manual_seed(seed)
+        return {"pixels": torch.randn(samples, 2, 4, generator=generator), "label": torch.arange(samples) % 3}
+
+    first, other = batch(1, 6), batch(2, 9)
+    script(model, other)
+    expected = gradients(model)
+    model.zero_grad()
+    with Noting(model, first) as tape:
+        script(model, first)
+    model.zero_grad()
+    tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))
+    for mine, theirs in zip(gradients(model), expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def script_that_divides_by_size(model, batch):
+    (cross_entropy(model(batch[0]), batch[1], reduction="sum") / batch[0].shape[0]).backward()
+
+
+def script_that_branches(model, batch):
+    loss = cross_entropy(model(batch[0]), batch[1])
+    if loss > 0:
+        loss = loss * 2
+    loss.backward()
+
+
+def script_without_backward(model, batch):
+    model(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (script_that_divides_by_size, r"test_elastic_view.py:\d+: __get__ looks at a number before"),
+        (script_that_branches, r"test_elastic_view.py:\d+: __bool__ looks at a number before"),
+        (script_without_backward, "there was no loss.backward"),
+    ],
+)
+def test_what_depends_on_more_is_not_made_again(script, words):
+    model, batch = make_model(), [torch.randn(6, 8), torch.arange(6) % 3]
+    with Noting(model, batch) as tape:
+        script(model, batch)
+    with pytest.raises(CannotRemake, match=words):
+        tape.remake(batch, lambda loss, kwargs: loss.backward(**kwargs))
+
+
+def test_a_batch_of_more_than_tensors_is_not_made_again():
+    model, batch = make_model(), [torch.randn(6, 8), torch.arange(6) % 3, ["a"] * 6]
+    with Noting(model, batch) as tape:
+        script_that_divides_by_size(model, batch)
+    with pytest.raises(CannotRemake, match="the batches hold a str beside tensors"):
+        tape.remake(batch, lambda loss, kwargs: loss.backward(**kwargs))
