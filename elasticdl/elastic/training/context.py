@@ -298,15 +298,8 @@ class JobContext(ABC, Generic[CollectiveT]):
                 case p.Synchronize(world):
                     self._attempt(synchronize, world)
                 case p.Train(world):
-                    step = state.progress.step
-                    log.info(
-                        "world %d: rank %d of %d, step %d (%s)",
-                        world.version,
-                        world.rank,
-                        world.size,
-                        step,
-                        world.reason,
-                    )
+                    place = (world.version, world.rank, world.size, state.progress.step, world.reason)
+                    log.info("world %d: rank %d of %d, step %d (%s)", *place)
                     if world.is_first and world.rank == 0:
                         self._warn_of_double_correction(state)
                     return world
