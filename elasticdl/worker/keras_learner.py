@@ -29,13 +29,13 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
-from elasticdl.elastic.training.record import aside
 from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.elastic.training.worker_files import aside
+from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.options import largest_micro_batch, rate_rules
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
 

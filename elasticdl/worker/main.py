@@ -26,8 +26,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
+from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
-from elasticdl.worker.options import batch_policy
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.user_code import users_traceback
 from elasticdl.worker.zoo import load_module

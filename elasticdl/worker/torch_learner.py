@@ -22,12 +22,12 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.training.record import aside
+from elasticdl.elastic.training.worker_files import aside
+from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.options import largest_micro_batch, rate_rules
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
 

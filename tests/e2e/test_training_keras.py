@@ -19,7 +19,7 @@ from test_training import losses
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.training.record import consumed
+from elasticdl.elastic.training.worker_files import consumed
 
 SAMPLES, BATCH = 1500, 250
 EPOCHS = 50

@@ -134,7 +134,7 @@ def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> li
     """What no commit has saved is lost with a torn step."""
     if event is p.On.COMMIT:
         return out
-    return [each for each in out if each != p.Save(p.Part.ALL)]
+    return [each for each in out if each != p.Save(p.Part.AT_COMMIT)]
 
 
 def _synced_at_zero(position: Position, progress: Progress, world_version: int) -> list[p.Instruction]:

@@ -174,7 +174,7 @@ class Process:
                 self.orders.append(instruction)
 
     def _save(self, part: p.Part) -> None:
-        if part is p.Part.PLACE:
+        if part is p.Part.WITH_PARAMETERS:
             self.saved.buffers = self.state.buffers
         elif self.site.plan.copies_parameters:
             self.saved = self.state.copy()

@@ -8,7 +8,7 @@ from elasticdl.callbacks import Callback, LearningRateScheduler  # noqa: E402
 from elasticdl.common.spec import JobSpec  # noqa: E402
 from elasticdl.elastic.core.learning_rate import RateControl  # noqa: E402
 from elasticdl.elastic.torch.collective import HorovodTorch  # noqa: E402
-from elasticdl.worker.options import rate_rules  # noqa: E402
+from elasticdl.worker.batch_sizes import rate_rules  # noqa: E402
 
 
 def callbacks():

@@ -87,7 +87,7 @@ def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
     assert asked == p.Send(m.JoinRequest(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
     assert worker.do(p.On.CONNECTED) == [p.Synchronize(world(1))]
-    saves = [p.Save(p.Part.PLACE), p.Save(p.Part.ALL)]
+    saves = [p.Save(p.Part.WITH_PARAMETERS), p.Save(p.Part.AT_COMMIT)]
     assert worker.do(p.Synced(Progress())) == [*saves, p.Train(world(1))]
     assert worker.core.position.has_state
 
@@ -98,7 +98,7 @@ def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for(
     assert worker.core.leaving
     worker.do(*step(2, leaving=True))
     assert worker.do(p.On.COMMIT) == [
-        p.Save(p.Part.ALL),
+        p.Save(p.Part.AT_COMMIT),
         p.LeaveWorld("the members voted to leave this world", broken=False),
     ]
     worker.do(p.On.CLOSED)
@@ -128,7 +128,7 @@ def test_a_torn_step_is_dropped_and_everybody_shaken_up():
 def test_a_step_that_was_made_is_kept_with_the_values_that_belong_to_it_though_no_commit_followed():
     worker = training(*step(1))
     out = worker.do(p.CollectiveFailed("in the evaluation"))
-    assert out[1:3] == [p.Save(p.Part.ALL), p.Restore(plan(1).after)]
+    assert out[1:3] == [p.Save(p.Part.AT_COMMIT), p.Restore(plan(1).after)]
 
 
 def test_copies_of_the_parameters_go_back_to_the_commit():
@@ -194,7 +194,7 @@ def test_a_commit_at_the_top_of_the_loop_skips_no_batch():
 
 def test_a_step_whose_update_was_skipped_counts_as_made():
     worker = training(p.BatchGiven(plan(1)), p.Voted(vote()))
-    assert worker.do(p.On.COMMIT) == [p.Save(p.Part.PLACE), p.Save(p.Part.ALL)]
+    assert worker.do(p.On.COMMIT) == [p.Save(p.Part.WITH_PARAMETERS), p.Save(p.Part.AT_COMMIT)]
     assert worker.core.position.progress == plan(1).after
 
 
@@ -209,7 +209,7 @@ def test_a_setting_changed_after_the_commit_is_saved_with_a_warning_once():
     worker = training(*step(1), p.On.COMMIT)
     for number in (2, 3):
         out = worker.do(p.BatchGiven(plan(number), settings_changed=True))
-        assert (p.Save(p.Part.ALL) in out, any(isinstance(each, p.Warn) for each in out)) == (True, number == 2)
+        assert (p.Save(p.Part.AT_COMMIT) in out, any(isinstance(each, p.Warn) for each in out)) == (True, number == 2)
         worker.do(p.Voted(vote(plan(number).batch)), p.StepMade(0.1), p.On.COMMIT)
 
 

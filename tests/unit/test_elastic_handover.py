@@ -9,7 +9,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.training.record import Handover
+from elasticdl.elastic.training.worker_files import Handover
 
 POLICY = BatchPolicy(20, None, 10)
 

@@ -19,8 +19,8 @@ from elasticdl.master.core.fleet import (
 )
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
-from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import WorkerRecord
 
 START, GRACE, LONG = 600.0, 30.0, 10.0**9
 TO_LAUNCHERS = (i.LaunchWorker, i.DrainWorker, i.KillWorker)

@@ -19,7 +19,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch import state as torch_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.worker import main
-from elasticdl.worker.options import batch_policy
+from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
 
 

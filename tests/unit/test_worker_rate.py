@@ -5,7 +5,7 @@ import pytest
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.worker.options import rate_rules
+from elasticdl.worker.batch_sizes import rate_rules
 
 
 def half(epoch):

@@ -14,9 +14,9 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.collective import HorovodKeras
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.keras_learner import KerasLearner
-from elasticdl.worker.options import batch_policy
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
 

@@ -16,8 +16,8 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.buckets import STEP
 from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
-from elasticdl.worker.options import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module

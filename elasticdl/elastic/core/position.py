@@ -65,14 +65,14 @@ class Position:
             return []
         self.unsaved = True
         self.saved = self.progress
-        return [Save(Part.PLACE)]
+        return [Save(Part.WITH_PARAMETERS)]
 
     def commit(self, workers: int, *, step_was_reduced: bool) -> list[Instruction]:
         """``step_was_reduced``: and not made, as a GradScaler does with one whose gradients are not finite."""
         out: list[Instruction] = []
         if step_was_reduced and self.batch is not None:
             self.progress = self.batch.after
-            out.append(Save(Part.PLACE))
+            out.append(Save(Part.WITH_PARAMETERS))
         elif self.batch is None and self.at_end(workers):
             self.progress = self.progress.next_epoch()
         self._committed = True
@@ -96,7 +96,7 @@ class Position:
         self.has_state = True
         self.batch = self.vote = None
         self._committed = False
-        return [Save(Part.PLACE), *self._save()]
+        return [Save(Part.WITH_PARAMETERS), *self._save()]
 
     def oversights(self, planned_epochs: int, workers: int) -> list[str]:
         """What looks forgotten in a training that has ended, a line each. ``planned_epochs``: 0 if not known."""
@@ -121,4 +121,4 @@ class Position:
     def _save(self) -> list[Instruction]:
         self.unsaved = False
         self.saved = self.progress
-        return [Save(Part.ALL)]
+        return [Save(Part.AT_COMMIT)]

@@ -281,8 +281,10 @@ class Train(Instruction):
 class Part(Enum):
     """What is saved of a training state."""
 
-    PLACE = "what moves with the parameters: buffers, the learning rate's rule"
-    ALL = "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
+    WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
+    AT_COMMIT = (
+        "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
+    )
 
 
 @dataclass(frozen=True, slots=True)

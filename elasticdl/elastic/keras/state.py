@@ -52,7 +52,7 @@ class KerasState(state.TrainingState):
         self.loader = loader
         self._sums: tf.Tensor | None = None
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
-        self.save(p.Part.ALL)
+        self.save(p.Part.AT_COMMIT)
 
     @property
     def learning_rate(self) -> float:

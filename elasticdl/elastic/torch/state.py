@@ -63,7 +63,7 @@ class TorchState(state.TrainingState):
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._saved["buffers"] = [buffer.clone() for buffer in self._buffers]
-        self.save(p.Part.ALL)
+        self.save(p.Part.AT_COMMIT)
 
     @property
     def learning_rate(self) -> float:
@@ -184,11 +184,11 @@ class TorchState(state.TrainingState):
 
     def save(self, part: p.Part) -> None:
         super().save(part)
-        if self._snapshot and part is p.Part.ALL:
+        if self._snapshot and part is p.Part.AT_COMMIT:
             self._saved["model"] = copied(self.model.state_dict(), self._saved.get("model"), self._copy_tensor)
             optimizer = self.optimizer.state_dict()
             self._saved["optimizer"] = copied(optimizer, self._saved.get("optimizer"), self._copy_tensor)
-        if self._snapshot or part is p.Part.PLACE:
+        if self._snapshot or part is p.Part.WITH_PARAMETERS:
             with torch.no_grad():
                 for saved, buffer in zip(self._saved["buffers"], self._buffers, strict=True):
                     saved.copy_(buffer)

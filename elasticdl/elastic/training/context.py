@@ -30,7 +30,7 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.training.record import Handover, SampleRecord
+from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.state import TrainingState

@@ -198,7 +198,7 @@ class TrainingState(ABC):
         self._job.post(p.On.COMMIT)
 
     def save(self, part: p.Part) -> None:
-        if part is p.Part.ALL:
+        if part is p.Part.AT_COMMIT:
             self._saved["values"] = copied(self._dump_values(), self._saved["values"], self._copy_tensor)
             self._saved["settings"] = self._dump_settings()
         elif self.rate is not None:

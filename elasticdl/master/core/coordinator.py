@@ -14,12 +14,12 @@ from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
 from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
-from elasticdl.master.core.record import NotificationLevel, Pulse, WorkerRecord
 from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.transitions import Ending, Happening, Transitions
 from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.worker_record import NotificationLevel, Pulse, WorkerRecord
 
 # Between asking a stuck worker for its stacks and killing it.
 TIME_TO_DUMP = 1.0

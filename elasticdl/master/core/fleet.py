@@ -25,9 +25,9 @@ from dataclasses import replace
 
 from elasticdl.master.core.events import ExitCause, WorkerExited
 from elasticdl.master.core.lifecycle import DONE, WorkerState
-from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import WorkerRecord
 
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0

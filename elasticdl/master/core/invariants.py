@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.coordinator import Coordinator
 from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
-from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.values import Phase
+from elasticdl.master.core.worker_record import WorkerRecord
 
 _S = WorkerState
 _UNHURRIED = (*DONE, _S.STANDBY, _S.EXCLUDED, *IN_WORLD)

@@ -15,11 +15,11 @@ from elasticdl.master.core.coordinator import Coordinator
 from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
 from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
-from elasticdl.master.core.record import WorkerView
 from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import WorkerView
 
 _S = WorkerState
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.record import Pulse, WorkerRecord
+from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 
 
 class Liveness:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.lifecycle import LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.worker_record import WorkerRecord
 
 _OF_A_SESSION = (
     e.WorkerConnected,

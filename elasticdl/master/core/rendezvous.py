@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core.instructions import AnnounceChange, BreakWorld
 from elasticdl.master.core.lifecycle import DONE, IN_WORLD, WorkerState
-from elasticdl.master.core.record import NotificationLevel, WorkerRecord
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.values import Member, World
+from elasticdl.master.core.worker_record import NotificationLevel, WorkerRecord
 
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.

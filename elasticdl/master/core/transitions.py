@@ -10,9 +10,9 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Instruction, Phase
 from elasticdl.master.core.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
-from elasticdl.master.core.record import WorkerRecord
 from elasticdl.master.core.rendezvous import Rendezvous
 from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import WorkerRecord
 
 _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 
