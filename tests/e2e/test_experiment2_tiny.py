@@ -21,7 +21,7 @@ pytest.importorskip("tensorflow")
 pytest_plugins = ["tests.cluster.fixtures"]
 ROOT = Path(__file__).parents[2]
 DEADLINE = 280
-PLAN = ["--gpus", "3", "--curve", "0:1,30:2,120:1,190", "--scale", "10", "--seed", "0"]
+PLAN = ["--gpus", "3", "--curve", "0:1,30:2,120:1,300", "--scale", "10", "--seed", "0"]
 RATES = ["--requests_per_replica", "8", "--request_seconds", "0.05", "--seconds_per_sample", "0.03"]
 
 
