@@ -96,6 +96,14 @@ def test_a_script_that_ends_without_another_word_after_its_training_has_succeede
         assert len(job.entries("worker_started")) == 1
 
 
+def test_a_forked_pool_within_training_can_be_ended(tmp_path):
+    """Its processes are ended by SIGTERM, which to the worker means to leave."""
+    pool = "(lambda pool: (pool.map(len, [[1]]), pool.terminate()) and False)(__import__('multiprocessing').get_context('fork').Pool(1))"
+    with start(tmp_path, "run", "--num_workers", "1", *write(tmp_path, pool)) as job:
+        assert job.finish() == 0, job.describe()
+        assert "succeeded: 10 steps" in job.output
+
+
 def test_without_the_library_that_is_asked_for_the_job_fails_at_once(tmp_path):
     _, script = write(tmp_path, "False")[-2:]
     hidden = "import sys\nsys.modules['horovod'] = None\n"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
@@ -70,6 +72,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
+        self._pid = os.getpid()
 
     @classmethod
     def connect(
@@ -154,9 +157,7 @@ class JobContext(ABC, Generic[CollectiveT]):
     def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
         """Call ``train`` in each world, after the hooks, until it returns on all members.
 
-        A SIGTERM means: finish the step, leave. Everything is inside the retry, re-initialisation included: a second
-        failure while the first is being mended is the same event once more. (In Horovod's own loop a failure in
-        ``reset()`` ends every survivor.)
+        A SIGTERM means: finish the step, leave. A second failure while the first is being mended is the same once more.
 
         Raises:
             Stopped: this worker is to leave for good; the state is that of the last commit.
@@ -173,8 +174,7 @@ class JobContext(ABC, Generic[CollectiveT]):
             Stopped, JobFailedError, UnreachableError: as `run`, here and below.
         """
         if self.under_master and threading.current_thread() is threading.main_thread():
-            told = p.Terminated("told to leave (SIGTERM)")
-            signal.signal(signal.SIGTERM, lambda *_: self.session.post(told))
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         with self._handing_over(state):
             self._ask_for_world(state)
             self._next_world(state, Hooks())
@@ -381,15 +381,20 @@ class JobContext(ABC, Generic[CollectiveT]):
 
     @contextlib.contextmanager
     def _told_of_sigterm(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        told = p.Terminated("told to leave (SIGTERM)")
-        before = signal.signal(signal.SIGTERM, lambda *_: self.session.post(told))
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, self._on_sigterm) if in_main else None
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            if in_main:
+                signal.signal(signal.SIGTERM, before)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self.session.post(p.Terminated("told to leave (SIGTERM)"))
+        else:  # a fork of the script's, which multiprocessing ends so
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])
