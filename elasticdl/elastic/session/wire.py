@@ -48,7 +48,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
 
 
 def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
-    """None for what the core does not know of: an entry of the store."""
+    """None for what the core does not know of: an entry of the store, or that a last word was taken."""
     match message.WhichOneof("body"):
         case "welcome":
             return p.Welcomed(message.welcome.heartbeat_interval, message.welcome.generation)
