@@ -1,9 +1,8 @@
 """A world of one whose batch is the global batch: what a script sees that knows nothing of other workers.
 
 The script is given its loader's batches, of each of which this worker has a part; it calls ``backward`` and
-``optimizer.step`` as on one device. Gradients are summed when it looks at them first, or steps. The world changes between two
-steps, where the script asks for a batch; or in the middle of one that a lost worker has torn, whose batches are then divided
-anew. The script's control flow notices neither.
+``optimizer.step`` as on one device. Gradients are summed when it looks at them first, or steps. Of worlds that change
+(`elasticdl.elastic.torch.steps`) its control flow notices nothing.
 
 A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
 on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Then its state
@@ -12,25 +11,21 @@ is replaced by the job's.
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
-import zlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
+from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +44,6 @@ class View:
     ) -> None:
         """``values``: asked at the first batch for what else travels, by name. ``on_left``: this worker leaves for good."""
         self.batches = batches
-        self.is_behind = False  # what the script does has no effect until it stands where the job stands
         self.repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
         self._job = job
         self._model = model
@@ -58,23 +52,20 @@ class View:
         self._on_left = on_left
         self._watch = Watch(model, self)
         self._from_memory = ModelFromMemory(model)
-        self._place = Place()
-        self._state: ViewState | None = None  # before the first batch
+        self._begun: Steps | None = None  # before the first batch
         self._epochs = 0  # begun by the script
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
-        self._hand: list[Given] = []  # given since the last step
         self._last: Given | None = None
         self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
         self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._is_reduced = False
         self._zeroed = False  # by the script, since the last step
         self._skipped_means = 0  # that the others have made already
 
     @property
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
-        return self.is_behind or self.repeats is not None
+        return self.repeats is not None or (self._begun is not None and self._begun.is_behind)
 
     # -- for the loader --
 
@@ -82,42 +73,50 @@ class View:
         """The number of the batch that the script is given next."""
         assert self.repeats is not None, "there are batches to repeat"
         number, self.repeats = self.repeats.number, None
-        made = self._place.means
-        self.state.go_back()
+        made = self._steps.place.means
+        self._steps.state.go_back()
         self._skipped_means = made
         return number
 
     @property
-    def state(self) -> ViewState:
-        assert self._state is not None, "there is a state from the first batch on"
-        return self._state
+    def _steps(self) -> Steps:
+        assert self._begun is not None, "there are steps from the first batch on"
+        return self._begun
 
     def begin_epoch(self) -> list[GlobalBatch]:
         """The script begins to loop over its loader."""
-        if self._state is None:
-            self._place.streams = {0: RandomStreams.capture()}
-            values = {**self._values(), "place": self._place}
-            self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
-            self._state = ViewState(self._job, self._model, self._optimizer, values)
-            self._change(lambda: self._job.join(self.state))
+        if self._begun is None:
+            self._begin()
         epoch, self._epochs = self._epochs, self._epochs + 1
-        if not self.is_behind:
-            first = self.state.progress.epoch
-            kept = {number: streams for number, streams in self._place.streams.items() if number >= first}
-            self._place.streams = {**kept, epoch: RandomStreams.capture()}
-        elif epoch in self._place.streams:
-            RandomStreams.restore(self._place.streams[epoch])
+        place = self._steps.place
+        if not self._steps.is_behind:
+            place.note_streams(epoch, since=self._steps.state.progress.epoch)
+        elif epoch in place.streams:
+            RandomStreams.restore(place.streams[epoch])
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         batches = self.batches.of_epoch(epoch)
         self._outside = RandomStreams.capture()
         return batches
 
+    def _leave_for_good(self) -> None:
+        self._watch.stop()
+        self._on_left()
+
+    def _begin(self) -> None:
+        place = Place()
+        place.note_streams(0, since=0)
+        values = {**self._values(), "place": place}
+        self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
+        state = ViewState(self._job, self._model, self._optimizer, values)
+        self._begun = Steps(self._job, state, self.batches, self, self._leave_for_good, place)
+        self._begun.join()
+
     def end_epoch(self, epoch: int, samples: int) -> None:
         """There is no further batch in this epoch, of so many samples."""
         self.pause()
-        at = self.state.progress
-        if self.is_behind and (at.epoch, at.position) <= (epoch, samples):
+        at = self._steps.state.progress
+        if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
             self._arrive()
 
     def pause(self) -> None:
@@ -128,44 +127,37 @@ class View:
     def may_give(self, batch: GlobalBatch) -> bool:
         """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
         self._watch.stop()
+        steps = self._steps
         self._job.advance(waiting=False)
-        if self._is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
+        if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
-        while not self._hand:
-            progress = self.state.progress
-            if self.is_behind and batch.start < (progress.epoch, progress.position):
+        while not steps.hand:
+            at = steps.state.progress
+            if steps.is_behind and batch.start < (at.epoch, at.position):
                 if not self._job.session.core.broken:
                     self._from_memory.begin_batch()
                     return False
-                self._leave(WorldBroken("the world broke while this worker was on its way to where the job stands"))
+                steps.leave(WorldBroken("the world broke while this worker was on its way to where the job stands"))
                 continue
-            if self.is_behind:
+            if steps.is_behind:
                 self._arrive()
-            while self.state.progress.epoch < batch.epoch:
-                self._job.post(p.On.EPOCH_ENDED)
-            try:
-                self._job.post(p.On.COMMIT)
+            if steps.commit(batch.epoch):
                 break
-            except WorldChanged as change:
-                self._leave(change)
         return True
 
     def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self._job.world.rank, self._job.world.size)
+        return self._steps.part_of(batch)
 
     def seed(self, batch: GlobalBatch) -> None:
-        """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
-        seed_step(zlib.crc32(self._place.streams[batch.epoch]), batch.number, self._job.world.rank)
+        self._steps.seed(batch)
 
     def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
         """The script goes on with this sample, its part of a batch."""
-        if not self._hand:
-            self.state.begin_step()
-            self._place.means = 0
+        if not self._steps.hand:
             self._is_fresh = True
         self._steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
-        self._hand.append(self._last)
+        self._steps.give(self._last)
         self._watch.start(self._last.tape)
 
     def stand_in(self, batch: GlobalBatch) -> Any:
@@ -178,7 +170,7 @@ class View:
     # -- what the script does with a batch --
 
     def before_look(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, torch.nn.Parameter) and not self._is_fresh and not self._is_reduced:
+        if isinstance(tensor, torch.nn.Parameter) and not self._is_fresh and not self._steps.is_reduced:
             with self._watch.paused():
                 self._reduce()
 
@@ -187,12 +179,12 @@ class View:
         if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        if not self._hand or given is None:
+        if given is None or not self._steps.hand:
             raise UserError(
                 "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
                 "for several"
             )
-        if self._is_reduced:
+        if self._steps.is_reduced:
             raise UserError(
                 "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
                 "after the last"
@@ -203,13 +195,13 @@ class View:
         given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
-        self._weighed_backward(given, given.part.weight, loss, kwargs)
+        self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
         self._zeroed = False
 
     def zero_gradients(self, clear: Callable[[], None]) -> None:
         """The script clears the gradients, which ``clear`` does."""
         self._zeroed = True
-        if not self._is_reduced:
+        if self._begun is None or not self._begun.is_reduced:
             self._is_fresh = True
         with self._watch.paused():
             clear()
@@ -221,7 +213,7 @@ class View:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            if self._state is None or not (self._hand or self.is_idle):
+            if self._begun is None or not (self._begun.hand or self.is_idle):
                 raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
             self._reduce()
             if not self.is_idle:
@@ -233,13 +225,13 @@ class View:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self.is_idle or self._state is None or self._job.size == 1:
+            if self._begun is None or self.is_idle or self._job.size == 1:
                 return own
-            if value is self._steps_loss and self.state.vote is not None:
-                return self.state.loss
-            if self._hand:
-                self._place.means += 1
-                if self._skipped_means >= self._place.means:
+            if value is self._steps_loss and self._begun.state.vote is not None:
+                return self._begun.state.loss
+            if self._begun.hand:
+                self._begun.place.means += 1
+                if self._skipped_means >= self._begun.place.means:
                     return own
             total = torch.tensor([self._weighed(value, own)], dtype=torch.float64)
             try:
@@ -262,139 +254,62 @@ class View:
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
-        if self._state is None:
+        if self._begun is None:
             return None
-        if self.is_behind:
+        if self._begun.is_behind:
             self._arrive()
-        try:
-            if self._is_reduced:
-                self._job.post(p.On.COMMIT)
-        except WorldChanged as change:
-            log.info("%s", change)  # which is part of ending
-        try:
-            self._job.end(self._state)
-        except Stopped as stopped:
-            log.info("leaving: %s", stopped.reason)
-            self._on_left()
-            return None
-        return self._state
+        return self._begun.state if self._begun.end() else None
+
+    # -- a step that is torn --
+
+    def remake(self, given: Given, sample: Any, weight: float) -> None:
+        def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
+            self._steps.weighed_backward(given, weight, loss, kwargs, self._scale)
+
+        for each, tensor in given.tape.remake(sample, backward).items():
+            if tensor.numel() == 1:
+                given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
+
+    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+        """The script is given the batches again."""
+        self._job.warn(
+            f"step {self._steps.state.step + 1} was torn, and is made by another pass through the script's loop, from batch "
+            f"{first.batch.number + 1} of epoch {first.batch.epoch + 1}: {one_line(error)}"
+        )
+        if first.batch.epoch != last.batch.epoch:
+            raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
+        self.repeats = first.batch
 
     # -- details --
 
+    @property
+    def _scale(self) -> float:
+        return self._scalers[0].get_scale() if self._scalers else 1.0
+
     def _reduce(self) -> None:
-        """Unless that is done, sum the gradients of all workers, in whatever world that is possible."""
-        if self._is_reduced or self.is_idle:
-            return
-        while True:
-            samples = sum(given.part.samples for given in self._hand)
-            objective = sum((given.objective for given in self._hand), torch.zeros(()))
-            try:
-                self.state.reduce(plan_of(self._hand, self.state.progress), objective, samples)
-                self._is_reduced = True
-                return
-            except WorldBroken as failure:
-                self.state.reset_buffers()
-                self._leave(failure)
-                if self.is_behind:  # the others have made this step
-                    self._hand.clear()
-                    return
-                if not self._remake():
-                    return
-
-    def _remake(self) -> bool:
-        """In a new world, gradients of the batches in hand, which are divided anew. If that can't be, the script is given
-        them again."""
-        state = self.state
-        state.begin_step()
-        state.drop_gradients()
-        try:
-            for given in self._hand:
-                self._job.advance(waiting=False)
-                self._remake_one(given)
-            return True
-        except Exception as error:  # whatever the script's functions say of other samples
-            first = self._hand[0].batch
-            self._job.warn(
-                f"step {state.step + 1} was torn, and is made by another pass through the script's loop, from batch "
-                f"{first.number + 1} of epoch {first.epoch + 1}: {one_line(error)}"
-            )
-            if first.epoch != self._hand[-1].batch.epoch:
-                raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
-            self.repeats = first
-            self._hand.clear()
-            state.drop_gradients()
-            return False
-
-    def _remake_one(self, given: Given) -> None:
-        """In pieces that are not larger than what the script was given."""
-        most = len(given.part.indices)
-        given.part = self.part_of(given.batch)
-        given.objective = torch.zeros(())
-        given.remade.clear()
-        self.seed(given.batch)
-        for start in range(0, given.part.samples, most):
-            piece = given.part.indices[start : start + most]
-            sample = self.batches.load_at_once(piece)
-            weight = len(piece) / len(given.batch.indices)
-            backward = functools.partial(self._weighed_backward, given, weight)
-            for each, tensor in given.tape.remake(sample, backward).items():
-                if tensor.numel() == 1:
-                    given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
-
-    def _weighed_backward(self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        """As much of the gradient of the mean over a global batch as comes from a part of this weight."""
-        scale = self._scalers[0].get_scale() if self._scalers else 1.0
-        given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
-        if weight != 1.0:
-            gradient = kwargs.get("gradient")
-            kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
-        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        if not self.is_idle:
+            self._steps.reduce()
 
     def _require_no_gradients(self) -> None:
-        if not self._zeroed and self.state.has_gradients:
+        if not self._zeroed and self._steps.state.has_gradients:
             raise UserError(
                 "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next backward()"
             )
-        self.state.drop_gradients()
+        self._steps.state.drop_gradients()
 
     def _close_step(self) -> None:
-        self._steps_loss = self._hand[0].loss if len(self._hand) == 1 else None
-        for given in self._hand:
-            given.forget()
-        self._hand.clear()
-        self._is_reduced = False
+        hand = self._steps.hand
+        self._steps_loss = hand[0].loss if len(hand) == 1 else None
+        self._steps.close()
         self._is_fresh = True
         self._skipped_means = 0
         self._watch.stop_noting()
-
-    def _leave(self, why: WorldChanged | WorldBroken) -> None:
-        if self.is_behind:  # others may be sent what this worker was sent
-            self.state.go_back()
-        self._change(lambda: self._job.change_world(self.state, why))
-
-    def _change(self, enter: Callable[[], None]) -> None:
-        """Be in another world."""
-        self.state.was_loaded = False
-        try:
-            enter()
-        except Stopped as stopped:
-            self._end_process(stopped)
-        self.is_behind = self.is_behind or self.state.was_loaded
-
-    def _end_process(self, stopped: Stopped) -> NoReturn:
-        log.info("leaving: %s", stopped.reason)
-        self._watch.stop()
-        self._on_left()
-        sys.exit(0)
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
         passed, seconds = self._from_memory.batches, self._from_memory.seconds
         self._from_memory.end()
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
-        self.state.go_back()
-        self._skipped_means = self._place.means
-        self.is_behind = False
-        self._is_reduced = False
+        self._steps.arrive()
+        self._skipped_means = self._steps.place.means
         self._last = self._steps_loss = None
-        self._hand.clear()

@@ -11,7 +11,7 @@ import torch
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import GlobalBatch, Part
+from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
@@ -104,6 +104,11 @@ class Place:
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.means = 0  # calls of `View.mean` since the last step
+
+    def note_streams(self, epoch: int, *, since: int) -> None:
+        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
+        kept = {number: streams for number, streams in self.streams.items() if number >= since}
+        self.streams = {**kept, epoch: RandomStreams.capture()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"streams": dict(self.streams), "means": self.means}

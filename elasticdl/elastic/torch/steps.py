@@ -1,0 +1,204 @@
+"""The steps that a worker makes of the batches in its hand, in whatever world it is.
+
+For control flow that does not notice other workers: a plain loop, or a trainer that somebody else has written. The world changes
+between two steps; or in the middle of one that a lost worker has torn. The batches of that step are then divided anew, and
+the gradients are made again, from the same parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch.sampler import seed_step
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
+
+log = logging.getLogger(__name__)
+
+
+class Script(Protocol):
+    """What trains: it is given batches, and makes gradients of them."""
+
+    def remake(self, given: Given, sample: Any, weight: float) -> None:
+        """Add the gradients of ``sample``, a piece of a batch, as `Steps.weighed_backward` does with this weight."""
+
+    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+        """A step with these batches is torn, and `remake` has raised this. Unless this raises, the step is dropped here."""
+
+
+class Steps:
+    """A worker's part in the steps of a job, from batches given to gradients that are everybody's."""
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        state: ViewState,
+        batches: Batches,
+        script: Script,
+        on_left: Callable[[], None],
+        place: Place,
+    ) -> None:
+        """``on_left``: this worker leaves for good; its process ends then, with status 0."""
+        self.job = job
+        self.state = state
+        self.place = place
+        self.hand: list[Given] = []  # since the last step
+        self.is_reduced = False
+        self.is_behind = (
+            False  # another worker's state has come, and what the script does has no effect until it stands there
+        )
+        self._batches = batches
+        self._script = script
+        self._on_left = on_left
+
+    # -- worlds --
+
+    def join(self) -> None:
+        """Be in a world, at its state."""
+        self._change(lambda: self.job.join(self.state))
+
+    def commit(self, epoch: int) -> bool:
+        """Between two steps, before a batch of this epoch: the world may change. False: it has."""
+        while self.state.progress.epoch < epoch:
+            self.job.post(p.On.EPOCH_ENDED)
+        try:
+            self.job.post(p.On.COMMIT)
+            return True
+        except WorldChanged as change:
+            self.leave(change)
+            return False
+
+    def leave(self, why: WorldChanged | WorldBroken) -> None:
+        """For the next world; it is this worker's when this returns."""
+        if self.is_behind:  # others may be sent what this worker was sent
+            self.state.go_back()
+        self._change(lambda: self.job.change_world(self.state, why))
+
+    def arrive(self) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone."""
+        self.state.go_back()
+        self.is_behind = self.is_reduced = False
+        self.hand.clear()
+
+    def end(self) -> bool:
+        """The script is done: return when those of all workers are. False: this worker was told to leave."""
+        try:
+            if self.is_reduced:
+                self.job.post(p.On.COMMIT)
+        except WorldChanged as change:
+            log.info("%s", change)  # which is part of ending
+        try:
+            self.job.end(self.state)
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            self._on_left()
+            return False
+        return True
+
+    # -- a step --
+
+    def part_of(self, batch: GlobalBatch) -> Part:
+        return Part.of(batch, self.job.world.rank, self.job.world.size)
+
+    def seed(self, batch: GlobalBatch) -> None:
+        """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
+        seed_step(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
+
+    def give(self, given: Given) -> None:
+        """The script goes on with this batch."""
+        if not self.hand:
+            self.state.begin_step()
+            self.place.means = 0
+        self.hand.append(given)
+
+    def weighed_backward(
+        self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any], scale: float
+    ) -> None:
+        """As much of the gradient of the mean over a global batch as comes from a part of this weight.
+
+        ``kwargs``: of ``loss.backward``. ``scale``: by which the loss was multiplied for the sake of small gradients.
+        """
+        given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
+        if weight != 1.0:
+            gradient = kwargs.get("gradient")
+            kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
+        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def reduce(self) -> None:
+        """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
+
+        Afterwards they are there; or `is_behind` holds: the others have made this step; or the step was dropped, and the
+        hand is empty.
+        """
+        while not self.is_reduced and not self.is_behind:
+            samples = sum(given.part.samples for given in self.hand)
+            objective = sum((given.objective for given in self.hand), torch.zeros(()))
+            try:
+                self.state.reduce(plan_of(self.hand, self.state.progress), objective, samples)
+                self.is_reduced = True
+            except WorldBroken as failure:
+                self.state.reset_buffers()
+                self.leave(failure)
+                if self.is_behind:
+                    self.hand.clear()
+                elif not self._remake():
+                    return
+
+    def close(self) -> None:
+        """The parameters have changed, or stay as they are for good: the next batch begins a step."""
+        for given in self.hand:
+            given.forget()
+        self.hand.clear()
+        self.is_reduced = False
+
+    # -- details --
+
+    def _remake(self) -> bool:
+        """In a new world, gradients of the batches in hand, which are divided anew."""
+        self.state.begin_step()
+        self.state.drop_gradients()
+        try:
+            for given in self.hand:
+                self.job.advance(waiting=False)
+                self._remake_one(given)
+            return True
+        except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
+            first, last = self.hand[0], self.hand[-1]
+            self.hand.clear()
+            self.state.drop_gradients()
+            self._script.cannot_remake(first, last, error)
+            return False
+
+    def _remake_one(self, given: Given) -> None:
+        """In pieces that are not larger than what the script was given."""
+        most = len(given.part.indices)
+        given.part = self.part_of(given.batch)
+        given.objective = torch.zeros(())
+        given.remade.clear()
+        self.seed(given.batch)
+        for start in range(0, given.part.samples, most):
+            piece = given.part.indices[start : start + most]
+            self._script.remake(given, self._batches.load_at_once(piece), len(piece) / len(given.batch.indices))
+
+    def _change(self, enter: Callable[[], None]) -> None:
+        """Be in another world."""
+        self.state.was_loaded = False
+        try:
+            enter()
+        except Stopped as stopped:
+            self._end_process(stopped)
+        self.is_behind = self.is_behind or self.state.was_loaded
+
+    def _end_process(self, stopped: Stopped) -> NoReturn:
+        log.info("leaving: %s", stopped.reason)
+        self._on_left()
+        sys.exit(0)
