@@ -20,6 +20,7 @@ from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callbacks, plain_data
 from elasticdl.elastic.keras.backend import require_backend
@@ -102,7 +103,7 @@ class KerasLearner(Learner):
         self._schedulers = [each for each in theirs if isinstance(each, keras.callbacks.LearningRateScheduler)]
         self._rate = KerasRate(optimizer)
         # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
-        steps = self.loader.sampler.order.remaining_steps(0, spec.num_workers.minimum)
+        steps = self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum)
         params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
         self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
         self.callbacks = [*(each for each in made if isinstance(each, Callback)), self._keras_callbacks]

@@ -169,7 +169,7 @@ def test_remaining_steps_agrees_with_the_plan(samples, position, workers, drop_l
     position = min(position, samples)
     order = SampleOrder(samples, BatchPolicy(None, 7), drop_last=drop_last)
     steps = list(order.steps(Progress(position=position), 0, workers))
-    assert order.remaining_steps(position, workers) == len(steps)
+    assert order.remaining_steps(Progress(position=position), workers) == len(steps)
 
 
 @given(samples=st.integers(1, 120), batch=st.integers(1, 50), history=histories())
@@ -187,4 +187,25 @@ def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_histo
             used += [index for plan in step for micro in plan.micro_batches for index in micro.tolist()]
             progress = step[0].after
     assert used == epoch_order(samples, 3, 0)[: samples // batch * batch].tolist()
-    assert order.remaining_steps(progress.position, 1) == 0
+    assert order.remaining_steps(progress, 1) == 0
+
+
+@given(samples=st.integers(1, 120), batch=st.integers(1, 30), steps=st.integers(1, 12), history=histories())
+def test_epochs_of_some_steps_go_through_all_samples_before_they_are_shuffled_anew(samples, batch, steps, history):
+    """As Keras's ``fit(steps_per_epoch=)``: a pass is cut into epochs, the last of which may be shorter."""
+    order = SampleOrder(samples, BatchPolicy(batch, None, 4), seed=3, steps_per_epoch=steps, first_epoch=2)
+    in_pass = -(-samples // (steps * batch))
+    progress, changes = Progress(epoch=2), iter([*history, *[(3, 10**6, False)] * 2 * in_pass])
+    for number in range(2):
+        used = []
+        while progress.epoch < 2 + (number + 1) * in_pass:
+            workers, committed, _ = next(changes)
+            left = order.remaining_steps(progress, workers)
+            plans = [list(order.steps(progress, rank, workers)) for rank in range(workers)]
+            assert left == len(plans[0]) <= steps
+            for step in list(zip(*plans, strict=True))[:committed]:
+                used += [index for plan in step for micro in plan.micro_batches for index in micro.tolist()]
+                progress = step[0].after
+            if not order.remaining_steps(progress, 1):
+                progress = progress.next_epoch()
+        assert used == epoch_order(samples, 3, number).tolist()

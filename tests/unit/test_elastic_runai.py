@@ -130,7 +130,7 @@ told("labels", lambda: model.fit(x))
 told("by index", lambda: model.fit(stream))
 told("by index", lambda: model.fit((x, y) for _ in range(3)))
 told("by index", lambda: model.fit(x, y, validation_data=stream))
-told("all samples", lambda: model.fit(x, y, steps_per_epoch=2))
+told("fit(steps_per_epoch=0)", lambda: model.fit(x, y, steps_per_epoch=0))
 told("validation_steps", lambda: model.fit(x, y, validation_steps=2))
 told("(workers=)", lambda: model.fit(x, y, workers=2))
 told("give one of them", lambda: model.fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(6)))
@@ -176,13 +176,14 @@ def double():
 
 def check(model, compiled, theirs, ours=None, names=(), **options):
     given = {"epochs": 2, "verbose": 0, "shuffle": False, **options}
+    callbacks = given.pop("callbacks", lambda: None)
     keras.utils.set_random_seed(1)
     compiled = {"jit_compile": False, **compiled}  # compiling takes longer than all the rest
     twin = model(); twin.compile("adam", **compiled)
-    plain = twin.fit(*theirs, batch_size=G, **given).history
+    plain = twin.fit(*theirs, batch_size=G, callbacks=callbacks(), **given).history
     keras.utils.set_random_seed(1)
     wrapped = elastic.models.Model(model()); wrapped.compile("adam", **compiled)
-    got = wrapped.fit(*(theirs if ours is None else ours), **{k: v for k, v in given.items() if ours is None or k != "sample_weight"})
+    got = wrapped.fit(*(theirs if ours is None else ours), callbacks=callbacks(), **{k: v for k, v in given.items() if ours is None or k != "sample_weight"})
     got = got.history
     assert set(got) == set(plain) >= {"loss", *names}, (set(got), set(plain))
     for name, values in plain.items():
@@ -196,6 +197,10 @@ check(single, {**sparse, "jit_compile": "auto"}, (x, classes), sample_weight=wei
 check(single, sparse, (x, classes), sample_weight=weights, validation_split=0.2, validation_freq=[2])
 check(single, sparse, (x, classes[:, None]), class_weight={0: 2.0, 2: 0.5}, validation_data=(x, classes[:, None]))
 check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
+for steps in (2, 3, 5):  # of the 4 that are a pass
+    plateau = lambda: keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)
+    check(single, sparse, (x, classes), steps_per_epoch=steps, epochs=5, callbacks=plateau, names=["learning_rate"])
+    check(single, sparse, (x, classes), steps_per_epoch=steps, epochs=5, initial_epoch=1)
 losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
 check(double, {"loss": losses, "metrics": {"a": ["accuracy"], "b": ["mae"]}}, (x, {"a": classes, "b": x[:, :1]}),
       validation_split=0.2, names=["a_loss", "b_loss", "a_accuracy", "val_b_mae"])

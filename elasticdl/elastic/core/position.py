@@ -42,7 +42,7 @@ class Position:
 
     def at_end(self, workers: int) -> bool:
         """Whether no step is left of the present epoch."""
-        return self.order is not None and not self.order.remaining_steps(self.progress.position, workers)
+        return self.order is not None and not self.order.remaining_steps(self.progress, workers)
 
     def begin(self, plan: StepPlan, *, settings_changed: bool) -> list[Instruction]:
         """From here on a step may be torn: save what no commit has saved and can't be done again."""

@@ -70,20 +70,25 @@ class SampleOrder:
     policy: BatchPolicy
     seed: int = 0
     shuffle: bool = True
-    drop_last: bool = False  # whether an epoch ends where no whole global batch is left
-    # Of the epoch that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
+    drop_last: bool = False  # whether a pass ends where no whole global batch is left
+    steps_per_epoch: int = (
+        0  # an epoch is so many steps of a pass through the samples, or what is left of it; 0: a pass
+    )
+    first_epoch: int = 0  # with which a pass begins
+    # Of the pass that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
     _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def remaining_steps(self, position: int, workers: int) -> int:
+    def remaining_steps(self, progress: Progress, workers: int) -> int:
         """Steps to the end of the epoch, if the number of workers stays as it is."""
-        whole, rest = divmod(max(self.samples - position, 0), self.policy.batch_size(workers))
+        _, first, end = self._place_of(progress.epoch)
+        whole, rest = divmod(max(end - first - progress.position, 0), self.policy.batch_size(workers))
         return whole if self.drop_last else whole + (rest > 0)
 
     def require_step(self, workers: int) -> None:
         """Raises:
         UserError: an epoch would be over before its first step.
         """
-        if not self.remaining_steps(0, workers):
+        if not self.remaining_steps(Progress(self.first_epoch), workers):
             raise UserError(
                 f"drop_last=True: the {self.samples} samples of an epoch are fewer than one global batch of "
                 f"{self.policy.batch_size(workers)}; expected at least as many"
@@ -98,7 +103,7 @@ class SampleOrder:
         self.require_step(workers)
         order = self._of_epoch(progress.epoch)
         size = self.policy.batch_size(workers)
-        for _ in range(self.remaining_steps(progress.position, workers)):
+        for _ in range(self.remaining_steps(progress, workers)):
             indices = order[progress.position : progress.position + size]
             cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch)
             after = progress.after(len(indices))
@@ -112,10 +117,21 @@ class SampleOrder:
             progress = after
 
     def _of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        order = self._order.get(epoch)
+        number, first, end = self._place_of(epoch)
+        order = self._order.get(number)
         if order is None:
             self._order.clear()  # two orders of many samples may be too much for the memory
-            order = epoch_order(self.samples, self.seed, epoch, shuffle=self.shuffle)
+            order = epoch_order(self.samples, self.seed, number, shuffle=self.shuffle)
             order.setflags(write=False)  # plans are slices of it
-            self._order[epoch] = order
-        return order
+            self._order[number] = order
+        return order[first:end]
+
+    def _place_of(self, epoch: int) -> tuple[int, int, int]:
+        """The pass that this epoch is part of, and where in it the epoch begins and ends, in samples."""
+        if not self.steps_per_epoch:
+            return epoch, 0, self.samples
+        batch = self.policy.batch_size(1)
+        size = self.steps_per_epoch * batch
+        trained = self.samples // batch * batch if self.drop_last else self.samples
+        number, part = divmod(epoch - self.first_epoch, max(-(-trained // size), 1))
+        return number, part * size, min((part + 1) * size, self.samples)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
 from elasticdl.elastic.keras.context import ElasticContext
@@ -181,7 +182,13 @@ class Fit(EpochDriver[FitLedger]):
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         context.warm_up(self._step, inputs, targets)
-        loader = ElasticDataLoader(context, training.dataset, shuffle=options.shuffle)
+        loader = ElasticDataLoader(
+            context,
+            training.dataset,
+            shuffle=options.shuffle,
+            steps_per_epoch=options.steps_per_epoch or 0,
+            first_epoch=options.initial_epoch,
+        )
         ledger = FitLedger()
         self._start = stages.progress
         state = KerasState(
@@ -199,7 +206,7 @@ class Fit(EpochDriver[FitLedger]):
                 rate.follow(callback.schedule, may_take_rate=True)
         if rate.has_schedule:
             state.follow(LearningRate(rate))
-        steps = loader.sampler.order.remaining_steps(0, context.size)
+        steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
         nothing = keras.callbacks.Callback.on_train_batch_end

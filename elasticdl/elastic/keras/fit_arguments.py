@@ -58,6 +58,7 @@ def shown(value: Any) -> str:
 RULES: Mapping[str, Rule] = {
     "epochs": (_whole(0), "a whole number of at least 0"),
     "initial_epoch": (_whole(0), "a whole number of at least 0"),
+    "steps_per_epoch": (lambda value: value is None or _whole(1)(value), "a whole number of at least 1, or None"),
     "validation_freq": (_is_frequency, "a whole number of at least 1, or a list of epochs, counted from 1"),
     "validation_split": (_is_share, "a number of at least 0 and below 1, the share of the samples to validate on"),
     "class_weight": (_is_class_weight, "a dict of weights by the number of the class, as {0: 1.0, 1: 2.5}"),
@@ -66,7 +67,6 @@ RULES: Mapping[str, Rule] = {
 
 # What to do instead of giving an argument that is refused.
 INSTEAD = {
-    "steps_per_epoch": "an epoch is all samples, each once; leave it out, or give fewer samples and more epochs",
     "validation_steps": "validation is on all of validation_data; leave it out, or give fewer samples there",
 }
 
@@ -80,10 +80,13 @@ class FitOptions:
     verbose: int
     shuffle: bool
     validation_freq: int | Container[int]
+    steps_per_epoch: int | None = None  # of a pass through the samples, or what is left of it
 
     def __post_init__(self) -> None:
         """Raises ArgumentError if there is no such epoch, or no such frequency."""
-        check_values({name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq")})
+        check_values(
+            {name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq", "steps_per_epoch")}
+        )
 
     def validates(self, epoch: int) -> bool:
         """Whether there is a validation at the end of this epoch, counted from 0."""

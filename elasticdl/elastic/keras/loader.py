@@ -100,8 +100,26 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
     anew for each step, in the thread.
     """
 
-    def __init__(self, job: ElasticContext, dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> None:
-        super().__init__(DataCursor(job, dataset, shuffle=shuffle, drop_last=drop_last))
+    def __init__(
+        self,
+        job: ElasticContext,
+        dataset: Dataset,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_per_epoch: int = 0,
+        first_epoch: int = 0,
+    ) -> None:
+        """As `DataCursor`."""
+        cursor = DataCursor(
+            job,
+            dataset,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            steps_per_epoch=steps_per_epoch,
+            first_epoch=first_epoch,
+        )
+        super().__init__(cursor)
         self.dataset = dataset
         self._job = job
         self._items: Prefetch[Any] | None = None

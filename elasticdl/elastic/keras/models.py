@@ -88,13 +88,15 @@ class Model:
         validation_batch_size: int | None = None,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
+        steps_per_epoch: int | None = None,
         **others: Any,
     ) -> keras.callbacks.History:
         """As Keras's, on global batches of ``elasticdl.elastic.global_batch_size``, on each sample once per epoch.
 
         ``x`` and ``y``: arrays, nested as the model takes them, a ``PyDataset`` (in its own order), or an object with
         ``__len__`` and ``__getitem__``. The batch sizes are those of `init`, whatever is given here. Logs are over all
-        workers. Callbacks that write (ModelCheckpoint, CSVLogger, TensorBoard) run on rank 0 only, others on all.
+        workers. As with Keras, an epoch of ``steps_per_epoch`` ends early where all samples were trained on, and the next goes
+        on where it has ended. Callbacks that write (ModelCheckpoint, CSVLogger, TensorBoard) run on rank 0 only, others on all.
 
         Raises:
             UserError: the data or the arguments can't be used here.
@@ -117,6 +119,7 @@ class Model:
             verbose=verbosity(verbose, alone=not job.under_master),
             shuffle=bool(shuffle) and not data.training.in_order,
             validation_freq=validation_freq,
+            steps_per_epoch=steps_per_epoch,
         )
         history, given = complete(callbacks, options.verbose)
         self._train(FitCall(data, given, options))

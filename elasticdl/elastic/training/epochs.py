@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.training.context import Hooks, JobContext
 from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
@@ -108,8 +109,8 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
     def _total_steps(self, workers: int) -> int:
         """Of the whole training; with a fixed batch per worker, if the number of workers stays as it is."""
         order, progress = self._sampler.order, self.state.progress
-        here, epoch = (order.remaining_steps(position, workers) for position in (progress.position, 0))
-        total = progress.step + here + epoch * max(self._epochs - progress.epoch - 1, 0)
+        later = (Progress(epoch) for epoch in range(progress.epoch + 1, self._epochs))
+        total = progress.step + sum(order.remaining_steps(each, workers) for each in (progress, *later))
         return min(total, self._max_step) if self._max_step else total
 
     def _tell_totals(self) -> None:

@@ -78,13 +78,29 @@ class DataCursor:
     """
 
     def __init__(
-        self, job: JobContext[Any], data: Sized | int, *, shuffle: bool = True, drop_last: bool = False
+        self,
+        job: JobContext[Any],
+        data: Sized | int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_per_epoch: int = 0,
+        first_epoch: int = 0,
     ) -> None:
-        """``data``: the data set, or the number of its samples."""
+        """``data``: the data set, or the number of its samples. ``steps_per_epoch``, ``first_epoch``: see `SampleOrder`.
+
+        Raises:
+            UserError: there are no samples, or fewer than a step takes; or an epoch's steps depend on the workers.
+        """
+        if steps_per_epoch and not job.policy.fixed:
+            raise UserError(
+                "steps_per_epoch: with a batch size per worker the samples of a step depend on the number of workers: give "
+                "elastic.init() a global batch size"
+            )
         samples = data if isinstance(data, int) else len(data)
         if samples < 1:
             raise UserError(f"the data set has {samples} samples; expected at least one")
-        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last)
+        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch, first_epoch)
         self.order.require_step(workers=1)
         self.current: StepBatch | None = None  # the step that is being made
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
@@ -125,7 +141,7 @@ class DataCursor:
     @property
     def at_end(self) -> bool:
         """Whether no step is left of the present epoch."""
-        return not self.order.remaining_steps(self.progress.position, self._job.world.size)
+        return not self.order.remaining_steps(self.progress, self._job.world.size)
 
     def __len__(self) -> int:
         """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
@@ -138,7 +154,7 @@ class DataCursor:
                 "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
                 "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
             )
-        return self.order.remaining_steps(0, self._job.world.size)
+        return self.order.remaining_steps(Progress(), self._job.world.size)
 
     def plans(self) -> Iterator[StepPlan]:
         """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""
