@@ -14,8 +14,9 @@ from test_training import losses
 from elasticdl.elastic.training.worker_files import consumed
 
 SCRIPTS = Path(__file__).parent / "scripts"
-EPOCHS, STEPS = 40, 200
-EPOCHS_BEFORE, STEPS_BEFORE = 3, 15  # of the first of two calls of fit
+PASSES, STEPS = 40, 200  # of the second call of fit
+EPOCHS_IN_PASS = 3
+EPOCHS_BEFORE, STEPS_BEFORE = 3, 15  # of the first
 SAMPLES = 300
 
 
@@ -66,16 +67,27 @@ def test_fit_and_fit_again_show_no_trace_of_a_kill_and_a_newcomer(tmp_path):
     script, one, two = str(SCRIPTS / "runai_keras.py"), tmp_path / "one", tmp_path / "two"
     slow = tmp_path / "slow"
     slow.touch()
-    env = {"TEST_EPOCHS": str(EPOCHS)}
-    with run(two, "1-2", script, TEST_SLOW_WHILE=str(slow), **env) as job, run(one, "1", script, **env) as alone:
+    env = {"TEST_PASSES": str(PASSES)}
+    folders = [home / "checkpoints" for home in (two, one)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    ours, theirs = ({**env, "TEST_CHECKPOINTS": str(folder)} for folder in folders)
+    with run(two, "1-2", script, TEST_SLOW_WHILE=str(slow), **ours) as job, run(one, "1", script, **theirs) as alone:
         left = disturb(job, after=STEPS_BEFORE)
         slow.unlink()
         logs = finish(job, 2)
         wanted = finish(alone, 1)[0]
         files = job.record_files()
     assert_same_curve(two, one, STEPS_BEFORE + STEPS)
-    twice = {epoch: 2 if epoch < EPOCHS_BEFORE else 1 for epoch in range(EPOCHS)}
-    assert consumed(files) == {epoch: Counter(dict.fromkeys(range(SAMPLES), n)) for epoch, n in twice.items()}
+    used = consumed(files)
+    for epoch in range(EPOCHS_BEFORE):
+        used[epoch] -= Counter(range(SAMPLES))
+    passes = [
+        sum((used[first + part] for part in range(EPOCHS_IN_PASS)), Counter()) for first in range(0, len(used), 3)
+    ]
+    assert passes == [Counter(range(SAMPLES))] * PASSES
+    written, wanted_files = ([path.name for path in sorted(folder.iterdir())] for folder in folders)
+    assert written == wanted_files != []
     told = {tuple(step["step"]): step for step in lines(wanted, "step")}
     assert len(told) == STEPS_BEFORE + STEPS
     for step in (step for text in logs.values() for step in lines(text, "step")):

@@ -112,6 +112,20 @@ def _takes_two(schedule: Callable[..., float]) -> bool:
     return True
 
 
+class _Unwritten:
+    """A model that a callback may save where another worker does so: nothing is written, and the callback counts on."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def save(self, *_: Any, **__: Any) -> None: ...
+
+    def save_weights(self, *_: Any, **__: Any) -> None: ...
+
+
 class KerasCallbacks:
     """Calls Keras's callbacks, and keeps them alike on all members."""
 
@@ -151,14 +165,17 @@ class KerasCallbacks:
 
         ``began``: if members hold state, this training was begun by them, and is not the next one.
         """
+        writes = world.rank == 0
         here = [
-            n for n, callback in enumerate(self._callbacks) if world.rank == 0 or not isinstance(callback, ON_RANK_0)
+            n for n, each in enumerate(self._callbacks) if writes or _counts(each) or not isinstance(each, ON_RANK_0)
         ]
         self._active = [self._callbacks[number] for number in here]
         for number in here:
             if number not in self._begun:
                 self._begun.add(number)
                 self._begin(number, resumes=began and not world.is_first)
+            if _counts(callback := self._callbacks[number]):
+                callback.set_model(self._model if writes else _Unwritten(self._model))
 
     def agree(self, collective: KerasCollective, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
@@ -276,6 +293,11 @@ class KerasCallbacks:
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
                 vars(callback).update({**deepcopy(first), **changed})
+
+
+def _counts(callback: keras.callbacks.Callback) -> bool:
+    """It saves after so many steps, and has to count them wherever it may go on."""
+    return type(callback) is keras.callbacks.ModelCheckpoint
 
 
 def _choose_direction(callback: keras.callbacks.Callback) -> None:

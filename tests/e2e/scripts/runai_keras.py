@@ -34,7 +34,8 @@ layers = [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(
 model = elasticdl.elastic.keras.models.Model(keras.Sequential(layers))
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-epochs = int(os.environ["TEST_EPOCHS"])
+parts = 3  # of the 5 steps of a pass, an epoch of the second fit has two
+epochs = int(os.environ["TEST_PASSES"]) * parts
 given = {"validation_data": (inputs[:50], labels[:50]), "verbose": 0}
 
 
@@ -45,6 +46,14 @@ def show(title, value):
 show("history", model.fit(inputs, labels, epochs=3, callbacks=[Report("first")], **given).history)
 show("between", model.evaluate(inputs, labels, verbose=0))
 model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])  # now with another optimizer
-show("history", model.fit(inputs, labels, epochs=epochs, callbacks=[Report("second")], **given).history)
+callbacks = [
+    keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.8, patience=parts, min_delta=0.01, verbose=0),
+    keras.callbacks.ModelCheckpoint(
+        os.environ["TEST_CHECKPOINTS"] + "/{epoch}.weights.h5", save_weights_only=True, save_freq=20
+    ),
+    Report("second"),
+]
+given["steps_per_epoch"] = 2
+show("history", model.fit(inputs, labels, epochs=epochs, callbacks=callbacks, **given).history)
 show("evaluated", model.evaluate(inputs, labels, verbose=0))
 show("master", elasticdl.elastic.master)
