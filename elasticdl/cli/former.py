@@ -1,9 +1,14 @@
-"""What ElasticDL's own command line had and this one has not, with what takes its place; docs/migration.md has the same rows.
+"""What other command lines had and this one has not, with what takes its place; docs/migration.md has the same rows.
 
 Without it the nearest of today's names would be offered, which means something else.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from elasticdl.common.errors import UserError
 
 NO_SERVERS = "leave it out: there are no parameter servers, only allreduce"
 NO_TASKS = "leave it out: there are no tasks, samples are dealt out step by step"
@@ -41,9 +46,36 @@ COMMANDS = {
     "predict": "load the model that `--output` has written, and call it in a program of your own",
 }
 
+# Programs, and modules for `python -m`, that start workers of their own, which can't come and go.
+STARTERS = frozenset(
+    {
+        "torchrun",
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "horovodrun",
+        "mpirun",
+        "mpiexec",
+        "deepspeed",
+        "accelerate",
+    }
+)
+
 _INSTEAD = {name: instead for names, instead in OPTIONS.items() for name in names} | COMMANDS
 
 
 def instead_of(name: str) -> str:
     """``name``: of a command, or of an option without dashes. Empty if ElasticDL had none such, or this command line has it, too."""
     return f"that was ElasticDL's: {_INSTEAD[name]}" if name in _INSTEAD else ""
+
+
+def refuse_starters(program: Sequence[str]) -> None:
+    """Raises:
+    UserError: the program starts workers itself.
+    """
+    words = [PurePath(word).name for word in program]
+    named = words[2] if words[1:2] == ["-m"] and len(words) > 2 else words[0]
+    if named in STARTERS:
+        raise UserError(
+            f"{named} starts workers of its own, which can't come and go: give the script alone, as in `elasticdl run -- python "
+            "train.py`, and see docs/migration.md for what changes in it"
+        )

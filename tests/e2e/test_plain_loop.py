@@ -92,6 +92,32 @@ def test_what_peoples_loops_have(tmp_path, kind):
     require_same(read_curve(curve), alone)
 
 
+def test_a_loop_for_torchrun_and_what_becomes_of_it(tmp_path):
+    """With Horovod, whose world must last until the scripts of all workers are done."""
+    folder = REPOSITORY / "examples" / "from_torchrun"
+    theirs = subprocess.run(
+        [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", folder / "ddp.py"],
+        check=True,
+        timeout=DEADLINE,
+        capture_output=True,
+        text=True,
+    )
+    ours = ["--num_workers", "2", "--collective", "horovod", "--", "python", str(folder / "elastic_ddp.py")]
+    with start(tmp_path, "run", *ours) as job:
+        assert job.finish() == 0, job.describe()
+        assert len(job.entries("world_formed")) == 1, job.describe()
+        said = [line for worker in (0, 1) for line in job.job.worker_log(worker).read_text().splitlines()]
+    assert epochs_said(said) == epochs_said(theirs.stdout.splitlines()) != []
+
+
+@pytest.mark.parametrize("program", [["torchrun", "train.py"], ["python", "-m", "torch.distributed.run", "train.py"]])
+def test_a_program_that_starts_workers_itself_is_refused(tmp_path, program):
+    done = run_cli(tmp_path, "run", "--", *program)
+    assert done.returncode == 2
+    assert "starts workers of its own" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def epochs_said(lines):
     return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
 

@@ -111,7 +111,7 @@ def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path)
     script, one, two = str(SCRIPTS / "runai_torch.py"), tmp_path / "one", tmp_path / "two"
     slow = tmp_path / "slow"
     slow.touch()
-    arguments = {home: (script, str(EPOCHS), str(home / "weights")) for home in (one, two)}
+    arguments = {home: (script, str(PASSES), str(home / "weights")) for home in (one, two)}
     with (
         run(two, "1-2", *arguments[two], TEST_SLOW_WHILE=str(slow)) as job,
         run(one, "1", *arguments[one]) as alone,
@@ -122,7 +122,7 @@ def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path)
         finish(alone, 1)
         files = job.record_files()
     assert_same_curve(two, one, STEPS)
-    assert consumed(files) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+    assert consumed(files) == {epoch: Counter(range(SAMPLES)) for epoch in range(PASSES)}
     (wanted,) = (torch.load(path) for path in one.glob("weights.*"))
     first, second = (torch.load(path) for path in two.glob("weights.*"))
     for name, tensor in wanted.items():

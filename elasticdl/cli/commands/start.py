@@ -8,6 +8,7 @@ import click
 from pydantic import BaseModel
 
 from elasticdl.cli.commands.places import cluster_module
+from elasticdl.cli.former import refuse_starters
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command
@@ -65,6 +66,7 @@ def run(program: Sequence[str], **given: object) -> int:
     read = read_options(given, SCRIPT_GROUPS)
     if not program:
         raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
+    refuse_starters(program)
     return _run_anywhere(make_spec(read, tuple(program)), given)
 
 

@@ -5,6 +5,7 @@ What moves a framework's own tensors is in `elasticdl.elastic.torch.collective` 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -162,12 +163,15 @@ class HorovodCollective(Collective):
         if hvd and endpoint:
             self._server = KvServer(endpoint.store)
             self._connection = HorovodWorld(hvd, self._server, endpoint.interface)
+            atexit.register(self._connection.stop)
         self._reduce_on_gpu = reduce_on_gpu
 
     def start(self, world: World) -> None:
         self.world = world
         if self._connection:
             self._connection.start(world)
+            # By which each `init` has the world end before what was registered earlier, as the last vote of a script.
+            atexit.unregister(self._horovod.mpi_ops._basics.shutdown)
 
     def stop(self) -> None:
         if self._connection:
