@@ -225,14 +225,18 @@ class LastWordTaken(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation")
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
     generation: int
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ...) -> None: ...
+    epoch: int
+    epoch_steps: int
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

@@ -1,11 +1,14 @@
 """A plain loop over a view: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
@@ -310,3 +313,73 @@ def test_a_batch_of_more_than_tensors_is_not_made_again():
         script_that_divides_by_size(model, batch)
     with pytest.raises(CannotRemake, match="the batches hold a str beside tensors"):
         tape.remake(batch, lambda loss, kwargs: loss.backward(**kwargs))
+
+
+def train_on(loader, model, optimizer, watch=lambda step: None):
+    for _ in range(3):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            watch(optimizer)
+
+
+def begun(stands, join=None):
+    """A script that was told where the job stands; ``join(state)`` is what it finds in its first world."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16, shuffle=True))
+    view._job.session.jobs_place = lambda: stands
+    real = view._job.join
+
+    def joined(state):
+        real(state)
+        if join is not None:
+            join(state)
+
+    view._job.join = joined
+    return model, optimizer, loader, view
+
+
+@pytest.mark.parametrize("stands", [(0, 0), (0, 3), (1, 0), (1, 2), (1, 3)])
+def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
+    """It ends with the parameters of the one that has trained all the time."""
+    model, optimizer, loader, view = begun((0, 0))
+    kept = []
+
+    def watch(_):
+        if len(kept) < 7:
+            kept.append(copy.deepcopy(view._steps.state.state_dict()))
+
+    train_on(loader, model, optimizer, watch)
+    joined_at = []
+
+    def join(state):
+        joined_at.append(passed[0])
+        state.load_state_dict(kept[-1])  # that after the third step of the second epoch
+        for part in p.Part:  # as when it is sent
+            state.save(part)
+
+    passed = [0]
+    late, its_optimizer, its_loader, its_view = begun(stands, join)
+
+    def count(_):
+        passed[0] += 1
+
+    train_on(its_loader, late, its_optimizer, count)
+    assert joined_at == [stands[0] * 4 + stands[1]]
+    assert its_view.finish().progress == view.finish().progress
+    for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
+    model, optimizer, loader, view = begun((1, 2))
+    told = []
+    view._job.fail = lambda message, traceback, *, users: told.append((message, users))
+    with pytest.raises(SystemExit) as ended:
+        train_on(loader, model, optimizer)
+    assert ended.value.code == 1
+    ((message, users),) = told
+    assert "started again" in message
+    assert not users

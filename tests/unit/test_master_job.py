@@ -7,6 +7,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.job import Job
+from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
 
 TICK = 0.1
@@ -505,3 +506,22 @@ def test_the_view_tells_where_everybody_is():
         (3, "pending", -1),
     ]
     assert view.workers[3].reason == "every slot is taken (3)"
+
+
+def test_the_steps_of_the_present_epoch_are_counted_from_where_they_are_seen():
+    training = Training()
+
+    def report(world, *steps):
+        reports = [e.StepReport(n, epoch, 1.0, 4, 0.1, 0.1, world, 4 * n, False) for n, epoch in steps]
+        training.report(e.ProgressReported(1, tuple(reports), 0, 0), 0.0)
+        return training.epoch, training.epoch_steps
+
+    assert report(1, (1, 0), (2, 0)) == (0, 2)
+    assert report(1, (2, 0), (3, 0)) == (0, 3)  # the second is known
+    assert report(2, (4, 1)) == (1, 1)
+    training.lose_state()
+    assert (training.epoch, training.epoch_steps) == (0, 0)
+    assert report(3, (1, 0)) == (0, 1)
+    training.notice(e.NoticeReported(1, "resumed", {"step": 40, "epoch": 5, "samples": 160}))
+    assert (training.epoch, training.epoch_steps) == (5, 0)
+    assert report(4, (41, 5)) == (5, 1)

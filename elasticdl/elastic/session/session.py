@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
+WELCOME_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Session:
         self._events: deque[p.Event] = deque()
         self._stepping = False
         self._for_training: list[p.Instruction] = []
+        self._jobs_place: tuple[int, int] | None = None
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
 
@@ -102,6 +104,14 @@ class Session:
                 self._changed.wait(1.0)
             return self._take()
 
+    def jobs_place(self) -> tuple[int, int]:
+        """Where training stands at least, as the master said when it was last reached: epochs that are over, and steps of
+        the present one. Waits for its first word, but not long."""
+        with self._changed:
+            if self._stream is not None:
+                self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
+            return self._jobs_place or (0, 0)
+
     def _take(self) -> list[p.Instruction]:
         with self._changed:
             taken, self._for_training = self._for_training, []
@@ -116,6 +126,10 @@ class Session:
         return [instruction.message for instruction in greeting if isinstance(instruction, p.Send)]
 
     def receive(self, message: pb.MasterMessage) -> None:
+        if message.HasField("welcome"):
+            with self._changed:
+                self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
+                self._changed.notify_all()
         event = to_event(message, self.core.worker_id)
         if event is not None:
             self.post(event)

@@ -52,23 +52,23 @@ class PreparedLoader:
         self._turns += 1
         turn = self._turns
         view = self._view
-        batches = view.begin_epoch()
+        view.begin_epoch()
         number, first, version = 0, 0, -1
         parts: list[Part] = []
         loaded: Iterator[Any] = iter(())
         stand_in = None
         try:
-            while number < len(batches) or view.repeats:
+            while number < len(view.drawn) or view.repeats:
                 if view.repeats:
                     number, version = view.begin_repeating(), -1
-                batch = batches[number]
-                if not view.may_give(batch):
-                    stand_in = view.stand_in(batch) if stand_in is None else stand_in
+                if not view.may_give(number):
+                    stand_in = view.stand_in(view.drawn[number]) if stand_in is None else stand_in
                     yield copied_sample(stand_in)
                 else:
+                    batch = view.drawn[number]
                     if version != view.world_version:
                         version, first = view.world_version, number
-                        parts = [view.part_of(each) for each in batches[number:]]
+                        parts = [view.part_of(each) for each in view.drawn[number:]]
                         loaded = view.batches.load(parts)
                     view.seed(batch)
                     sample = next(loaded)
@@ -76,7 +76,7 @@ class PreparedLoader:
                     yield sample
                 self._require_one_loop(turn)
                 number += 1
-            view.end_epoch(batches[-1].epoch, batches[-1].end)
+            view.end_epoch()
         finally:
             if turn == self._turns:
                 view.pause()

@@ -5,15 +5,16 @@ The script is given its loader's batches, of each of which this worker has a par
 (`elasticdl.elastic.torch.steps`) its control flow notices nothing.
 
 A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
-on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Then its state
-is replaced by the job's.
+on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Most of the way
+it goes before it asks for a world, and nobody waits for it. Then its state is replaced by the job's.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -44,6 +45,7 @@ class View:
     ) -> None:
         """``values``: asked at the first batch for what else travels, by name. ``on_left``: this worker leaves for good."""
         self.batches = batches
+        self.drawn: list[GlobalBatch] = []  # of the present epoch
         self.repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
         self._job = job
         self._model = model
@@ -52,7 +54,8 @@ class View:
         self._on_left = on_left
         self._watch = Watch(model, self)
         self._from_memory = ModelFromMemory(model)
-        self._begun: Steps | None = None  # before the first batch
+        self._begun: Steps | None = None  # before this worker asks for a world
+        self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
@@ -65,7 +68,9 @@ class View:
     @property
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
-        return self.repeats is not None or (self._begun is not None and self._begun.is_behind)
+        if self._begun is None:
+            return self._epochs > 0
+        return self.repeats is not None or self._begun.is_behind
 
     # -- for the loader --
 
@@ -83,38 +88,57 @@ class View:
         assert self._begun is not None, "there are steps from the first batch on"
         return self._begun
 
-    def begin_epoch(self) -> list[GlobalBatch]:
+    def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
-        if self._begun is None:
-            self._begin()
-        epoch, self._epochs = self._epochs, self._epochs + 1
-        place = self._steps.place
-        if not self._steps.is_behind:
-            place.note_streams(epoch, since=self._steps.state.progress.epoch)
-        elif epoch in place.streams:
-            RandomStreams.restore(place.streams[epoch])
+        epoch = self._epochs
+        if epoch == 0:
+            self._approach = self._job.session.jobs_place()
+        if self._begun is None and (epoch, 0) >= self._approach:
+            self._begin(GlobalBatch(epoch, 0, 0, ()))
+        self._epochs += 1
+        if self._begun is not None and not self._begun.is_behind:
+            self._begun.place.note_streams(epoch, since=self._begun.state.progress.epoch)
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
-        batches = self.batches.of_epoch(epoch)
+        self._draw(epoch)
+
+    def _draw(self, epoch: int) -> None:
+        if self._begun is not None and self._begun.is_behind and epoch in self._begun.place.streams:
+            RandomStreams.restore(self._begun.place.streams[epoch])
+        self.drawn = self.batches.of_epoch(epoch)
         self._outside = RandomStreams.capture()
-        return batches
 
-    def _leave_for_good(self) -> None:
-        self._watch.stop()
-        self._on_left()
-
-    def _begin(self) -> None:
+    def _begin(self, batch: GlobalBatch) -> None:
+        """Be in a world. The script asks for this batch."""
         place = Place()
-        place.note_streams(0, since=0)
+        if self._epochs == 0:
+            place.note_streams(0, since=0)
         values = {**self._values(), "place": place}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         self._begun = Steps(self._job, state, self.batches, self, self._leave_for_good, place)
         self._begun.join()
+        at = state.progress
+        if batch.start > (at.epoch, at.position):
+            self._start_again()
 
-    def end_epoch(self, epoch: int, samples: int) -> None:
-        """There is no further batch in this epoch, of so many samples."""
+    def _start_again(self) -> NoReturn:
+        """Nobody is left who stood where this worker was told that the job stands."""
+        why = "this worker has passed by batches that nobody who is left has trained on: it is started again"
+        self._job.fail(why, "", users=False)
+        self._leave_for_good()
+        sys.exit(1)
+
+    def _leave_for_good(self) -> None:
+        self._watch.stop()
+        self._on_left()
+
+    def end_epoch(self) -> None:
+        """There is no further batch in this epoch."""
         self.pause()
+        if self._begun is None:
+            return
+        epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
         at = self._steps.state.progress
         if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
             self._arrive()
@@ -124,9 +148,18 @@ class View:
         self._watch.stop()
         RandomStreams.restore(self._outside)
 
-    def may_give(self, batch: GlobalBatch) -> bool:
-        """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
+    def may_give(self, number: int) -> bool:
+        """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here, and
+        in the first also what was drawn."""
         self._watch.stop()
+        batch = self.drawn[number]
+        if self._begun is None:
+            if (batch.epoch, number) < self._approach:
+                self._from_memory.begin_batch()
+                return False
+            self._begin(batch)
+            self._draw(batch.epoch)
+            batch = self.drawn[number]
         steps = self._steps
         self._job.advance(waiting=False)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
@@ -170,7 +203,7 @@ class View:
     # -- what the script does with a batch --
 
     def before_look(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, torch.nn.Parameter) and not self._is_fresh and not self._steps.is_reduced:
+        if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
             with self._watch.paused():
                 self._reduce()
 
@@ -213,7 +246,7 @@ class View:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            if self._begun is None or not (self._begun.hand or self.is_idle):
+            if not self.is_idle and not (self._begun and self._begun.hand):
                 raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
             self._reduce()
             if not self.is_idle:
@@ -255,10 +288,12 @@ class View:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
         if self._begun is None:
-            return None
-        if self._begun.is_behind:
+            if not self._epochs:
+                return None
+            self._begin(GlobalBatch(self._epochs, 0, 0, ()))
+        if self._steps.is_behind:
             self._arrive()
-        return self._begun.state if self._begun.end() else None
+        return self._steps.state if self._steps.end() else None
 
     # -- a step that is torn --
 

@@ -46,6 +46,7 @@ class TrainingSnapshot:
 
     epochs_done: int = 0
     epoch: int = field(default=0, compare=False)
+    epoch_steps: int = field(default=0, compare=False)  # of this epoch, as far as they were seen
     total_epochs: int = field(default=0, compare=False)
     step: int = field(default=0, compare=False)
     total_steps: int = field(default=0, compare=False)

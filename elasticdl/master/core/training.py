@@ -57,6 +57,7 @@ class Training(TrainingSnapshot):
             self.collective = str(told.get("engine", ""))
         elif event.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
+            self.epoch_steps = 0
             self.samples, self.epochs_done = int(told.get("samples", self.samples)), self.epoch
 
     def finish(self, event: e.WorkerFinished) -> list[Record]:
@@ -67,6 +68,7 @@ class Training(TrainingSnapshot):
     def lose_state(self) -> int:
         """Nobody holds the state any more; the step that was lost. Who goes on tells where it begins."""
         lost, self.step, self.samples = self.step, 0, 0
+        self.epoch = self.epoch_steps = 0
         return lost
 
     # ---- what is asked ----
@@ -81,6 +83,7 @@ class Training(TrainingSnapshot):
 
     def _take_step(self, step: e.StepReport) -> list[Record]:
         out = self._finish_epochs(step.epoch)
+        self.epoch_steps = self.epoch_steps + 1 if step.epoch == self.epoch else 1
         self.step, self.epoch, self.loss, self.samples = step.step, step.epoch, step.loss, step.total_samples
         if not self.diverged and not math.isfinite(step.loss):
             self.diverged = True

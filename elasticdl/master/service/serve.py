@@ -119,7 +119,16 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     launcher = platform.make_launcher(mailbox.post)
     ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
-    welcome = pb.Welcome(job_name=job_dir.name, heartbeat_interval=heartbeat_interval, generation=generation)
+
+    def welcome() -> pb.Welcome:
+        stands = ("epoch", "epoch_steps") if job.view().phase is Phase.RUNNING else ()
+        return pb.Welcome(
+            job_name=job_dir.name,
+            heartbeat_interval=heartbeat_interval,
+            generation=generation,
+            **{name: getattr(job.training, name) for name in stands},
+        )
+
     try:
         servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
         await platform.server.start(servicer)

@@ -37,7 +37,7 @@ class Servicer(pb_grpc.MasterServicer):
     status: Callable[[], pb.JobStatus]
     ended: asyncio.Event  # the status will not change any more
     journal: Journal
-    welcome: pb.Welcome
+    welcome: Callable[[], pb.Welcome]
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -45,7 +45,7 @@ class Servicer(pb_grpc.MasterServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
         worker_id = first.hello.worker_id
         outbox = self.sessions.open(worker_id)
-        outbox.put(pb.MasterMessage(welcome=self.welcome))
+        outbox.put(pb.MasterMessage(welcome=self.welcome()))
         self.sessions.replay(worker_id)
         self.mailbox.post(connected(first.hello))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
