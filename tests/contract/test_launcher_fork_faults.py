@@ -94,6 +94,34 @@ def test_a_worker_that_is_killed_while_its_process_to_fork_from_imports_is_never
     asyncio.run(run())
 
 
+def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_that_hangs(tmp_path):
+    """Its end is told at once, and the next is started once there is something to fork from again."""
+
+    async def run():
+        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, ["this"], os.environ) as (launcher, reports):
+            await launcher.launch(0)
+            first = await next_of(reports, WorkerPlaced)
+            template = template_of(launcher)
+            template.suspend()
+            await launcher.launch(1)
+            await asyncio.sleep(0.3)
+            launcher.kill(1)
+            exited = await next_of(reports, WorkerExited)
+            assert (exited.worker_id, exited.cause, exited.detail) == (1, ExitCause.KILLED, "it was not started yet")
+            template.resume()
+            await launcher.launch(2)
+            assert (await next_of(reports, WorkerPlaced)).worker_id == 2
+            assert psutil.pid_exists(first.pid)
+            template.suspend()
+            await launcher.launch(3)
+            await asyncio.sleep(0.1)
+        ended = {(await next_of(reports, WorkerExited)).worker_id for _ in range(3)}
+        assert ended == {0, 2, 3}
+        assert reports.empty()
+
+    asyncio.run(run())
+
+
 UNSAFE = {
     "threads": (
         "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",

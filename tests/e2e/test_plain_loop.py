@@ -110,12 +110,20 @@ def test_a_loop_for_torchrun_and_what_becomes_of_it(tmp_path):
     assert epochs_said(said) == epochs_said(theirs.stdout.splitlines()) != []
 
 
-@pytest.mark.parametrize("program", [["torchrun", "train.py"], ["python", "-m", "torch.distributed.run", "train.py"]])
-def test_a_program_that_starts_workers_itself_is_refused(tmp_path, program):
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (["torchrun", "train.py"], "torchrun starts workers of its own"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run starts workers of its own"),
+        (["python", "-u", "no/such.py", "--epochs", "3"], "no/such.py: name the script as it is called from"),
+    ],
+)
+def test_a_program_that_can_not_be_had_is_refused_before_anything_starts(tmp_path, program, told):
     done = run_cli(tmp_path, "run", "--", *program)
     assert done.returncode == 2
-    assert "starts workers of its own" in done.stderr
+    assert told in done.stderr
     assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("jobs/*"))
 
 
 def epochs_said(lines):

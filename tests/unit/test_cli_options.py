@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import typing
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import click
 import pytest
 
 import elasticdl
-from elasticdl.cli import former
+from elasticdl.cli import entry, former
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
@@ -288,3 +289,12 @@ def test_without_a_command_the_commands_are_shown(argv, capsys):
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"elasticdl {elasticdl.__version__}\n"
+
+
+def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch):
+    def interrupted(name, *_):
+        if name == "elasticdl.cli.__main__":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert entry.main() == 130

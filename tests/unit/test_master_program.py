@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
+from elasticdl.common.python_command import Program, UnclearCommand, program_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.launchers.fork_server import CannotFork
 from elasticdl.master.launchers.preload import modules_to_preload
-from elasticdl.master.launchers.program import Program, imports_of, program_of
+from elasticdl.master.launchers.program import imports_of
 
 
 def write(folder, files):
@@ -48,14 +49,14 @@ def test_the_program_is_found_among_the_options(tmp_path, arguments, kind, targe
 )
 def test_what_can_not_be_had_in_a_template_is_told(tmp_path, arguments, reason):
     write(tmp_path, {"t.py": ""})
-    with pytest.raises(CannotFork, match=f"^{reason}$"):
+    with pytest.raises(UnclearCommand, match=f"^{reason}$"):
         program_of([sys.executable, *(each.replace("{f}", str(tmp_path / "t.py")) for each in arguments)])
 
 
 def test_only_this_python_counts(tmp_path):
     (tmp_path / "python").symlink_to(sys.executable)
     for other in ("sh", str(tmp_path / "python")):
-        with pytest.raises(CannotFork, match="is not"):
+        with pytest.raises(UnclearCommand, match="is not"):
             program_of([other, "-c", "import torch"])
 
 

@@ -33,6 +33,7 @@ from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
+from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -105,6 +106,12 @@ def require_executable(command: tuple[str, ...]) -> None:
     if shutil.which(program) is None:
         hint = f"did you mean `python {program}`?" if program.endswith(".py") else "check its name and PATH"
         raise UserError(f"the program {program} is not found, or not executable: {hint}")
+    try:
+        program_of(command)
+    except NoSuchProgram as error:
+        raise UserError(f"{error}: name the script as it is called from {Path.cwd()}") from None
+    except UnclearCommand:
+        pass  # it may have a script all the same
 
 
 @contextlib.contextmanager

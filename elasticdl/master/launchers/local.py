@@ -14,9 +14,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from elasticdl.common.tether import tethered
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
@@ -34,6 +35,9 @@ OUTPUT_LINES = 40
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
 _log = logging.getLogger(__name__)
+
+
+Result = TypeVar("Result")
 
 
 class _Unwanted(Exception):
@@ -82,8 +86,8 @@ class LocalLauncher:
         self._known: set[int] = set()
         self._pending: dict[int, str] = {}  # by the reason last reported
         self._running: dict[int, PlainWorker | ForkedWorker] = {}
-        self._condemned: set[int] = set()  # killed while being started
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._starting: dict[int, asyncio.Event] = {}  # which says that it was killed meanwhile
+        self._watchers: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -110,8 +114,8 @@ class LocalLauncher:
             self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place yet"))
         elif process := self._running.get(worker_id):
             kill_group(process.pid)
-        elif worker_id in self._known:
-            self._condemned.add(worker_id)
+        elif killed := self._starting.get(worker_id):
+            killed.set()
 
     async def detach(self) -> None:
         await self.close()
@@ -120,7 +124,7 @@ class LocalLauncher:
         self._closed = True
         if self._retry:
             self._retry.cancel()
-        for worker_id in [*self._pending, *self._running]:
+        for worker_id in [*self._pending, *self._running, *self._starting]:
             self.kill(worker_id)
         if self._server is not None:
             await self._server.close()
@@ -141,9 +145,15 @@ class LocalLauncher:
                 self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._place_pending)
             return
         del self._pending[worker_id]
-        task = asyncio.get_running_loop().create_task(self._run(worker_id, slot))
+        self._starting[worker_id] = asyncio.Event()
+        self._track(self._run(worker_id, slot))
+
+    def _track(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """`close` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
+        return task
 
     def _place_pending(self) -> None:
         self._retry = None
@@ -156,16 +166,42 @@ class LocalLauncher:
         try:
             # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
             folder = tempfile.mkdtemp(prefix=f"elasticdl-{worker_id}-")
-            exited = await self._watch(worker_id, await self._spawn(worker_id, slot, folder))
+            spawning = self._track(self._spawn(worker_id, slot, folder))
+            if not await self._started(worker_id, spawning):
+                self._report(_killed_at_start(worker_id))
+                await self._end_unwanted(spawning, slot, folder)
+                return
+            exited = await self._watch(worker_id, await spawning)
         except _Unwanted:
-            exited = WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it was not started yet")
+            exited = _killed_at_start(worker_id)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {error.strerror or error}")
+        finally:
+            self._starting.pop(worker_id, None)
+        await self._free(slot, folder)
+        self._report(exited)
+        self._place_pending()
+
+    async def _started(self, worker_id: int, spawning: asyncio.Task[PlainWorker | ForkedWorker]) -> bool:
+        """False: the worker was killed while it is being started, which may take long."""
+        killed = asyncio.get_running_loop().create_task(self._starting[worker_id].wait())
+        await asyncio.wait({spawning, killed}, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        return spawning.done()
+
+    async def _end_unwanted(self, spawning: asyncio.Task[PlainWorker | ForkedWorker], slot: Slot, folder: str) -> None:
+        """What is being started can't be called back: it is killed as soon as it is there."""
+        with contextlib.suppress(_Unwanted, OSError):
+            process = await spawning
+            kill_group(process.pid)
+            await process.wait()
+        await self._free(slot, folder)
+        self._place_pending()
+
+    async def _free(self, slot: Slot, folder: str | None) -> None:
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._slots.release(slot)
-        self._report(exited)
-        self._place_pending()
 
     async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
         environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder}
@@ -174,7 +210,8 @@ class LocalLauncher:
                 try:
                     return await self._server.fork(environment, log.fileno())
                 except CannotFork as reason:
-                    self._require_wanted(worker_id)
+                    if not self._is_wanted(worker_id):
+                        raise _Unwanted from None
                     self._tell(str(reason))
             process = await asyncio.create_subprocess_exec(
                 *tethered([*self._command.argv]),
@@ -186,9 +223,9 @@ class LocalLauncher:
             )
             return PlainWorker(process)
 
-    def _require_wanted(self, worker_id: int) -> None:
-        if self._closed or worker_id in self._condemned:
-            raise _Unwanted
+    def _is_wanted(self, worker_id: int) -> bool:
+        killed = self._starting.get(worker_id)
+        return not self._closed and killed is not None and not killed.is_set()
 
     def _tell(self, reason: str) -> None:
         if reason not in self._told:
@@ -198,8 +235,9 @@ class LocalLauncher:
     async def _watch(self, worker_id: int, process: PlainWorker | ForkedWorker) -> WorkerExited:
         self._running[worker_id] = process
         self._report(WorkerPlaced(worker_id, HOST, process.pid))
-        if self._closed or worker_id in self._condemned:
+        if not self._is_wanted(worker_id):
             kill_group(process.pid)
+        del self._starting[worker_id]
         code = await process.wait()
         del self._running[worker_id]
         cause, detail = judge_exit(code)
@@ -207,6 +245,10 @@ class LocalLauncher:
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, _end_of(log))
+
+
+def _killed_at_start(worker_id: int) -> WorkerExited:
+    return WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it was not started yet")
 
 
 def judge_exit(code: int) -> tuple[ExitCause, str]:

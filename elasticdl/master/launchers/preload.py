@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from elasticdl.common.python_command import UnclearCommand, program_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.launchers.fork_server import CannotFork
-from elasticdl.master.launchers.program import imports_of, imports_of_module, program_of
+from elasticdl.master.launchers.program import imports_of, imports_of_module
 
 # By what a script imports. PyTorch's first optimizer would import its compiler.
 OF_SCRIPTS = {
@@ -33,7 +34,11 @@ def modules_to_preload(spec: JobSpec) -> Sequence[str]:
         CannotFork: nothing is known to be imported, or the workers can't be forked.
     """
     if spec.command:
-        found = _among(OF_SCRIPTS, imports_of(program_of(spec.command)))
+        try:
+            program = program_of(spec.command)
+        except UnclearCommand as error:
+            raise CannotFork(str(error)) from None
+        found = _among(OF_SCRIPTS, imports_of(program))
     else:
         folder = Path(spec.model_zoo).resolve()
         found = _among(OF_ZOO_MODULES, imports_of_module(_module(spec.model_def, folder), [folder], folder))

@@ -1,4 +1,4 @@
-"""A command line that runs Python, taken apart, and what its program would import, read from its text.
+"""What a program would import, read from its text.
 
 Nothing of the program is run or imported here.
 """
@@ -6,68 +6,21 @@ Nothing of the program is run or imported here.
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from elasticdl.common.python_command import Program
 from elasticdl.master.launchers.fork_server import CannotFork
 
-_FLAGS = frozenset("bBdOPqRsuv")  # of the interpreter, without an argument, that a template can have as well
-_WITH_ARGUMENT = frozenset("WX")
 MOST_FILES = 500
 PACKAGE = "elasticdl"
 # A program that sets one of these means the import that follows.
 _READ_AT_IMPORT = re.compile(
     r"(OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|KERAS|XLA|GRPC|CUBLAS|NVIDIA|LD|MALLOC)_.*"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """``kind``: of the three ways in which Python is given a program: "file", "module" (-m) or "code" (-c)."""
-
-    kind: str
-    target: str
-
-
-def program_of(argv: Sequence[str], python: str = sys.executable) -> Program:
-    """
-    Raises:
-        CannotFork: it is not run by this Python, or in a way that a template can't have.
-    """
-    if not _same_program(argv[0], python):
-        raise CannotFork(f"{argv[0]} is not {python}")
-    words = iter(argv[1:])
-    for word in words:
-        if word in ("-", "--") or not word.startswith("-"):
-            break
-        if word.startswith("--"):
-            raise CannotFork(f"option {word} of Python")
-        for place, letter in enumerate(word[1:], 2):
-            if letter in "mc":
-                return Program("module" if letter == "m" else "code", word[place:] or next(words, ""))
-            if letter in _WITH_ARGUMENT:
-                if not word[place:]:
-                    next(words, "")
-                break
-            if letter not in _FLAGS:
-                raise CannotFork(f"option -{letter} of Python")
-    else:
-        raise CannotFork("Python is given no program")
-    if not Path(word).is_file():
-        raise CannotFork(f"{word} is no file")
-    return Program("file", word)
-
-
-def _same_program(name: str, python: str) -> bool:
-    """In the same folder, as an environment's Python is a link to another's."""
-    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(python)
-    return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)
 
 
 def imports_of(program: Program) -> frozenset[str]:

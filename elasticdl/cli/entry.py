@@ -1,0 +1,11 @@
+"""What the command ``elasticdl`` calls: quiet, too, if it is interrupted while its modules are imported."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    try:
+        from elasticdl.cli.__main__ import main as command
+    except KeyboardInterrupt:
+        return 130
+    return command()
