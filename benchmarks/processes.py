@@ -83,8 +83,9 @@ class Processes:
         while any(process.poll() is None for _, process in self._started):
             self.raise_if_any_failed()
             if time.monotonic() > deadline:
-                running = ", ".join(name for name, process in self._started if process.poll() is None)
-                raise Failed(f"{running}: still running after {seconds:g} s")
+                running = [name for name, process in self._started if process.poll() is None]
+                tails = "".join(f"\n{name}: {self.tail(name)}" for name in running)
+                raise Failed(f"{', '.join(running)}: still running after {seconds:g} s{tails}")
             time.sleep(POLL)
         self.raise_if_any_failed()
 

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from elasticdl.common.tether import die_with_parent
 TEMPLATE = "ELASTICDL_TEMPLATE"
 MESSAGE_BYTES = 1 << 16
 GO = b"1"
+ORPHAN_SECONDS = 0.0005
 _GPU_DEVICES = "/dev/nvidia"
 
 
@@ -144,7 +146,10 @@ def _same(module: Any, origin: str) -> bool:
 
 
 def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
-    """Fork a worker and answer; True in the worker, once the launcher knows it."""
+    """Fork a worker, which answers; True in the worker, once the launcher knows it.
+
+    The launcher has its answer, or the end of the socket, also if this process is killed meanwhile.
+    """
     if problem := _unsafe():
         channel.send(Reply(problem=problem).encode())
         return False
@@ -157,21 +162,26 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
         channel.send(Reply(problem=f"can't fork: {error.strerror}").encode())
         return False
     if between == 0:
+        between = os.getpid()
         if os.fork() > 0:
             os._exit(0)
+        while os.getppid() == between:  # then it is the launcher's child
+            time.sleep(ORPHAN_SECONDS)
         os.setsid()
-        os.write(tell, str(os.getpid()).encode())
+        os.write(tell, GO)  # first: a request must never have two replies
         os.close(told)
         os.close(tell)
+        channel.send(Reply(os.getpid()).encode())
+        channel.close()
         if os.read(gate, len(GO)) != GO:
             os._exit(1)
         os.close(gate)
         return True
     os.close(tell)
-    os.waitpid(between, 0)  # from now on the worker is the launcher's child
-    pid = int(os.read(told, 32) or 0)
+    os.waitpid(between, 0)
+    if not os.read(told, len(GO)):
+        channel.send(Reply(problem="can't fork: it was killed").encode())
     os.close(told)
-    channel.send(Reply(pid, "" if pid else "can't fork: it was killed").encode())
     return False
 
 

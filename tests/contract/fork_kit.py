@@ -35,7 +35,8 @@ async def launcher_of(argv, folder, modules=None, environ=None):
         yield launcher, reports
     finally:
         await launcher.close()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not left, left
 
 
 async def next_of(reports, kind):

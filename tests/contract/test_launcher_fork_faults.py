@@ -94,6 +94,33 @@ def test_a_worker_that_is_killed_while_its_process_to_fork_from_imports_is_never
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("kills", "forks"), [(2, True), (3, False)])
+def test_a_process_to_fork_from_that_is_killed_while_it_imports_is_started_again_but_not_for_ever(
+    tmp_path, caplog, kills, forks
+):
+    text = f"""
+import os, pathlib, signal
+count = pathlib.Path({str(tmp_path / "count")!r})
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+if len(count.read_text()) <= {kills}: os.kill(os.getpid(), signal.SIGKILL)
+"""
+    written(tmp_path, text, "fatal_import.py")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    async def run():
+        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, ["fatal_import"], environ) as (
+            launcher,
+            reports,
+        ):
+            for worker in range(5):
+                await launcher.launch(worker)
+                await next_of(reports, WorkerPlaced)
+            assert (launcher.server._process is not None) is forks
+
+    asyncio.run(run())
+    assert len((tmp_path / "count").read_text()) == kills + forks
+
+
 def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_that_hangs(tmp_path):
     """Its end is told at once, and the next is started once there is something to fork from again."""
 
@@ -164,9 +191,10 @@ def test_a_module_that_is_not_installed_is_left_to_the_program(tmp_path, caplog)
     assert caplog.records == []
 
 
-def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path):
+@pytest.mark.parametrize("seed", range(6))
+def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
     """Workers, their children, and the process they are forked from are killed at any moment."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     code = (
         "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(float(sys.argv[1])); sys.exit(5)"
     )

@@ -190,6 +190,26 @@ def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_histo
     assert order.remaining_steps(progress, 1) == 0
 
 
+@given(
+    samples=st.integers(1, 120),
+    batch=st.integers(1, 30),
+    steps=st.integers(0, 12),
+    first=st.integers(0, 3),
+    made=st.integers(0, 9),
+    position=st.integers(0, 40),
+    drop_last=st.booleans(),
+)
+def test_the_steps_of_all_epochs_are_those_of_each(samples, batch, steps, first, made, position, drop_last):
+    policy = BatchPolicy(batch, None, 4)
+    order = SampleOrder(samples, policy, drop_last=drop_last, steps_per_epoch=steps, first_epoch=first)
+    epoch = first + made
+    progress = Progress(step=100, epoch=epoch, position=position)
+    for epochs in (epoch, epoch + 1, epoch + 2, epoch + 17):
+        later = [order.remaining_steps(Progress(epoch=each), 2) for each in range(epoch + 1, epochs)]
+        assert order.total_steps(progress, epochs, 2) == 100 + order.remaining_steps(progress, 2) + sum(later)
+    assert order.total_steps(progress, 10**12, 2) >= order.total_steps(progress, 10**9, 2)  # in no time
+
+
 @given(samples=st.integers(1, 120), batch=st.integers(1, 30), steps=st.integers(1, 12), history=histories())
 def test_epochs_of_some_steps_go_through_all_samples_before_they_are_shuffled_anew(samples, batch, steps, history):
     """As Keras's ``fit(steps_per_epoch=)``: a pass is cut into epochs, the last of which may be shorter."""

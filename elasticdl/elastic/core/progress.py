@@ -71,9 +71,7 @@ class SampleOrder:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False  # whether a pass ends where no whole global batch is left
-    steps_per_epoch: int = (
-        0  # an epoch is so many steps of a pass through the samples, or what is left of it; 0: a pass
-    )
+    steps_per_epoch: int = 0  # an epoch is so many steps of a pass, or what is left of it; 0: a whole pass
     first_epoch: int = 0  # with which a pass begins
     # Of the pass that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
     _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -83,6 +81,17 @@ class SampleOrder:
         _, first, end = self._place_of(progress.epoch)
         whole, rest = divmod(max(end - first - progress.position, 0), self.policy.batch_size(workers))
         return whole if self.drop_last else whole + (rest > 0)
+
+    def total_steps(self, progress: Progress, epochs: int, workers: int) -> int:
+        """Steps of the whole training of so many epochs, if the number of workers stays as it is."""
+
+        def steps(of: range) -> int:
+            return sum(self.remaining_steps(Progress(epoch), workers) for epoch in of)
+
+        later = range(progress.epoch + 1, epochs)
+        passes, rest = divmod(len(later), self._epochs_of_pass)  # epochs may be many: 10**9 is a way to say "for ever"
+        to_come = passes * steps(later[: self._epochs_of_pass]) + steps(later[:rest])
+        return progress.step + self.remaining_steps(progress, workers) + to_come
 
     def require_step(self, workers: int) -> None:
         """Raises:
@@ -130,8 +139,18 @@ class SampleOrder:
         """The pass that this epoch is part of, and where in it the epoch begins and ends, in samples."""
         if not self.steps_per_epoch:
             return epoch, 0, self.samples
-        batch = self.policy.batch_size(1)
-        size = self.steps_per_epoch * batch
-        trained = self.samples // batch * batch if self.drop_last else self.samples
-        number, part = divmod(epoch - self.first_epoch, max(-(-trained // size), 1))
+        number, part = divmod(epoch - self.first_epoch, self._epochs_of_pass)
+        size = self._epoch_samples
         return number, part * size, min((part + 1) * size, self.samples)
+
+    @property
+    def _epochs_of_pass(self) -> int:
+        if not self.steps_per_epoch:
+            return 1
+        batch = self.policy.batch_size(1)
+        trained = self.samples // batch * batch if self.drop_last else self.samples
+        return max(-(-trained // self._epoch_samples), 1)
+
+    @property
+    def _epoch_samples(self) -> int:
+        return self.steps_per_epoch * self.policy.batch_size(1)

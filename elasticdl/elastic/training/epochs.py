@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.training.context import Hooks, JobContext
 from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
@@ -108,9 +107,7 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
 
     def _total_steps(self, workers: int) -> int:
         """Of the whole training; with a fixed batch per worker, if the number of workers stays as it is."""
-        order, progress = self._sampler.order, self.state.progress
-        later = (Progress(epoch) for epoch in range(progress.epoch + 1, self._epochs))
-        total = progress.step + sum(order.remaining_steps(each, workers) for each in (progress, *later))
+        total = self._sampler.order.total_steps(self.state.progress, self._epochs, workers)
         return min(total, self._max_step) if self._max_step else total
 
     def _tell_totals(self) -> None:

@@ -26,6 +26,8 @@ IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
 END_SECONDS = 5.0
 REAP_SECONDS = 0.01
+ENDING_SECONDS = 0.2  # between the end of a process's line to here and its own
+MOST_KILLED = 3  # times that one is started which somebody kills while it imports
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -72,6 +74,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._greeted = False
+        self._killed = 0  # times, before it was ready
         self._refusal = ""
         self._turn = asyncio.Lock()
 
@@ -107,9 +110,11 @@ class ForkServer:
             except (OSError, TimeoutError) as error:
                 what = "took too long" if isinstance(error, TimeoutError) else f"is gone ({error.strerror or error})"
                 reason = f"the process to fork from {what}"
-                if not self._greeted:  # another would do no better
-                    self._refusal = self._refusal or reason
-                self._end()
+                was_killed = await self._end() < 0 and isinstance(error, ConnectionResetError)
+                if not self._greeted:
+                    self._killed += was_killed
+                    if not was_killed or self._killed == MOST_KILLED:  # another would do no better
+                        self._refusal = self._refusal or reason
                 raise CannotFork(reason) from None
 
     async def close(self) -> None:
@@ -118,7 +123,7 @@ class ForkServer:
         if self._process is not None:
             self._process.kill()
         async with self._turn:
-            self._end()
+            await self._end()
 
     async def _ask(self, environment: Mapping[str, str], log: int) -> ForkedWorker:
         request = self._request(environment)
@@ -129,7 +134,7 @@ class ForkServer:
             self._greeted = True
             if problem:
                 self._refusal = problem
-                self._end()
+                await self._end()
                 raise CannotFork(problem)
         assert self._channel is not None
         gate, opener = os.pipe()
@@ -159,14 +164,21 @@ class ForkServer:
             raise ConnectionResetError("it ended")
         return Reply(*json.loads(message))
 
-    def _end(self) -> None:
+    async def _end(self) -> int:
+        """Returns the exit code that it had before, or minus the number of a signal."""
         channel, process, self._channel, self._process = self._channel, self._process, None, None
         if channel is not None:
             channel.close()
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_SECONDS)
+        if process is None:
+            return 0
+        deadline = time.monotonic() + ENDING_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(REAP_SECONDS)
+        kill_group(process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        await reap_group(process.pid)
+        return process.returncode or 0
 
 
 def _become_subreaper() -> None:
