@@ -12,7 +12,7 @@ is replaced by the job's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 
@@ -261,6 +261,9 @@ class View:
         return self._begun.state if self._begun.end() else None
 
     # -- a step that is torn --
+
+    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        """The tapes say all."""
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
         def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
