@@ -74,7 +74,7 @@ def main():
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
         print(f"accuracy {metrics['eval_accuracy']:.3f}, loss {metrics['eval_loss']:.4f}")
-    trainer.save_model("classifier/best")
+    trainer.save_model(f"{trainer.args.output_dir}/best")
 
 
 if __name__ == "__main__":

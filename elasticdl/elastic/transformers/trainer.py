@@ -85,6 +85,15 @@ class Elastic:
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         return self._elastic.make_pass(inputs, num_items_in_batch, partial(super().training_step, model))  # type: ignore[misc]
 
+    def floating_point_ops(self: Any, inputs: Any) -> int:
+        return round(super().floating_point_ops(inputs) / self._elastic.part)  # type: ignore[misc]
+
+    def _track_num_input_tokens(self: Any, inputs: Any) -> None:
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)  # type: ignore[misc]
+        own = self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before + round(own / self._elastic.part)
+
     # -- between steps --
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -47,6 +47,7 @@ class Training:
         self._job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
+        self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
@@ -249,6 +250,7 @@ class Training:
             return run(inputs, items)
         given = steps.hand[self._passes]
         self._passes += 1
+        self.part = len(given.part.indices) / len(given.batch.indices)
         loss = self._run(given, given.part.weight, inputs, items)
         world = self._job.world
         if self._passes < len(steps.hand):

@@ -1,0 +1,97 @@
+"""Hugging Face's Trainer under `elasticdl run`: alone by transformers itself and elastically it makes the same steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_job import DEADLINE, REPOSITORY, run_cli, start
+
+pytest.importorskip("transformers")
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "transformers_example.py")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def train_alone(name, folder, kind, *options):
+    command = [sys.executable, SCRIPT, name, str(folder), kind, *options]
+    subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY, env={**os.environ, **OFFLINE})
+    return read_end(folder)
+
+
+def read_end(folder):
+    return json.loads((folder / "end.json").read_text())
+
+
+def require_same(ours, theirs, *, since=0):
+    """All that was logged from this step on, and where training has ended."""
+    for key in ("step", "epoch", "best_metric"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+    assert ours["flos"] == pytest.approx(theirs["flos"], rel=0.1)  # which depend on how texts are padded
+    assert (ours["best_checkpoint"], ours["checkpoints"]) == (theirs["best_checkpoint"], theirs["checkpoints"])
+    assert without_times(ours["metrics"]) == pytest.approx(without_times(theirs["metrics"]), rel=1e-4)
+    mine = [without_times(row) for row in ours["history"] if row["step"] > since]
+    expected = [without_times(row) for row in theirs["history"] if row["step"] > since]
+    assert [row["step"] for row in mine] == [row["step"] for row in expected]
+    for row, other in zip(mine, expected, strict=True):
+        assert row.keys() == other.keys()
+        assert row == pytest.approx(other, rel=1e-5 if "loss" in row else 1e-4, abs=1e-6), f"step {row['step']}"
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if not key.endswith(("_runtime", "_second", "total_flos"))}
+
+
+class Disturbed:
+    """A job of which workers join and leave."""
+
+    def __init__(self, job, home, folder):
+        self.job, self.home, self.curve = job, home, folder / "curve"
+
+    def steps(self):
+        return len(self.curve.read_text().splitlines()) if self.curve.exists() else 0
+
+    def wait_for_steps(self, number=3):
+        made = self.steps()
+        self.job.wait_for(f"{number} steps", lambda: self.steps() >= made + number)
+
+    def scale(self, workers):
+        assert run_cli(self.home, "scale", "job", str(workers)).returncode == 0
+        after = max(world["world"] for world in self.job.entries("world_formed"))
+        world = self.job.wait_for_world(size=workers, after=after)
+        self.wait_for_steps()
+        return world
+
+    def lose(self, world, rank, number):
+        self.job.signal(world["members"][rank], number)
+        changed = self.job.wait_for_world_without(world["members"][rank])
+        self.wait_for_steps()
+        return changed
+
+
+@pytest.mark.parametrize("engine", ["torch", "horovod"])
+@pytest.mark.parametrize(
+    ("name", "epochs"),
+    [("classify", 6), ("language_model", 5)],
+)
+def test_workers_join_leave_and_are_killed(tmp_path, name, epochs, engine):
+    theirs = train_alone(name, tmp_path / "alone", "plain", f"num_train_epochs={epochs}")
+    folder, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", SCRIPT, name, str(folder), "elastic", f"num_train_epochs={epochs}"]
+    extra = {**OFFLINE, "TEST_SLOW_WHILE": str(slow)}
+    with start(tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, **extra) as job:
+        disturbed = Disturbed(job, tmp_path, folder)
+        disturbed.wait_for_steps()
+        world = disturbed.scale(4)
+        world = disturbed.lose(world, 2, signal.SIGKILL)
+        world = disturbed.lose(world, 0, signal.SIGTERM)
+        world = disturbed.lose(world, 0, signal.SIGKILL)
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
+        assert not job.entries("warning"), job.entries("warning")
+    require_same(read_end(folder), theirs)
