@@ -28,8 +28,8 @@ def read_end(folder):
 
 def require_same(ours, theirs, *, since=0):
     """All that was logged from this step on, and where training has ended."""
-    for key in ("step", "epoch", "best_metric"):
-        assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+    numbers = [(end["step"], end["epoch"], end["best_metric"] or 0.0) for end in (ours, theirs)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
     assert ours["flos"] == pytest.approx(theirs["flos"], rel=0.1)  # which depend on how texts are padded
     assert (ours["best_checkpoint"], ours["checkpoints"]) == (theirs["best_checkpoint"], theirs["checkpoints"])
     assert without_times(ours["metrics"]) == pytest.approx(without_times(theirs["metrics"]), rel=1e-4)
@@ -72,11 +72,7 @@ class Disturbed:
         return changed
 
 
-@pytest.mark.parametrize("engine", ["torch", "horovod"])
-@pytest.mark.parametrize(
-    ("name", "epochs"),
-    [("classify", 6), ("language_model", 5)],
-)
+@pytest.mark.parametrize(("name", "epochs", "engine"), [("classify", 6, "horovod"), ("language_model", 5, "torch")])
 def test_workers_join_leave_and_are_killed(tmp_path, name, epochs, engine):
     theirs = train_alone(name, tmp_path / "alone", "plain", f"num_train_epochs={epochs}")
     folder, slow = tmp_path / "elastic", tmp_path / "slow"

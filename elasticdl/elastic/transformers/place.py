@@ -67,8 +67,8 @@ class TrainersPlace:
         return {"now": self._now if self.received is None else self.received}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        sent = state["now"]
-        self.received = self._read() if isinstance(sent, _Now) else sent  # the first of the first world has sent it to itself
+        sent = state["now"]  # in the first world, rank 0 has sent it to itself
+        self.received = self._read() if isinstance(sent, _Now) else sent
 
     # -- details --
 

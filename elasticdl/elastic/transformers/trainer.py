@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 from typing import Any
 
@@ -21,10 +20,6 @@ from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.refusals import require_elastic
 from elasticdl.elastic.transformers.training import Training
 
-# The file of a checkpoint that is written last.
-LAST_FILE = "trainer_state.json"
-# Of a worker for the checkpoint that another writes.
-CHECKPOINT_SECONDS = 600.0
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
 
@@ -83,10 +78,13 @@ class Elastic:
         return self._elastic.count(batch_samples, lambda samples: count(samples, device))
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        return self._elastic.make_pass(inputs, num_items_in_batch, partial(super().training_step, model))  # type: ignore[misc]
+        run = partial(super().training_step, model)  # type: ignore[misc]
+        loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
+        return loss
 
     def floating_point_ops(self: Any, inputs: Any) -> int:
-        return round(super().floating_point_ops(inputs) / self._elastic.part)  # type: ignore[misc]
+        own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
+        return int(own / self._elastic.part)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         before = self.state.num_input_tokens_seen
@@ -116,10 +114,10 @@ class Elastic:
 
     # -- files --
 
-    def is_local_process_zero(self: Any) -> bool:
+    def is_local_process_zero(self) -> bool:
         return self._elastic.is_first
 
-    def is_world_process_zero(self: Any) -> bool:
+    def is_world_process_zero(self) -> bool:
         return self._elastic.is_first
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
@@ -128,17 +126,15 @@ class Elastic:
             return
         self.store_flos()
         state = self.state
-        if state.best_global_step:
-            best = os.path.join(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
-            if state.best_global_step == state.global_step or os.path.exists(best):
-                state.best_model_checkpoint = best
+        prefix = os.path.join(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-")
+        best = f"{prefix}{state.best_global_step}"
+        if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
+            state.best_model_checkpoint = best
+        write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
+        self._elastic.leave_to_first(f"{prefix}{state.global_step}", write)
 
     def _load_best_model(self: Any) -> None:
-        deadline = time.monotonic() + CHECKPOINT_SECONDS
-        last = os.path.join(self.state.best_model_checkpoint, LAST_FILE)
-        while not os.path.exists(last) and time.monotonic() < deadline:
-            self._elastic.advance()
-            time.sleep(0.05)
+        self._elastic.await_checkpoint(self.state.best_model_checkpoint)
         super()._load_best_model()  # type: ignore[misc]
 
     # -- the end --
@@ -162,7 +158,9 @@ def patch(trainer: Any) -> Any:
     if isinstance(trainer, Elastic):
         return trainer
     if not isinstance(trainer, transformers.Trainer):
-        raise UserError(f"elastic.transformers.patch: this is a {type(trainer).__name__}; expected a transformers.Trainer")
+        raise UserError(
+            f"elastic.transformers.patch: this is a {type(trainer).__name__}; expected a transformers.Trainer"
+        )
     sys.excepthook = partial(tell_in_one_line, sys.excepthook)
     require_elastic(trainer)
     streams = RandomStreams.capture()
@@ -176,7 +174,7 @@ def patch(trainer: Any) -> Any:
     return trainer
 
 
-class Trainer(transformers.Trainer):
+class Trainer(transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer``, elastically; its arguments are unchanged."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +182,7 @@ class Trainer(transformers.Trainer):
         return super().train(*args, **kwargs)
 
 
-class Seq2SeqTrainer(transformers.Seq2SeqTrainer):
+class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # type: ignore[misc]
     """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import time
 import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +32,12 @@ log = logging.getLogger(__name__)
 
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = zlib.crc32(b"forward")
+
+# The file of a checkpoint that is written last.
+LAST_FILE = "trainer_state.json"
+# Of a worker for the checkpoint that another writes.
+CHECKPOINT_SECONDS = 600.0
+POLL_SECONDS = 0.05
 
 # Where a job stands that has no further step.
 NO_EPOCH = 2**31
@@ -61,6 +69,7 @@ class Training:
         self._pass: Pass | None = None
         self._count: Count | None = None
         self._was_first = False
+        self._unwritten: tuple[str, Callable[[], None]] | None = None  # a checkpoint's last file, and what writes it
 
     # -- who writes --
 
@@ -80,8 +89,9 @@ class Training:
         state.is_world_process_zero = state.is_local_process_zero = first
         if first and not self._was_first and state.global_step:
             for callback in self._trainer.callback_handler.callbacks:
-                if isinstance(callback, ProgressCallback) and callback.training_bar is None:
-                    callback.on_train_begin(self._trainer.args, state, self._trainer.control)
+                bar: Any = callback if isinstance(callback, ProgressCallback) else None
+                if bar is not None and bar.training_bar is None:
+                    bar.on_train_begin(self._trainer.args, state, self._trainer.control)
         self._was_first = first
 
     # -- the beginning --
@@ -169,7 +179,8 @@ class Training:
         assert self._batches is not None, "there is a loader from the trainer's preparation on"
         self._place.generators = generator_states(loader)
         steps.place.note_streams(epoch, since=epoch)
-        for each in (loader, getattr(loader.batch_sampler, "batch_sampler", None)):
+        counting: list[Any] = [loader, getattr(loader.batch_sampler, "batch_sampler", None)]
+        for each in counting:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         batches = self._batches.of_epoch(epoch)
@@ -194,7 +205,8 @@ class Training:
 
     @property
     def _has_arrived_within(self) -> bool:
-        return self._first > 0 and self._place.boundary.batch == self._first and self._place.boundary.epoch == self._epoch
+        at = self._place.boundary
+        return self._first > 0 and (at.epoch, at.batch) == (self._epoch, self._first)
 
     def _begin_step(self, epoch: int, number: int) -> None:
         """The world may change here."""
@@ -260,6 +272,7 @@ class Training:
             return loss
         steps.reduce()
         self.tell_rank()
+        self._write_unwritten()
         vote = steps.state.vote
         if steps.is_behind or vote is None or (world.size == 1 and self._job.world.version == world.version):
             return loss
@@ -295,6 +308,32 @@ class Training:
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
+
+    # -- files --
+
+    def leave_to_first(self, folder: str, write: Callable[[], None]) -> None:
+        """Another worker writes this checkpoint. If that is lost meanwhile, ``write`` does it, in the world that follows."""
+        self._unwritten = (os.path.join(folder, LAST_FILE), write)
+
+    def await_checkpoint(self, folder: str) -> None:
+        """Until it is there, or has not come for long."""
+        deadline = time.monotonic() + CHECKPOINT_SECONDS
+        while not os.path.exists(os.path.join(folder, LAST_FILE)) and time.monotonic() < deadline:
+            self._job.advance(waiting=True)
+            if self._job.session.core.broken:
+                self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
+                self.tell_rank()
+            if self.is_first:
+                self._write_unwritten()
+            time.sleep(POLL_SECONDS)
+
+    def _write_unwritten(self) -> None:
+        """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
+        if self._unwritten is None:
+            return
+        (path, write), self._unwritten = self._unwritten, None
+        if self.is_first and not os.path.exists(path):
+            write()
 
     # -- between steps --
 
