@@ -30,7 +30,7 @@ def require_same(ours, theirs, *, since=0):
     """All that was logged from this step on, and where training has ended."""
     numbers = [(end["step"], end["epoch"], end["best_metric"] or 0.0) for end in (ours, theirs)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
-    assert ours["flos"] == pytest.approx(theirs["flos"], rel=0.1)  # which depend on how texts are padded
+    assert ours["flos"] == pytest.approx(theirs["flos"], rel=0.25)  # which depend on how texts are padded
     assert (ours["best_checkpoint"], ours["checkpoints"]) == (theirs["best_checkpoint"], theirs["checkpoints"])
     assert without_times(ours["metrics"]) == pytest.approx(without_times(theirs["metrics"]), rel=1e-4)
     mine, expected = ([without_times(row) for row in end["history"] if row["step"] > since] for end in (ours, theirs))
@@ -78,7 +78,8 @@ def test_workers_join_leave_and_are_killed(tmp_path, name, epochs, engine):
     theirs = train_alone(name, tmp_path / "alone", "plain", f"num_train_epochs={epochs}")
     folder, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
-    script = ["python", SCRIPT, name, str(folder), "elastic", f"num_train_epochs={epochs}"]
+    # A progress bar goes over to another worker with everything else that is rank 0's.
+    script = ["python", SCRIPT, name, str(folder), "elastic", f"num_train_epochs={epochs}", "disable_tqdm=false"]
     extra = {**OFFLINE, "TEST_SLOW_WHILE": str(slow)}
     with start(tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, **extra) as job:
         disturbed = Disturbed(job, tmp_path, folder)
@@ -123,3 +124,19 @@ def test_a_checkpoint_that_its_writer_was_lost_over_is_written(tmp_path, step):
     assert (folder / "out" / f"checkpoint-{step}" / "trainer_state.json").exists()
     written = json.loads((folder / "out" / f"checkpoint-{step}" / "trainer_state.json").read_text())
     assert written["global_step"] == step
+
+
+def test_what_cant_be_had_is_one_line(tmp_path):
+    arguments = ["classify", str(tmp_path / "out"), "elastic", "auto_find_batch_size=true"]
+    command = [sys.executable, SCRIPT, *arguments]
+    env = {**os.environ, **OFFLINE}
+    alone = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False, env=env
+    )
+    words = "elastic.transformers: auto_find_batch_size changes the batch size: give per_device_train_batch_size"
+    assert alone.returncode == 2, alone.stderr
+    assert alone.stderr.splitlines()[-1].endswith(words)
+    assert "Traceback" not in alone.stderr
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", SCRIPT, *arguments, **OFFLINE) as job:
+        assert job.finish() == 1
+    assert words in job.output

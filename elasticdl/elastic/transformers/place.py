@@ -67,8 +67,8 @@ class TrainersPlace:
         return {"now": self._now if self.received is None else self.received}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        sent = state["now"]  # in the first world, rank 0 has sent it to itself
-        self.received = self._read() if isinstance(sent, _Now) else sent
+        if not isinstance(state["now"], _Now):  # which rank 0 of the first world is sent by itself
+            self.received = state["now"]
 
     # -- details --
 

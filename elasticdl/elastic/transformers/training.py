@@ -39,6 +39,9 @@ LAST_FILE = "trainer_state.json"
 CHECKPOINT_SECONDS = 600.0
 POLL_SECONDS = 0.05
 
+# Where transformers has its callbacks for TensorBoard and the like.
+REPORTS = "transformers.integrations."
+
 # Where a job stands that has no further step.
 NO_EPOCH = 2**31
 
@@ -87,12 +90,18 @@ class Training:
         """To the trainer's callbacks."""
         state, first = self._trainer.state, self.is_first
         state.is_world_process_zero = state.is_local_process_zero = first
-        if first and not self._was_first and state.global_step:
-            for callback in self._trainer.callback_handler.callbacks:
-                bar: Any = callback if isinstance(callback, ProgressCallback) else None
-                if bar is not None and bar.training_bar is None:
-                    bar.on_train_begin(self._trainer.args, state, self._trainer.control)
+        if first and not self._was_first:
+            self._begin_reports()
         self._was_first = first
+
+    def _begin_reports(self) -> None:
+        """This worker was not the first when training began, where those that report and show progress have looked."""
+        trainer = self._trainer
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback) or type(callback).__module__.startswith(REPORTS):
+                if hasattr(callback, "_initialized"):
+                    callback._initialized = False
+                callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
     # -- the beginning --
 
@@ -120,6 +129,8 @@ class Training:
         self._step_together(trainer.optimizer)
         self._place.outside = RandomStreams.capture()
         self._steps.join()
+        if self._place.received is None:  # rank 0 of the first world has its own state
+            self._steps.arrive()
         self._was_first = self.is_first
         self.tell_rank()
 

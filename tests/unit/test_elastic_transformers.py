@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
 
-from elasticdl.elastic.transformers import Trainer, patch, trainer  # noqa: E402
+from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, patch, trainer  # noqa: E402
 
 
 class Alone:
@@ -150,6 +150,42 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
     assert type(saved) is TrainingArguments
     assert type(pickle.loads(pickle.dumps(ours.args))) is TrainingArguments
     assert saved.should_save
+
+
+def test_sequences_are_generated(tmp_path):
+    def trained(kind):
+        transformers.set_seed(3)
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+        model = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+        )
+        plain = arguments(tmp_path, eval_strategy="epoch").to_dict()
+        names = (
+            "output_dir",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "report_to",
+            "disable_tqdm",
+            "eval_strategy",
+        )
+        args = transformers.Seq2SeqTrainingArguments(
+            **{name: plain[name] for name in names},
+            save_strategy="no",
+            predict_with_generate=True,
+            generation_max_length=6,
+        )
+        own = kind(
+            model=model,
+            args=args,
+            train_dataset=make_texts(),
+            eval_dataset=make_texts(11),
+            data_collator=pad,
+            compute_metrics=lambda given: {"mean": float(given.predictions.mean())},
+        )
+        own.train()
+        return numbers_of(own)
+
+    assert trained(Seq2SeqTrainer) == trained(transformers.Seq2SeqTrainer)
 
 
 class Stream(IterableDataset):
