@@ -69,7 +69,7 @@ class PreparedLoader:
                     if version != view.world_version:
                         version, first = view.world_version, number
                         parts = [view.part_of(each) for each in batches[number:]]
-                        loaded = view.batches.load(parts)
+                        loaded = view.load(batch, parts)
                     view.seed(batch)
                     sample = next(loaded)
                     view.give(batch, parts[number - first], sample)

@@ -18,6 +18,7 @@ import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
@@ -124,6 +125,10 @@ class Steps:
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
         seed_step(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
+
+    def seed_of_processes(self, batch: GlobalBatch) -> int:
+        """For what is drawn by those that load this batch and the next ones."""
+        return step_seed(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
 
     def give(self, given: Given) -> None:
         """The script goes on with this batch."""

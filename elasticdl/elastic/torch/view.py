@@ -12,7 +12,7 @@ is replaced by the job's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -150,6 +150,10 @@ class View:
 
     def seed(self, batch: GlobalBatch) -> None:
         self._steps.seed(batch)
+
+    def load(self, batch: GlobalBatch, parts: Sequence[Part]) -> Iterator[Any]:
+        """These parts of this batch and the next ones."""
+        return self.batches.load(parts, self._steps.seed_of_processes(batch))
 
     def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
         """The script goes on with this sample, its part of a batch."""

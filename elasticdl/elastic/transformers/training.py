@@ -207,7 +207,7 @@ class Training:
             if version != self._job.world.version:
                 version, first = self._job.world.version, number
                 parts = [steps.part_of(each) for each in batches[number:]]
-                loaded = self._batches.load(parts)
+                loaded = self._batches.load(parts, steps.seed_of_processes(batch))
             steps.seed(batch)
             sample = next(loaded)
             steps.give(Given(batch, parts[number - first], sample, Tape(None)))
