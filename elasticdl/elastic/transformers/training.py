@@ -263,6 +263,7 @@ class Training:
             self._job.collective.sum_([total], "elasticdl.items")
         except WorldBroken as failure:
             log.info("items are counted again: %s", failure)  # as the step that follows is torn
+            total.fill_(1.0)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
