@@ -93,6 +93,28 @@ def test_random_streams_go_on_from_where_they_were():
     assert torch.equal(torch.rand(3), drawn)
 
 
+class Drawing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.rand(1)
+
+
+def test_processes_that_load_draw_anew_in_each_epoch():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    loader, _ = prepared(model, optimizer, DataLoader(Drawing(), batch_size=2, num_workers=1))
+    drawn = []
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            drawn += batch.flatten().tolist()
+    assert len(set(drawn)) == 8
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

@@ -89,8 +89,8 @@ class Batches:
             position += len(batches[-1].indices)
         return batches
 
-    def load(self, parts: Iterable[Part]) -> Iterator[Any]:
-        """By as many processes as the script's loader has."""
+    def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
+        """By as many processes as the script's loader has. ``seed``: of what these draw at random."""
         given = self.loader
         if given.num_workers and not self._guarded:
             require_guard(given.num_workers)
@@ -106,7 +106,7 @@ class Batches:
                 worker_init_fn=given.worker_init_fn,
                 prefetch_factor=given.prefetch_factor,
                 # From the global one, which the script believes to be its own, nothing must be drawn.
-                generator=torch.Generator(),
+                generator=torch.Generator().manual_seed(seed),
                 # A fork would take the session's threads and locks along.
                 multiprocessing_context="forkserver" if given.num_workers else None,
             )

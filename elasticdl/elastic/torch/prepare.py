@@ -69,7 +69,7 @@ class PreparedLoader:
                     if version != view.world_version:
                         version, first = view.world_version, number
                         parts = [view.part_of(each) for each in view.drawn[number:]]
-                        loaded = view.batches.load(parts)
+                        loaded = view.load(batch, parts)
                     view.seed(batch)
                     sample = next(loaded)
                     view.give(batch, parts[number - first], sample)
@@ -106,7 +106,7 @@ class PlainLoop:
         streams = RandomStreams.capture()
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        sys.excepthook = functools.partial(_tell_in_one_line, sys.excepthook)
+        sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
         job = self._runtime.init(global_batch_size=size)
         RandomStreams.restore(streams)  # they are the script's
         require_plain(model, optimizer)
@@ -147,7 +147,7 @@ class PlainLoop:
         return self._view is not None and self._view.is_idle
 
 
-def _tell_in_one_line(
+def tell_in_one_line(
     otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
 ) -> None:
     """What the interpreter does with an error that nobody has caught: what a user should change is no matter of tracebacks."""

@@ -72,7 +72,9 @@ class TorchState(state.TrainingState):
 
     def sync(self, world: World) -> None:
         scheduled = any("initial_lr" in group for group in self.optimizer.param_groups)  # a scheduler leaves that mark
-        held = any(getattr(value, "optimizer", None) is self.optimizer for value in self.values.values())
+        optimizers = [getattr(value, "optimizer", None) for value in self.values.values()]
+        wrapped = [getattr(each, "optimizer", None) for each in optimizers]  # as by accelerate
+        held = any(each is self.optimizer for each in (*optimizers, *wrapped))
         if scheduled and not held and self.rate is None and world.is_first and world.rank == 0:
             self._job.warn(
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
@@ -25,8 +27,19 @@ from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
+
+    content: Any
+    weight: float
+
+
 class Script(Protocol):
     """What trains: it is given batches, and makes gradients of them."""
+
+    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        """A step is torn: these batches, of which this worker has these samples now, are to be made again."""
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
         """Add the gradients of ``sample``, a piece of a batch, as `Steps.weighed_backward` does with this weight."""
@@ -113,6 +126,10 @@ class Steps:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
         seed_step(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
 
+    def seed_of_processes(self, batch: GlobalBatch) -> int:
+        """For what is drawn by those that load this batch and the next ones."""
+        return step_seed(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
+
     def give(self, given: Given) -> None:
         """The script goes on with this batch."""
         if not self.hand:
@@ -167,9 +184,13 @@ class Steps:
         self.state.begin_step()
         self.state.drop_gradients()
         try:
-            for given in self.hand:
+            pieces = [(given, self._load_anew(given)) for given in self.hand]
+            self._script.begin_remake(pieces)
+            for given, samples in pieces:
                 self.job.advance(waiting=False)
-                self._remake_one(given)
+                self.seed(given.batch)
+                for sample in samples:
+                    self._script.remake(given, sample.content, sample.weight)
             return True
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
             first, last = self.hand[0], self.hand[-1]
@@ -178,16 +199,16 @@ class Steps:
             self._script.cannot_remake(first, last, error)
             return False
 
-    def _remake_one(self, given: Given) -> None:
-        """In pieces that are not larger than what the script was given."""
+    def _load_anew(self, given: Given) -> list[Piece]:
+        """This worker's part, in pieces that are not larger than what the script was given."""
         most = len(given.part.indices)
         given.part = self.part_of(given.batch)
         given.objective = torch.zeros(())
         given.remade.clear()
         self.seed(given.batch)
-        for start in range(0, given.part.samples, most):
-            piece = given.part.indices[start : start + most]
-            self._script.remake(given, self._batches.load_at_once(piece), len(piece) / len(given.batch.indices))
+        every = [given.part.indices[start : start + most] for start in range(0, given.part.samples, most)]
+        whole = len(given.batch.indices)
+        return [Piece(self._batches.load_at_once(indices), len(indices) / whole) for indices in every]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""

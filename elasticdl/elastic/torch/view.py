@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +24,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 
@@ -184,6 +184,10 @@ class View:
     def seed(self, batch: GlobalBatch) -> None:
         self._steps.seed(batch)
 
+    def load(self, batch: GlobalBatch, parts: Sequence[Part]) -> Iterator[Any]:
+        """These parts of this batch and the next ones."""
+        return self.batches.load(parts, self._steps.seed_of_processes(batch))
+
     def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
         """The script goes on with this sample, its part of a batch."""
         if not self._steps.hand:
@@ -296,6 +300,9 @@ class View:
         return self._steps.state if self._steps.end() else None
 
     # -- a step that is torn --
+
+    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        """The tapes say all."""
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
         def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,133 @@
+"""Where a trainer stands between two steps: what a worker that comes later must know beside model, optimizer and scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState, TrainerState
+
+from elasticdl.elastic.torch.parts import RandomStreams
+
+# Of `TrainerState`: what each worker knows of itself.
+OWN = ("is_local_process_zero", "is_world_process_zero")
+
+
+@dataclass(slots=True)
+class Boundary:
+    """The trainer's numbers before its next step: those that it changes while it makes a step that may be torn."""
+
+    epoch: int = 0
+    batch: int = 0  # the number of the next in its epoch
+    loss: torch.Tensor | None = None  # `_tr_loss`: since the last log
+    total_loss: float = 0.0  # before that
+    logged_at: int = 0
+    flos: float = 0.0
+    tokens: int = 0
+
+
+class _Now:
+    """Is pickled as what it is then: so a commit costs nothing, and who comes later is sent what holds."""
+
+    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
+        self._read = read
+
+    def __deepcopy__(self, memo: Any) -> _Now:
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (self._read(),)
+
+
+class TrainersPlace:
+    """Travels with the training state; what is received waits for `apply`, as the trainer may be in the middle of a step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.received: dict[str, Any] | None = None
+        self.boundary = Boundary()
+        self.outside = b""  # random streams, as the script knows them outside of batches
+        self.generators: list[Any] = []  # of the loader and its samplers, as the present epoch began
+        self._trainer = trainer
+        self._now = _Now(self._read)
+
+    def note(self, epoch: int, batch: int) -> None:
+        """The trainer is between two steps."""
+        trainer = self._trainer
+        at = self.boundary
+        at.epoch, at.batch = epoch, batch
+        at.loss = trainer._tr_loss.clone()
+        at.total_loss, at.logged_at = trainer._total_loss_scalar, trainer._globalstep_last_logged
+        at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
+
+    # -- as a value of the training state --
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"now": self._now if self.received is None else self.received}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not isinstance(state["now"], _Now):  # which rank 0 of the first world is sent by itself
+            self.received = state["now"]
+
+    # -- details --
+
+    def _read(self) -> dict[str, Any]:
+        if self.received is not None:
+            return self.received
+        trainer, at = self._trainer, self.boundary
+        state = {each.name: getattr(trainer.state, each.name) for each in fields(TrainerState) if each.name not in OWN}
+        return {
+            "epoch": at.epoch,
+            "batch": at.batch,
+            "loss": 0.0 if at.loss is None else at.loss.item(),
+            "total_loss": at.total_loss,
+            "logged_at": at.logged_at,
+            "flos": at.flos,
+            "initial_step": getattr(trainer, "_initial_global_step", trainer.state.global_step),
+            "initial_tokens": getattr(trainer, "_initial_num_input_tokens_seen", at.tokens),
+            "state": {**state, "num_input_tokens_seen": at.tokens},
+            "control": asdict(trainer.control),
+            "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
+            "outside": self.outside or RandomStreams.capture(),
+            "generators": self.generators,
+        }
+
+    def apply(self) -> None:
+        """The trainer stands where the job stands."""
+        content, self.received = self.received, None
+        assert content is not None, "a place was received"
+        trainer = self._trainer
+        own = {name: getattr(trainer.state, name) for name in OWN}
+        trainer.state = TrainerState(**content["state"], **own)
+        vars(trainer.control).update(content["control"])
+        for callback, attributes in zip(_stateful(trainer), content["callbacks"], strict=False):
+            vars(callback).update(attributes)
+        trainer._tr_loss.fill_(content["loss"])
+        trainer._total_loss_scalar, trainer._globalstep_last_logged = content["total_loss"], content["logged_at"]
+        trainer.current_flos = content["flos"]
+        trainer._initial_global_step = content["initial_step"]
+        trainer._initial_num_input_tokens_seen = content["initial_tokens"]
+        self.outside, self.generators = content["outside"], content["generators"]
+        self.note(content["epoch"], content["batch"])
+
+
+def _stateful(trainer: Any) -> list[Any]:
+    return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+def generator_states(loader: Any) -> list[torch.Tensor | None]:
+    """Of the generators by which a loader draws the order of its samples, if that is not the global one."""
+    return [None if generator is None else generator.get_state() for generator in _generators(loader)]
+
+
+def set_generator_states(loader: Any, states: list[torch.Tensor | None]) -> None:
+    for generator, state in zip(_generators(loader), states, strict=True):
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
+
+def _generators(loader: Any) -> list[torch.Generator | None]:
+    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    found = [getattr(each, "generator", None) for each in holders]
+    return [each if isinstance(each, torch.Generator) else None for each in found]

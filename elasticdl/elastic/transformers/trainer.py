@@ -1,0 +1,190 @@
+"""``transformers.Trainer``, whose training goes on while workers come and go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch import _job as runtime
+from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch.prepare import tell_in_one_line
+from elasticdl.elastic.transformers.arguments import follow_rank
+from elasticdl.elastic.transformers.refusals import require_elastic
+from elasticdl.elastic.transformers.training import Training
+
+# What a worker resumes from that has come later: not a checkpoint.
+FROM_THE_JOB = ""
+
+
+class Elastic:
+    """Before the class of a trainer, whatever that is: what of it is different among other workers."""
+
+    _elastic: Training
+
+    # -- the beginning --
+
+    def _inner_training_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._elastic.has_begun:
+            raise UserError("trainer.train() was called before: a script trains once")
+        return super()._inner_training_loop(*args, **kwargs)  # type: ignore[misc]
+
+    def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        place = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        self._elastic.begin_at(*place)
+        return place
+
+    def _prepare_for_training(self: Any, max_steps: int, train_dataloader: Any, *args: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, *args)  # type: ignore[misc]
+        self._elastic.join(train_dataloader)
+        return prepared
+
+    # -- an epoch --
+
+    def _run_epoch(self: Any, **given: Any) -> None:
+        resumes = given["resume_from_checkpoint"] is not None and given["epoch"] == given["epochs_trained"]
+        at = given["steps_trained_in_current_epoch"] if resumes and not self.args.ignore_data_skip else 0
+        has_come_later = self._elastic.is_behind
+        first = self._elastic.begin_epoch(given["epoch"], at)
+        if first is None:
+            return
+        if has_come_later:
+            given.update(resume_from_checkpoint=FROM_THE_JOB, epochs_trained=given["epoch"])
+            given["steps_trained_in_current_epoch"] = first
+        # Batches come from the training's own iterator; this only counts.
+        given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
+        super()._run_epoch(**given)  # type: ignore[misc]
+        self._elastic.end_epoch()
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        if checkpoint != FROM_THE_JOB:
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+            self._elastic.note_resumed()
+
+    # -- a step --
+
+    def get_batch_samples(self: Any, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        return super().get_batch_samples(self._elastic.take(), num_batches, device)  # type: ignore[misc]
+
+    def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> Any:
+        count = super()._get_num_items_in_batch  # type: ignore[misc]
+        return self._elastic.count(batch_samples, lambda samples: count(samples, device))
+
+    def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        run = partial(super().training_step, model)  # type: ignore[misc]
+        loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
+        return loss
+
+    def floating_point_ops(self: Any, inputs: Any) -> int:
+        own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
+        return int(own / self._elastic.part)
+
+    def _track_num_input_tokens(self: Any, inputs: Any) -> None:
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)  # type: ignore[misc]
+        own = self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before + round(own / self._elastic.part)
+
+    # -- between steps --
+
+    def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:
+        control = self.control
+        if control.should_log or control.should_evaluate or control.should_save:
+            with self._elastic.outside():
+                super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
+        if not skip_scheduler:
+            return super()._evaluate(*args)  # type: ignore[misc]
+        if self._elastic.is_behind:  # it is the evaluation before the job's first step
+            return {}
+        with self._elastic.outside():
+            return super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+
+    def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._elastic.advance()
+        return super().prediction_step(*args, **kwargs)  # type: ignore[misc]
+
+    # -- files --
+
+    def is_local_process_zero(self) -> bool:
+        return self._elastic.is_first
+
+    def is_world_process_zero(self) -> bool:
+        return self._elastic.is_first
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        if self._elastic.is_first:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            return
+        self.store_flos()
+        state = self.state
+        prefix = os.path.join(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-")
+        best = f"{prefix}{state.best_global_step}"
+        if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
+            state.best_model_checkpoint = best
+        write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
+        self._elastic.leave_to_first(f"{prefix}{state.global_step}", write)
+
+    def _load_best_model(self: Any) -> None:
+        self._elastic.await_checkpoint(self.state.best_model_checkpoint)
+        super()._load_best_model()  # type: ignore[misc]
+
+    # -- the end --
+
+    def _finalize_training(self: Any, *args: Any) -> Any:
+        self._elastic.end_of_training()
+        return super()._finalize_training(*args)  # type: ignore[misc]
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        raise UserError("elastic.transformers: hyperparameter_search trains several times, and a script trains once")
+
+
+def patch(trainer: Any) -> Any:
+    """Have this ``transformers.Trainer``, or one of a class derived from it, train elastically. Call it before ``train()``.
+
+    Returns the trainer.
+
+    Raises:
+        UserError: it can't; one line says why.
+    """
+    if isinstance(trainer, Elastic):
+        return trainer
+    if not isinstance(trainer, transformers.Trainer):
+        raise UserError(
+            f"elastic.transformers.patch: this is a {type(trainer).__name__}; expected a transformers.Trainer"
+        )
+    sys.excepthook = partial(tell_in_one_line, sys.excepthook)
+    require_elastic(trainer)
+    streams = RandomStreams.capture()
+    job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
+    RandomStreams.restore(streams)  # they are the script's
+    training = Training(trainer, job, runtime.leave)
+    runtime.train_in_place(training.finish)
+    kind = type(trainer)
+    trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": training})
+    follow_rank(trainer.args, lambda: training.is_first)
+    return trainer
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc]
+    """``transformers.Trainer``, elastically; its arguments are unchanged."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        patch(self)
+        return super().train(*args, **kwargs)
+
+
+class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # type: ignore[misc]
+    """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        patch(self)
+        return super().train(*args, **kwargs)

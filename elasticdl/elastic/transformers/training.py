@@ -1,0 +1,383 @@
+"""A worker's part in what a ``transformers.Trainer`` does: its part of each batch, and gradients that are everybody's.
+
+The trainer believes that it is alone, with the global batch. It takes all batches of a step first, and makes a forward and
+a backward pass of each then. After the last of these the gradients are summed, before it looks at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+import types
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ProgressCallback
+
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches, RandomStreams
+from elasticdl.elastic.torch.sampler import seed_step
+from elasticdl.elastic.torch.steps import Piece, Steps
+from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.transformers.place import TrainersPlace, generator_states, set_generator_states
+
+log = logging.getLogger(__name__)
+
+# A forward pass draws from another stream than what loads its batch.
+FORWARD = zlib.crc32(b"forward")
+
+# The file of a checkpoint that is written last.
+LAST_FILE = "trainer_state.json"
+# Of a worker for the checkpoint that another writes.
+CHECKPOINT_SECONDS = 600.0
+POLL_SECONDS = 0.05
+
+# Where transformers has its callbacks for TensorBoard and the like.
+REPORTS = "transformers.integrations."
+
+# Where a job stands that has no further step.
+NO_EPOCH = 2**31
+
+# Makes the gradients of some inputs, given the number of items in the step's batches, and returns the loss.
+Pass = Callable[[Any, Any], torch.Tensor]
+Count = Callable[[list[Any]], Any]
+
+
+class Training:
+    """One call of `train`, from the trainer's preparation to the end of the script."""
+
+    def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
+        self._trainer = trainer
+        self._job = job
+        self._on_left = on_left
+        self._place = TrainersPlace(trainer)
+        self.part = 1.0  # this worker's, of the batch that the last pass was made on
+        self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
+        self._batches: Batches | None = None
+        self._iterator: Iterator[Any] | None = None  # over the present epoch
+        self._epoch = 0
+        self._first = 0  # the number of the batch that the epoch is begun with
+        self._passes = 0  # made in this step
+        self._given: Given | None = None  # that the present pass is made on
+        self._weight = 1.0
+        self._reported: torch.Tensor | float = 0.0  # of the step's loss
+        self._items: torch.Tensor | None = None  # in the step's global batches, if they are counted
+        self._pass: Pass | None = None
+        self._count: Count | None = None
+        self._was_first = False
+        self._unwritten: tuple[str, Callable[[], None]] | None = None  # a checkpoint's last file, and what writes it
+
+    # -- who writes --
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
+        return self._job.rank == 0 and not self.is_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """The trainer is on its way to where the job stands."""
+        return self._steps is not None and self._steps.is_behind
+
+    def tell_rank(self) -> None:
+        """To the trainer's callbacks."""
+        state, first = self._trainer.state, self.is_first
+        state.is_world_process_zero = state.is_local_process_zero = first
+        if first and not self._was_first:
+            self._begin_reports()
+        self._was_first = first
+
+    def _begin_reports(self) -> None:
+        """This worker was not the first when training began, where those that report and show progress have looked."""
+        trainer = self._trainer
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback) or type(callback).__module__.startswith(REPORTS):
+                if hasattr(callback, "_initialized"):
+                    callback._initialized = False
+                callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+    # -- the beginning --
+
+    @property
+    def has_begun(self) -> bool:
+        return self._steps is not None
+
+    def begin_at(self, epoch: int, batch: int) -> None:
+        """The trainer begins there, as it resumes from a checkpoint perhaps."""
+        state, at = self._trainer.state, self._place.boundary
+        at.epoch, at.batch = epoch, batch
+        at.logged_at, at.tokens = state.global_step, state.num_input_tokens_seen
+
+    def join(self, loader: Any) -> None:
+        """Be in a world; the trainer has prepared model, optimizer and scheduler."""
+        trainer = self._trainer
+        self._batches = Batches(loader)
+        values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": Place()}
+        if trainer.accelerator.scaler is not None:
+            values["scaler"] = trainer.accelerator.scaler
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        state = ViewState(self._job, trainer.model, optimizer, values)
+        self._steps = Steps(self._job, state, self._batches, self, self._on_left, values["place"])
+        trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
+        self._step_together(trainer.optimizer)
+        self._place.outside = RandomStreams.capture()
+        self._steps.join()
+        if self._place.received is None:  # rank 0 of the first world has its own state
+            self._steps.arrive()
+        self._was_first = self.is_first
+        self.tell_rank()
+
+    def _step_together(self, optimizer: Any) -> None:
+        own = optimizer.step
+
+        @functools.wraps(own)
+        def step(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_behind:  # the others have made this step
+                return None
+            result = own(*args, **kwargs)
+            self._begun.close()
+            return result
+
+        optimizer.step = types.MethodType(step, optimizer)
+
+    @property
+    def _begun(self) -> Steps:
+        assert self._steps is not None, "there are steps from the trainer's preparation on"
+        return self._steps
+
+    # -- an epoch --
+
+    def begin_epoch(self, epoch: int, first: int) -> int | None:
+        """The number of the batch to begin with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
+        self._iterator, self._epoch, self._first = None, epoch, first
+        self._begun.close()  # a callback may have ended the last epoch in the middle of a step
+        if self.is_behind and self._place.received is not None:
+            received = self._place.received
+            if epoch < received["epoch"]:
+                return None
+            self._arrive()
+            self._first = received["batch"]
+            if self._place.generators:
+                set_generator_states(self._loader, self._place.generators)
+            RandomStreams.restore(self._begun.place.streams.get(epoch, self._place.outside))
+            if self._trainer.control.should_training_stop:
+                return None
+        return self._first
+
+    def end_epoch(self) -> None:
+        RandomStreams.restore(self._place.outside)
+
+    def take(self) -> Iterator[Any]:
+        """The batches of this epoch that are left, each as this worker's part of it."""
+        if self._iterator is None:
+            self._iterator = self._load()
+        return self._iterator
+
+    @property
+    def _loader(self) -> Any:
+        assert self._batches is not None, "there is a loader from the trainer's preparation on"
+        return self._batches.loader
+
+    def _load(self) -> Iterator[Any]:
+        steps, loader, epoch = self._begun, self._loader, self._epoch
+        assert self._batches is not None, "there is a loader from the trainer's preparation on"
+        self._place.generators = generator_states(loader)
+        steps.place.note_streams(epoch, since=epoch)
+        counting: list[Any] = [loader, getattr(loader.batch_sampler, "batch_sampler", None)]
+        for each in counting:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        batches = self._batches.of_epoch(epoch)
+        if not self._has_arrived_within:
+            self._place.outside = RandomStreams.capture()
+        number, first, version = self._first, 0, -1
+        parts: list[Any] = []
+        loaded: Iterator[Any] = iter(())
+        while number < len(batches):
+            batch = batches[number]
+            if not steps.hand or steps.is_reduced:
+                self._begin_step(epoch, number)
+            if version != self._job.world.version:
+                version, first = self._job.world.version, number
+                parts = [steps.part_of(each) for each in batches[number:]]
+                loaded = self._batches.load(parts, steps.seed_of_processes(batch))
+            steps.seed(batch)
+            sample = next(loaded)
+            steps.give(Given(batch, parts[number - first], sample, Tape(None)))
+            yield sample
+            number += 1
+
+    @property
+    def _has_arrived_within(self) -> bool:
+        at = self._place.boundary
+        return self._first > 0 and (at.epoch, at.batch) == (self._epoch, self._first)
+
+    def _begin_step(self, epoch: int, number: int) -> None:
+        """The world may change here."""
+        steps = self._begun
+        self._job.advance(waiting=False)
+        if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
+            steps.close()
+        while True:
+            if steps.is_behind:
+                self._arrive()
+                at = (self._place.boundary.epoch, self._place.boundary.batch)
+                assert at == (epoch, number), f"the job stands at batch {at}, and this worker at {(epoch, number)}"
+            self._place.note(epoch, number)
+            if steps.commit(epoch):
+                break
+        self.tell_rank()
+        self._passes, self._reported, self._items = 0, 0.0, None
+
+    def _arrive(self) -> None:
+        """This worker stands where the job stands, with the state that it was sent."""
+        self._begun.arrive()
+        self._place.apply()
+        self.tell_rank()
+
+    # -- a step --
+
+    def count(self, samples: list[Any], count: Count) -> Any:
+        """Of items such as tokens in the batches that were taken; None if the trainer does not count them."""
+        self._count = count
+        items = count(samples)
+        if items is None or not self._begun.hand:
+            return items
+        if self._job.size > 1:
+            hand = self._begun.hand
+            items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
+        self._items = items
+        return items
+
+    def _sum(self, like: Any, samples: list[Any]) -> Any:
+        own = self._count(samples) if samples and self._count is not None else None
+        total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
+        try:
+            self._job.collective.sum_([total], "elasticdl.items")
+        except WorldBroken as failure:
+            log.info("items are counted again: %s", failure)  # as the step that follows is torn
+            total.fill_(1.0)
+        return total.to(like)[0] if torch.is_tensor(like) else float(total)
+
+    def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
+        """Forward and backward of one batch; after the last of the step, gradients are everybody's. Returns the loss."""
+        steps = self._begun
+        self._pass = run
+        if not steps.hand or steps.is_reduced:  # the trainer does what is not on a batch of its loader
+            return run(inputs, items)
+        given = steps.hand[self._passes]
+        self._passes += 1
+        self.part = len(given.part.indices) / len(given.batch.indices)
+        loss = self._run(given, given.part.weight, inputs, items)
+        world = self._job.world
+        if self._passes < len(steps.hand):
+            if world.size > 1:  # the whole step's comes with its last batch
+                return torch.zeros_like(loss)
+            self._reported = self._reported + loss
+            return loss
+        steps.reduce()
+        self.tell_rank()
+        self._write_unwritten()
+        vote = steps.state.vote
+        if steps.is_behind or vote is None or (world.size == 1 and self._job.world.version == world.version):
+            return loss
+        return torch.full_like(loss, vote.loss) - self._reported
+
+    def _run(self, given: Given, weight: float, inputs: Any, items: Any) -> torch.Tensor:
+        assert self._pass is not None, "a pass was made"
+        self._given, self._weight = given, weight
+        streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
+        seed_step(streams, given.batch.number, self._job.world.rank)
+        try:
+            # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
+            # number of items, and weighed by its share then, it is right whatever it is.
+            partial = items if items is None or weight in (0.0, 1.0) else items * weight
+            return self._pass(inputs, partial)
+        finally:
+            self._given = None
+
+    def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
+        if self._given is not None:
+            self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
+            loss = loss if self._weight == 1.0 else loss * self._weight
+        own(loss, **kwargs)
+
+    # -- a step that is torn --
+
+    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        if self._items is not None:
+            self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
+
+    def remake(self, given: Given, sample: Any, weight: float) -> None:
+        self._run(given, weight, sample, self._items)
+
+    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+        raise error
+
+    # -- files --
+
+    def leave_to_first(self, folder: str, write: Callable[[], None]) -> None:
+        """Another worker writes this checkpoint. If that is lost meanwhile, ``write`` does it, in the world that follows."""
+        self._unwritten = (os.path.join(folder, LAST_FILE), write)
+
+    def await_checkpoint(self, folder: str) -> None:
+        """Until it is there, or has not come for long."""
+        deadline = time.monotonic() + CHECKPOINT_SECONDS
+        while not os.path.exists(os.path.join(folder, LAST_FILE)) and time.monotonic() < deadline:
+            self._job.advance(waiting=True)
+            if self._job.session.core.broken:
+                self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
+                self.tell_rank()
+            if self.is_first:
+                self._write_unwritten()
+            time.sleep(POLL_SECONDS)
+
+    def _write_unwritten(self) -> None:
+        """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
+        if self._unwritten is None:
+            return
+        (path, write), self._unwritten = self._unwritten, None
+        if self.is_first and not os.path.exists(path):
+            write()
+
+    # -- between steps --
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """What is drawn within is drawn by all workers alike."""
+        within = RandomStreams.capture()
+        RandomStreams.restore(self._place.outside)
+        try:
+            yield
+        finally:
+            self._place.outside = RandomStreams.capture()
+            RandomStreams.restore(within)
+
+    def note_resumed(self) -> None:
+        """The random streams have been set, to those of a checkpoint."""
+        self._place.outside = RandomStreams.capture()
+
+    def advance(self) -> None:
+        self._job.advance(waiting=False)
+
+    def end_of_training(self) -> None:
+        """There is no further step."""
+        if self.is_behind and self._place.received is not None:
+            self._arrive()
+        self._place.note(NO_EPOCH, 0)
+
+    def finish(self) -> ViewState | None:
+        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
+        steps = self._steps
+        if steps is None:
+            return None
+        if steps.is_behind:
+            self._arrive()
+        return steps.state if steps.end() else None

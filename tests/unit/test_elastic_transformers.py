@@ -1,0 +1,222 @@
+"""Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
+
+import pickle
+import sys
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.context import ElasticContext
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
+
+from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, patch, trainer  # noqa: E402
+
+
+class Alone:
+    """In place of what knows this process's job."""
+
+    def init(self, global_batch_size):
+        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
+
+    def train_in_place(self, finish): ...
+
+    def leave(self): ...
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.setattr(trainer, "runtime", Alone())
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def make_texts(samples=37):
+    random = torch.Generator().manual_seed(1)
+    lengths = torch.randint(4, 12, (samples,), generator=random).tolist()
+    return [{"input_ids": torch.randint(1, 32, (length,), generator=random).tolist()} for length in lengths]
+
+
+def pad(texts):
+    longest = max(len(text["input_ids"]) for text in texts)
+    labels = torch.full((len(texts), longest), -100)
+    for row, text in zip(labels, texts, strict=True):
+        row[: len(text["input_ids"])] = torch.tensor(text["input_ids"])
+    return {"input_ids": labels.clamp(min=0), "attention_mask": (labels != -100).long(), "labels": labels}
+
+
+def make_model():
+    transformers.set_seed(3)
+    sizes = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def arguments(folder, **given):
+    chosen = {
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 3,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "warmup_steps": 3,
+        "dataloader_pin_memory": False,
+        **given,
+    }
+    return TrainingArguments(output_dir=str(folder), **chosen)
+
+
+def make(kind, folder, options=None, **given):
+    data = {"train_dataset": make_texts(), "eval_dataset": make_texts(11), "data_collator": pad, **given}
+    return kind(model=make_model(), args=arguments(folder, **(options or {})), **data)
+
+
+def numbers_of(trainer):
+    times = ("_runtime", "_second")
+    return [{k: v for k, v in row.items() if not k.endswith(times)} for row in trainer.state.log_history]
+
+
+class MeanLoss(GPT2LMHeadModel):
+    """Takes no number of items: its loss is a mean, which the trainer divides by the steps of accumulation."""
+
+    accepts_loss_kwargs = False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eval_strategy": "epoch"},
+        {"gradient_accumulation_steps": 3, "max_grad_norm": 0.3},  # of which the last step of an epoch has two
+        {"train_sampling_strategy": "group_by_length"},
+        {"train_sampling_strategy": "batch_rebalance"},
+        {"dataloader_drop_last": True, "max_steps": 7, "lr_scheduler_type": "cosine"},
+        {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2},
+        {"bf16": True, "use_cpu": True, "optim": "adafactor"},
+        {"include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss", "eval_strategy": "epoch"},
+    ],
+)
+def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
+    theirs = make(transformers.Trainer, tmp_path, options)
+    theirs.train()
+    ours = make(Trainer, tmp_path, options)
+    ours.train()
+    assert numbers_of(ours) == numbers_of(theirs)
+    for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_a_trainer_of_ones_own_is_patched(tmp_path):
+    class Own(transformers.Trainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            loss = super().compute_loss(model, inputs, **kwargs)
+            return (loss[0] * 2, loss[1]) if isinstance(loss, tuple) else loss * 2
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    theirs = make(Own, tmp_path)
+    theirs.train()
+    ours = patch(make(Own, tmp_path))
+    assert isinstance(ours, Own)
+    assert patch(ours) is ours
+    ours.train()
+    assert numbers_of(ours) == numbers_of(theirs)
+
+
+@pytest.mark.parametrize("epochs_before", [1, 2])
+@pytest.mark.parametrize("save", [{"save_strategy": "epoch"}, {"save_strategy": "steps", "save_steps": 2}])
+def test_it_resumes_from_a_checkpoint_of_transformers(tmp_path, save, epochs_before):
+    whole = make(transformers.Trainer, tmp_path / "whole", save)
+    whole.train()
+    step = {"epoch": 5, "steps": 2}[save["save_strategy"]] * epochs_before
+    resumed = make(Trainer, tmp_path / "resumed", save)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert numbers_of(resumed)[-3:-1] == numbers_of(whole)[-3:-1]
+    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_what_is_saved_needs_no_elasticdl(tmp_path):
+    ours = make(Trainer, tmp_path, {"save_strategy": "steps", "save_steps": 5, "save_total_limit": 1})
+    ours.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
+    saved = torch.load(tmp_path / "checkpoint-15" / "training_args.bin", weights_only=False)
+    assert type(saved) is TrainingArguments
+    assert type(pickle.loads(pickle.dumps(ours.args))) is TrainingArguments
+    assert saved.should_save
+
+
+def test_sequences_are_generated(tmp_path):
+    def trained(kind):
+        transformers.set_seed(3)
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+        model = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+        )
+        plain = arguments(tmp_path, eval_strategy="epoch").to_dict()
+        names = (
+            "output_dir",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "report_to",
+            "disable_tqdm",
+            "eval_strategy",
+        )
+        args = transformers.Seq2SeqTrainingArguments(
+            **{name: plain[name] for name in names},
+            save_strategy="no",
+            predict_with_generate=True,
+            generation_max_length=6,
+        )
+        own = kind(
+            model=model,
+            args=args,
+            train_dataset=make_texts(),
+            eval_dataset=make_texts(11),
+            data_collator=pad,
+            compute_metrics=lambda given: {"mean": float(given.predictions.mean())},
+        )
+        own.train()
+        return numbers_of(own)
+
+    assert trained(Seq2SeqTrainer) == trained(transformers.Seq2SeqTrainer)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(make_texts())
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "words"),
+    [
+        ({"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
+        ({"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
+    ],
+)
+def test_what_cant_be_had_is_one_line(tmp_path, options, given, words):
+    ours = make(Trainer, tmp_path, options, **given)
+    with pytest.raises(UserError, match=words) as refused:
+        ours.train()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_second_training_is_refused(tmp_path):
+    ours = make(Trainer, tmp_path, {"max_steps": 2})
+    ours.train()
+    with pytest.raises(UserError, match="a script trains once"):
+        ours.train()
+    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
+        ours.hyperparameter_search()
+
+
+def test_something_else_is_not_patched():
+    with pytest.raises(UserError, match="this is a list; expected a"):
+        patch([])
