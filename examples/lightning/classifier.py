@@ -1,7 +1,7 @@
 """Handwritten digits, as Lightning's own documents teach it: a data module, validation, checkpoints, early stopping.
 
-    python examples/lightning/classifier.py                                      # alone
-    elasticdl run --num_workers 2-4 -- python examples/lightning/classifier.py   # elastically; the same numbers
+python examples/lightning/classifier.py                                      # alone
+elasticdl run --num_workers 2-4 -- python examples/lightning/classifier.py   # elastically; the same numbers
 """
 
 import lightning as L

@@ -1,7 +1,7 @@
 """A small causal language model, made from a configuration, on text that a rule makes.
 
-    python examples/lightning/language_model.py                                      # alone
-    elasticdl run --num_workers 2-4 -- python examples/lightning/language_model.py   # elastically; the same numbers
+python examples/lightning/language_model.py                                      # alone
+elasticdl run --num_workers 2-4 -- python examples/lightning/language_model.py   # elastically; the same numbers
 """
 
 from dataclasses import dataclass

@@ -215,7 +215,7 @@ def _numbers(amounts: Amounts) -> tuple[float, float, float]:
 def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -> Amounts | None:
     """What has been logged since the accumulators were emptied; None if nothing."""
     value = float(metric.value)
-    if metric.value is metric._defaults["value"] or not math.isfinite(value) and kind in ("max", "min"):
+    if metric.value is metric._defaults["value"] or (not math.isfinite(value) and kind in ("max", "min")):
         return None
     step = float(metric._forward_cache) if metric.meta.on_step else 0.0
     if not samples:  # of another worker's part

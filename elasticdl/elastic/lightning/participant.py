@@ -223,6 +223,9 @@ class Participant:
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
         assert isinstance(given, GivenBatch)
+        if not given.remade:  # which is empty when the step is begun anew
+            given.logged.clear()
+            given.remade[0] = 0.0
         trainer = self._trainer
         results = trainer.fit_loop.epoch_loop._results
         batch, size = results.batch, results.batch_size
