@@ -82,10 +82,10 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             trainer = self.lightning_module.trainer
             require_trainer(trainer, WHO)
             super().setup_environment()
-            if trainer.state.fn == "fit" and (self._is_tested or MASTER in os.environ):
+            if trainer.state.fn == "fit" and (self.takes_part_alone or MASTER in os.environ):
                 self._begin(trainer)
 
-        _is_tested = False  # takes part in a job of its own
+        takes_part_alone = False  # in a job of its own, for tests
 
         def _begin(self, trainer: Any) -> None:
             if self._participant is not None:
