@@ -94,7 +94,7 @@ def fit(folder, made, *, module=None, loader=None, ckpt_path=None, callbacks=(),
         logger=CSVLogger(folder, name="", version="log"),
         callbacks=[
             ModelCheckpoint(folder / "checkpoints", monitor="val_loss", save_top_k=2, save_last=True),
-            EarlyStopping("loss_epoch", patience=5),
+            EarlyStopping("val_loss", patience=5),
             *callbacks,
         ],
         log_every_n_steps=1,

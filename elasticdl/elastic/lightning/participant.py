@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.lightning.logged import Amounts, Logged
@@ -125,8 +124,6 @@ class Participant:
     def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
         """The loader's batches in the present epoch, and the number of that which comes next."""
         trainer, steps = self._trainer, self._steps
-        if len(trainer.fit_loop._combined_loader.flattened) != 1:
-            raise UserError(f"{WHO}: there are several train loaders; expected one")
         self._batches = batches
         epoch, number = trainer.current_epoch, 0
         generators = generators_of(batches.loader)

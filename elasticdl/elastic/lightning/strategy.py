@@ -23,7 +23,9 @@ from elasticdl.elastic.torch.gpu import choose_device
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.torch.prepare import tell_in_one_line
 
-RESTORED, READY = "_CheckpointConnector.resume_end", "run-stage"  # barriers, by which Lightning says how far it is
+# Barriers, by which Lightning says how far it is.
+RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"
+LOADER_ASKED = "train_dataloader()"
 
 
 def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
@@ -45,6 +47,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._participant: Participant | None = None  # while there may be other workers
             self._writing: Writing | None = None
             self._devices: list[torch.device] = []
+            self._train_loaders = 0  # of those that were asked for last
             sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
             if MASTER in os.environ:
                 rank_zero_only.rank = 1
@@ -102,6 +105,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 require_module(self.lightning_module, self.optimizers, WHO)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+            if name == LOADER_ASKED:
+                self._train_loaders = 0
             participant = self._participant
             if participant is None:
                 return
@@ -109,7 +114,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 participant.join()
             elif name == READY:
                 participant.keep_sigterm()
-            elif name == "Trainer.save_checkpoint":
+            elif name == SAVED:
                 participant.wait_for_all()
 
         def on_train_end(self) -> None:
@@ -122,6 +127,9 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def process_dataloader(self, dataloader: Any) -> Any:
             if not self.lightning_module.trainer.training:
                 return dataloader
+            self._train_loaders += 1
+            if self._train_loaders > 1:
+                raise UserError(f"{WHO}: there are several train loaders; expected one")
             require_loader(dataloader, WHO)
             if self._participant is None:
                 return dataloader
