@@ -11,7 +11,8 @@ import pytest
 from running_job import DEADLINE, REPOSITORY, run_cli, start
 
 pytest.importorskip("lightning")
-SCRIPT = str(Path(__file__).parent / "scripts" / "lightning_example.py")
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = str(SCRIPTS / "lightning_example.py")
 LOGS = {"classifier": "digits", "language_model": "words"}
 
 
@@ -102,3 +103,66 @@ def test_workers_join_leave_and_are_killed(tmp_path, name):
     assert checkpoints(elastic) == checkpoints(plain)
     assert elastically[:2] == alone[:2]
     assert elastically[2] == pytest.approx(alone[2], rel=1e-5)
+
+
+def log_of(folder, key):
+    return [float(row[key]) for row in csv.DictReader((folder / "log" / "metrics.csv").open()) if row[key]]
+
+
+def test_a_checkpoint_of_two_workers_is_resumed_by_three(tmp_path):
+    script = [str(SCRIPTS / "lightning_resumes.py")]
+
+    def run_alone(folder, *arguments):
+        command = [sys.executable, *script, str(folder), "auto", *arguments]
+        done = subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY, capture_output=True, text=True)
+        return [line for line in done.stdout.splitlines() if line.startswith("predicted")]
+
+    run_alone(tmp_path / "first", "2")
+    alone = run_alone(tmp_path / "second", "4", str(tmp_path / "first" / "epoch=1.ckpt"))
+    ours, slow = tmp_path / "ours", tmp_path / "slow"
+
+    def run(number, workers, *arguments, kills=False):
+        folder = ours / number
+        command = ["python", *script, str(folder), "elastic", *arguments]
+        options = ["--num_workers", workers, "--collective", "torch", "--", *command]
+        with start(tmp_path / number, "run", *options, TEST_SLOW_WHILE=str(slow)) as job:
+            if kills:
+                job.wait_for("a step", lambda: (folder / "log" / "metrics.csv").exists() and log_of(folder, "loss"))
+                job.signal(1, signal.SIGKILL)
+                job.wait_for("its heir", lambda: any(3 in each["members"] for each in job.entries("world_formed")))
+                slow.unlink()
+            assert job.finish() == 0, job.describe()
+            return [line for line in said_by_workers(job).splitlines() if line.startswith("predicted")]
+
+    run("1", "2", "2")
+    slow.touch()
+    said = run("2", "3", "4", str(ours / "1" / "epoch=1.ckpt"), kills=True)
+    assert said == alone
+    for key in ("loss", "val_loss"):
+        assert log_of(ours / "1", key) == pytest.approx(log_of(tmp_path / "first", key), rel=1e-5)
+        assert log_of(ours / "2", key) == pytest.approx(log_of(tmp_path / "second", key), rel=1e-5)
+
+
+def test_what_cant_be_had_is_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import lightning, torch, elasticdl.elastic.lightning\n"
+        "class Module(lightning.LightningModule):\n"
+        "    automatic_optimization = False\n"
+        "    layer = None\n"
+        "    def training_step(self, batch): ...\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)\n"
+        "trainer = lightning.Trainer(strategy='elastic', accelerator='cpu', logger=False, enable_checkpointing=False)\n"
+        "trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(4, 3)))\n"
+    )
+    words = 'Trainer(strategy="elastic"): the module has automatic_optimization=False; expected Lightning\'s own optimization'
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(words)
+    assert "Traceback" not in done.stderr
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
+        assert job.finish() == 1
+    assert words in job.output

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
@@ -85,7 +85,7 @@ def make_data(samples=50):
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
 
 
-def fit(folder, made, *, module=None, loader=None, ckpt_path=None, callbacks=(), **options):
+def fit(folder, made, *, module=None, loader=None, ckpt_path=None, schedule=None, **options):
     lightning.seed_everything(3)
     module = Module(**(module or {}))
     trainer = lightning.Trainer(
@@ -95,7 +95,7 @@ def fit(folder, made, *, module=None, loader=None, ckpt_path=None, callbacks=(),
         callbacks=[
             ModelCheckpoint(folder / "checkpoints", monitor="val_loss", save_top_k=2, save_last=True),
             EarlyStopping("val_loss", patience=5),
-            *callbacks,
+            *([GradientAccumulationScheduler(schedule)] if schedule else []),
         ],
         log_every_n_steps=1,
         enable_progress_bar=False,
@@ -124,6 +124,8 @@ FEATURES = {
     "limited": {"limit_train_batches": 4},
     "bf16": {"precision": "bf16-mixed", "max_epochs": 2},
     "double": {"precision": "64-true", "max_epochs": 2},
+    "a loader for each epoch": {"reload_dataloaders_every_n_epochs": 1},
+    "accumulation by a schedule": {"schedule": {0: 1, 1: 3}},
     "plateau": {"module": {"plateau": True}},
     "steps that are skipped": {"module": {"skips": True}},
 }
@@ -141,6 +143,7 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     commit, join = Steps.commit, Steps.join
 
     def commit_and_keep(self, epoch):
+        self.state.complete()
         states.append(pickle.dumps(self.state.state_dict()))
         return commit(self, epoch)
 

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, Part, copied_sample
 
 if TYPE_CHECKING:
     from elasticdl.elastic.lightning.participant import Participant
+
+
+def start_safely(loader: Any) -> None:
+    """A fork would take the session's threads and locks along into the processes that load data."""
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
+        require_guard(loader.num_workers)
+        loader.multiprocessing_context = "forkserver"
 
 
 class TrainLoader:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import torch
 
@@ -51,9 +51,14 @@ class FitState(ViewState):
         self.gather()
         super().reduce(plan, objective, samples)
 
-    def state_dict(self) -> dict[str, Any]:
+    def write(self, file: IO[bytes]) -> None:
         self.complete()
-        return super().state_dict()
+        super().write(file)
+
+    def _broadcast(self) -> dict[str, Any]:
+        if self._job.world.rank == 0:  # the others' is not sent
+            self.complete()
+        return super()._broadcast()
 
 
 class Participant:

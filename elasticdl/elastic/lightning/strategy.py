@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.lightning.loader import TrainLoader
+from elasticdl.elastic.lightning.loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.participant import WHO, Participant
 from elasticdl.elastic.lightning.requirements import require_loader, require_module, require_trainer
 from elasticdl.elastic.lightning.writing import Writing
@@ -96,6 +97,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             streams = RandomStreams.capture()
             job = runtime.init(global_batch_size=1)
             RandomStreams.restore(streams)  # they are the script's
+            # Processes that load data are forked from one that has imported what takes long.
+            multiprocessing.set_forkserver_preload([package, __package__])
             self._writing = Writing(trainer, rank_zero_only)
             self._participant = Participant(trainer, runtime, job, self._writing)
 
@@ -122,10 +125,20 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._participant is not None:
                 self._participant.ended()
 
+        def teardown(self) -> None:
+            if self._participant is None:
+                super().teardown()
+                return
+            # Model and optimizer stay where they are: the workers' last word to each other is on the same device.
+            for part in (self.precision_plugin, self.accelerator, self.checkpoint_io):
+                part.teardown()
+
         # -- a batch --
 
         def process_dataloader(self, dataloader: Any) -> Any:
             if not self.lightning_module.trainer.training:
+                if self._participant is not None:
+                    start_safely(dataloader)
                 return dataloader
             self._train_loaders += 1
             if self._train_loaders > 1:
@@ -138,6 +151,23 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
             return step() if self._participant is None else self._participant.training_step(step)
+
+        def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().validation_step(*args, **kwargs)
+
+        def test_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().test_step(*args, **kwargs)
+
+        def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().predict_step(*args, **kwargs)
+
+        def _advance(self) -> None:
+            """The master hears that something is being done."""
+            if self._participant is not None:
+                self._participant.job.advance(waiting=False)
 
         def loss_again(self, batch: Any, index: int) -> torch.Tensor | None:
             """Of the training step on another part of a batch."""

@@ -134,9 +134,7 @@ class Batches:
 
 def _require_parts(loader: Any, who: str) -> None:
     if not isinstance(loader, DataLoader):
-        raise UserError(
-            f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader"
-        )
+        raise UserError(f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise UserError(
             f"{who}: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
