@@ -237,3 +237,68 @@ def test_it_is_found_by_its_name():
         trainer = lightning.Trainer(strategy="elastic", accelerator="cpu", logger=False)
     assert isinstance(trainer.strategy, ours.ElasticStrategy)
     assert trainer.is_global_zero
+
+
+def test_the_other_package_has_it_too(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    made = strategy.make_strategy("pytorch_lightning", OwnJob())()
+    made.takes_part_alone = True
+
+    class OtherModule(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 3)
+
+        def training_step(self, batch):
+            return cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = other.Trainer(
+        strategy=made,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(OtherModule(), DataLoader(make_data(), batch_size=8))
+    assert trainer.global_step == 7
+
+
+def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, monkeypatch):
+    """It has lost the connection when the gradients had arrived everywhere else."""
+    states = []
+    commit, reduce = Steps.commit, Steps.reduce
+
+    def commit_and_keep(self, epoch):
+        self.state.complete()
+        states.append(pickle.dumps(self.state.state_dict()))
+        return commit(self, epoch)
+
+    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    whole = fit(tmp_path / "whole", make_strategy())
+    monkeypatch.setattr(Steps, "commit", commit)
+    made = []
+
+    def reduce_or_lose(self):
+        if not self.is_reduced and not self.is_behind:
+            made.append(self.state.step)
+            if len(made) == 5:
+                self.state.load_state_dict(pickle.loads(states[5]))
+                for part in (p.Part.WITH_PARAMETERS, p.Part.AT_COMMIT):
+                    self.state.save(part)
+                self.is_behind = True
+                self.hand.clear()
+                return
+        reduce(self)
+
+    monkeypatch.setattr(Steps, "reduce", reduce_or_lose)
+    lost = fit(tmp_path / "lost", make_strategy())
+    theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
+    assert ours[0] == theirs[0]
+    assert ours[1:3] == theirs[1:3]
+    assert ours[4:] == theirs[4:]
+    metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
+    assert {key: float(value) for key, value in lost[0].callback_metrics.items()} == pytest.approx(metrics)

@@ -163,7 +163,8 @@ class Participant:
             if steps.is_behind:
                 self._arrive(batch)
             self._logged.merge_pending()
-            self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number)
+            # A step of one worker is not torn: its state is sent from here alone.
+            self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
             if steps.commit(batch.epoch):
                 break
             self._take_rank()
@@ -174,7 +175,10 @@ class Participant:
         return self._steps.part_of(batch)
 
     def open_window(self, batch: GlobalBatch) -> None:
-        """Until the training step is over random numbers are those of this batch and rank."""
+        """Until the training step is over random numbers are those of this batch and rank, if there are several ranks."""
+        self._before = None
+        if self.job.size == 1:
+            return
         self._outside = streams()
         self._steps.seed(batch)
 

@@ -62,6 +62,7 @@ class TrainerState:
         self._loops = list(_loops_of(trainer.fit_loop))
         self._plain = [(vars(each), _plain_names(each)) for each in (*self._loops, *_counts_of(self._loops))]
         self.generators: list[torch.Tensor] = []
+        self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
         self.snapshot = self.take(at_batch=False)
 
     # -- for the training state --
@@ -70,13 +71,15 @@ class TrainerState:
         return self.snapshot
 
     def load_state_dict(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self._noted = snapshot, None
 
     # -- taking --
 
-    def note(self, *, at_batch: bool, epoch: int = 0, number: int = 0) -> None:
-        """The trainer stands here from now on."""
-        self.snapshot = self.take(at_batch=at_batch, epoch=epoch, number=number)
+    def note(self, *, at_batch: bool, epoch: int = 0, number: int = 0, moves: bool = True) -> None:
+        """The trainer stands here from now on. ``moves``: its state may be asked for when it has gone on."""
+        self._noted = None if moves else (at_batch, epoch, number)
+        if moves:
+            self.snapshot = self.take(at_batch=at_batch, epoch=epoch, number=number)
 
     def take(self, *, at_batch: bool, epoch: int = 0, number: int = 0) -> Snapshot:
         trainer = self._trainer
@@ -97,6 +100,9 @@ class TrainerState:
 
     def complete(self) -> None:
         """Add to the snapshot what is asked of the script's own hooks only when it is sent."""
+        if self._noted is not None:
+            at_batch, epoch, number = self._noted
+            self.note(at_batch=at_batch, epoch=epoch, number=number)
         if self.snapshot.checkpoint:
             return
         trainer = self._trainer
