@@ -80,7 +80,7 @@ class LanguageModel(L.LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def main(folder="lightning_logs", strategy="elastic", steps=120, callbacks=(), **options):
+def main(folder="lightning_logs", strategy="elastic", steps=80, callbacks=(), **options):
     L.seed_everything(0)
     config = Config()
     trainer = L.Trainer(

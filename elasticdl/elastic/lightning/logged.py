@@ -89,7 +89,7 @@ class Logged:
         self._totals: dict[str, Amounts] | None = None  # of the step, over all workers
         self._agreed: tuple[str, ...] = ()  # keys that all members of the world have logged in the last step
         self._version = -1  # of that world
-        self._warned = False
+        self._warnings: set[str] = set()  # that were given
 
     def begin_step(self) -> None:
         self._base = {key: Held.of(metric) for key, metric in self._metrics()}
@@ -102,6 +102,10 @@ class Logged:
         ``weight``: their part of the global batch.
         """
         before = {}
+        if any(not metric.is_tensor for metric in self._results().values()):
+            self._warn(
+                "a torchmetrics object that is logged in training_step counts this worker's parts of the batches only"
+            )
         for key, metric in self._metrics():
             before[key] = Held.of(metric)
             Held.empty(metric).put(metric)
@@ -142,7 +146,9 @@ class Logged:
                 table[world.rank, 1:] = torch.tensor(row, dtype=torch.float64)
             self._job.collective.sum_([table], "elasticdl.logged")
             if bool((table[:, 0] != mine).any()):
-                self._warn()
+                self._warn(
+                    "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
+                )
                 return
             if keys == self._agreed:
                 break
@@ -200,12 +206,10 @@ class Logged:
             if metric.is_tensor and not metric.meta.sync.rank_zero_only:
                 yield key, metric
 
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            self._job.warn(
-                "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
-            )
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.add(message)
+            self._job.warn(message)
 
 
 def _numbers(amounts: Amounts) -> tuple[float, float, float]:
