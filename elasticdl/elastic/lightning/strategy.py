@@ -42,6 +42,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         """
 
         strategy_name = "elastic"
+        takes_part_alone = False  # in a job of its own, for tests
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -88,8 +89,6 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             super().setup_environment()
             if trainer.state.fn == "fit" and (self.takes_part_alone or MASTER in os.environ):
                 self._begin(trainer)
-
-        takes_part_alone = False  # in a job of its own, for tests
 
         def _begin(self, trainer: Any) -> None:
             if self._participant is not None:
