@@ -71,17 +71,25 @@ class Part:
 class Batches:
     """What the script's own ``DataLoader`` would load, loaded in parts."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        """Raises:
-        UserError: it can't be loaded in parts.
+    def __init__(self, loader: DataLoader[Any], who: str = "elastic.prepare") -> None:
+        """``who``: has been given the loader, for messages.
+
+        Raises:
+            UserError: it can't be loaded in parts.
         """
-        _require_parts(loader)
+        _require_parts(loader, who)
         self.loader = loader
         self._guarded = False
 
     def of_epoch(self, epoch: int) -> list[GlobalBatch]:
         """Draws what the loader itself would draw: the seed of its processes, and the order."""
+        self.draw_seed()
+        return self.order_of(epoch)
+
+    def draw_seed(self) -> None:
         torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+
+    def order_of(self, epoch: int) -> list[GlobalBatch]:
         batches: list[GlobalBatch] = []
         position = 0
         for number, indices in enumerate(self.loader.batch_sampler or ()):
@@ -124,24 +132,22 @@ class Batches:
         return next(iter(single))
 
 
-def _require_parts(loader: Any) -> None:
+def _require_parts(loader: Any, who: str) -> None:
     if not isinstance(loader, DataLoader):
-        raise UserError(
-            f"elastic.prepare: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader"
-        )
+        raise UserError(f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise UserError(
-            "elastic.prepare: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
+            f"{who}: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
             "with __len__ and __getitem__"
         )
     if loader.batch_sampler is None:
-        raise UserError("elastic.prepare: DataLoader(batch_size=None) makes no batches: give it a batch_size")
+        raise UserError(f"{who}: DataLoader(batch_size=None) makes no batches: give it a batch_size")
     try:
         batches = len(loader)
     except TypeError as error:
-        raise UserError("elastic.prepare: the loader's sampler has no length; expected one with __len__") from error
+        raise UserError(f"{who}: the loader's sampler has no length; expected one with __len__") from error
     if not batches:
-        raise UserError("elastic.prepare: the loader has no batch; expected at least one in an epoch")
+        raise UserError(f"{who}: the loader has no batch; expected at least one in an epoch")
 
 
 class RandomStreams:

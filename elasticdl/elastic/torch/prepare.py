@@ -158,26 +158,28 @@ def tell_in_one_line(
     sys.exit(2)
 
 
-def require_plain(model: Any, optimizer: Any) -> None:
-    """Raises:
-    UserError: they are made for another way of training on several devices, or can't be had.
+def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> None:
+    """``who``: has been given them, for messages.
+
+    Raises:
+        UserError: they are made for another way of training on several devices, or can't be had.
     """
     if not isinstance(model, torch.nn.Module):
-        raise UserError(f"elastic.prepare: the model is a {type(model).__name__}; expected one torch.nn.Module")
+        raise UserError(f"{who}: the model is a {type(model).__name__}; expected one torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(f"elastic.prepare: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
+        raise UserError(f"{who}: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError(
-            "elastic.prepare: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
+            f"{who}: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
             "take an optimizer that needs each gradient once"
         )
     if dist.is_available() and dist.is_initialized():
         raise UserError(
-            "elastic.prepare: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
+            f"{who}: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
             "each other through the job"
         )
     for name, module in model.named_modules():
-        where = f"elastic.prepare: {name or 'the model'} is a {type(module).__name__}"
+        where = f"{who}: {name or 'the model'} is a {type(module).__name__}"
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise UserError(f"{where}, which needs a process group: leave convert_sync_batchnorm out")
         for kind in type(module).__mro__:

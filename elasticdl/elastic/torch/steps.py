@@ -20,7 +20,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
 
@@ -55,12 +55,12 @@ class Steps:
         self,
         job: ElasticContext,
         state: ViewState,
-        batches: Batches,
+        load: Callable[[Sequence[Any]], Any],
         script: Script,
         on_left: Callable[[], None],
         place: Place,
     ) -> None:
-        """``on_left``: this worker leaves for good; its process ends then, with status 0."""
+        """``load``: samples of these indices, as a batch of the loader's. ``on_left``: this worker leaves for good; its process ends then, with status 0."""
         self.job = job
         self.state = state
         self.place = place
@@ -69,7 +69,7 @@ class Steps:
         self.is_behind = (
             False  # another worker's state has come, and what the script does has no effect until it stands there
         )
-        self._batches = batches
+        self._load = load
         self._script = script
         self._on_left = on_left
 
@@ -208,7 +208,7 @@ class Steps:
         self.seed(given.batch)
         every = [given.part.indices[start : start + most] for start in range(0, given.part.samples, most)]
         whole = len(given.batch.indices)
-        return [Piece(self._batches.load_at_once(indices), len(indices) / whole) for indices in every]
+        return [Piece(self._load(indices), len(indices) / whole) for indices in every]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""

@@ -116,7 +116,7 @@ class View:
         values = {**self._values(), "place": place}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
-        self._begun = Steps(self._job, state, self.batches, self, self._leave_for_good, place)
+        self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
         self._begun.join()
         at = state.progress
         if batch.start > (at.epoch, at.position):

@@ -124,7 +124,7 @@ class Training:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = ViewState(self._job, trainer.model, optimizer, values)
-        self._steps = Steps(self._job, state, self._batches, self, self._on_left, values["place"])
+        self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         self._place.outside = RandomStreams.capture()

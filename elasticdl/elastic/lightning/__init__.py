@@ -1,0 +1,40 @@
+"""Elastic training for scripts that use Lightning: ``import elasticdl.elastic.lightning``, and ``Trainer(strategy="elastic")``.
+
+Started by ``elasticdl run --num_workers 2-4 -- python train.py`` training goes on while workers come and go; started by
+``python train.py`` the script runs alone, as without the strategy. See docs/lightning.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.lightning.strategy import make_strategy
+from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gpu import count_gpus
+
+__all__ = ["ElasticStrategy"]
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
+    """With the packages that the script has imported; before it has, with those that are installed."""
+    packages = [each for each in PACKAGES if each in sys.modules]
+    packages = packages or [each for each in PACKAGES if importlib.util.find_spec(each.partition(".")[0])]
+    if not packages:
+        raise UserError("elasticdl.elastic.lightning needs Lightning: pip install 'elasticdl[lightning]'")
+    made = []
+    for package in packages:
+        made.append(make_strategy(package, runtime))
+        made[-1].register_strategies(importlib.import_module(f"{package}.strategies").StrategyRegistry)
+    return made[0]
+
+
+ElasticStrategy = _register(ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus))

@@ -1,0 +1,65 @@
+"""The train loader: of each of its batches, which are the global ones, this worker loads its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from elasticdl.elastic.script.children import require_guard
+from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, Part, copied_sample
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.lightning.participant import Participant
+
+
+def start_safely(loader: Any) -> None:
+    """A fork would take the session's threads and locks along into the processes that load data."""
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
+        require_guard(loader.num_workers)
+        loader.multiprocessing_context = "forkserver"
+
+
+class TrainLoader:
+    """The script's own loader, as far as Lightning can tell."""
+
+    def __init__(self, loader: DataLoader[Any], participant: Participant, who: str) -> None:
+        self.batches = Batches(loader, who)
+        self._loader = loader
+        self._participant = participant
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever the number of workers."""
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Lightning would keep the state of a loader that has one; this worker's is not the job's.
+        if name.startswith("__") or name in ("state_dict", "load_state_dict") or "_loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.batches.draw_seed()
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
+        participant = self._participant
+        batches, number = participant.begin_epoch(self.batches)
+        first, version = 0, -1
+        parts: list[Part] = []
+        loaded: Iterator[Any] = iter(())
+        while number < len(batches):
+            batch = batches[number]
+            if not participant.may_give(batch):
+                yield copied_sample(self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN]))
+            else:
+                if version != participant.job.world.version:
+                    version, first = participant.job.world.version, number
+                    parts = [participant.part_of(each) for each in batches[number:]]
+                    loaded = self.batches.load(parts, participant.seed_of_processes(batch))
+                participant.open_window(batch)
+                sample = next(loaded)
+                participant.give(batch, parts[number - first])
+                yield sample
+            number += 1

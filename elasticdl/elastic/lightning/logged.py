@@ -1,0 +1,236 @@
+"""What a script logs in its training step: of this worker's part of a batch, made that of the global batch.
+
+Lightning keeps, for each key of ``self.log``, the value of the last batch and what adds up to that of the epoch. A step's
+amounts are taken apart from these, summed over the workers before the gradients are, and put back once the step is
+certain. So the accumulators are the same on all workers between two steps, and a step that is torn leaves no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticdl.elastic.torch.context import ElasticContext
+
+NUMBERS = 3  # of a key in the table that is summed
+
+
+@dataclass(slots=True)
+class Amounts:
+    """What a key adds to the step's value, to the sum over the epoch, and to the samples of that sum."""
+
+    step: float
+    value: float
+    size: float
+
+    def add(self, other: Amounts, kind: str) -> None:
+        if kind in ("max", "min"):
+            choose = max if kind == "max" else min
+            self.step, self.value = choose(self.step, other.step), choose(self.value, other.value)
+        else:
+            self.step, self.value = self.step + other.step, self.value + other.value
+        self.size += other.size
+
+    @classmethod
+    def nothing(cls, kind: str) -> Amounts:
+        start = {"max": -math.inf, "min": math.inf}.get(kind, 0.0)
+        return cls(start, start, 0.0)
+
+
+@dataclass(slots=True)
+class Held:
+    """A metric's accumulators."""
+
+    value: torch.Tensor
+    size: torch.Tensor | None
+
+    @classmethod
+    def of(cls, metric: Any) -> Held:
+        return cls(metric.value, getattr(metric, "cumulated_batch_size", None))
+
+    @classmethod
+    def empty(cls, metric: Any) -> Held:
+        return cls(metric._defaults["value"], metric._defaults.get("cumulated_batch_size"))
+
+    def put(self, metric: Any) -> None:
+        metric.value = self.value
+        if self.size is not None:
+            metric.cumulated_batch_size = self.size
+        metric._computed = None
+
+    def plus(self, other: Held, kind: str) -> Held:
+        if kind in ("max", "min"):
+            return Held(getattr(torch, f"{kind}imum")(self.value, other.value), None)
+        return Held(
+            self.value + other.value,
+            None if self.size is None or other.size is None else self.size + other.size,
+        )
+
+
+def kind_of(metric: Any) -> str:
+    """How its values are reduced: mean, sum, max or min."""
+    return str(metric.meta.reduce_fx.__name__)
+
+
+class Logged:
+    """The metrics of the training loop, which ``results`` gives, by key."""
+
+    def __init__(self, job: ElasticContext, results: Callable[[], dict[str, Any]]) -> None:
+        self.pending: dict[str, Held] = {}  # the job's, of keys that this worker's script has not logged yet
+        self._job = job
+        self._results = results
+        self._base: dict[str, Held] = {}  # as before the batches in hand
+        self._totals: dict[str, Amounts] | None = None  # of the step, over all workers
+        self._agreed: tuple[str, ...] = ()  # keys that all members of the world have logged in the last step
+        self._version = -1  # of that world
+        self._warnings: set[str] = set()  # that were given
+
+    def begin_step(self) -> None:
+        self._base = {key: Held.of(metric) for key, metric in self._metrics()}
+        self._totals = None
+
+    @contextlib.contextmanager
+    def collecting(self, into: dict[str, Amounts], *, weight: float, loaded: int, samples: int) -> Iterator[None]:
+        """Within, the training step runs on a sample of ``loaded``, of which ``samples`` count.
+
+        ``weight``: their part of the global batch.
+        """
+        before = {}
+        if any(not metric.is_tensor for metric in self._results().values()):
+            self._warn(
+                "a torchmetrics object that is logged in training_step counts this worker's parts of the batches only"
+            )
+        for key, metric in self._metrics():
+            before[key] = Held.of(metric)
+            Held.empty(metric).put(metric)
+        yield
+        for key, metric in self._metrics():
+            kind, held = kind_of(metric), before.get(key)
+            amounts = _amounts(metric, kind, weight, loaded, samples)
+            if amounts is not None:
+                into.setdefault(key, Amounts.nothing(kind)).add(amounts, kind)
+            if held is not None:
+                (held if amounts is None else held.plus(Held.of(metric), kind)).put(metric)
+
+    def gather(self, batches: Iterable[dict[str, Amounts]]) -> None:
+        """Sum what was collected over the workers.
+
+        Raises:
+            WorldBroken: nothing is summed.
+        """
+        amounts: dict[str, Amounts] = {}
+        results = self._results()
+        for each in batches:
+            for key, added in each.items():
+                kind = kind_of(results[key])
+                amounts.setdefault(key, Amounts.nothing(kind)).add(added, kind)
+                if kind != "max" and kind != "min":
+                    amounts[key].step = added.step  # that of the last batch is logged
+        keys = tuple(sorted(amounts))
+        self._totals = None
+        world = self._job.world
+        if self._version != world.version:
+            self._version, self._agreed = world.version, ()
+        mine = float(zlib.crc32(repr(keys).encode()))
+        while True:
+            table = torch.zeros(world.size, 1 + NUMBERS * len(self._agreed), dtype=torch.float64)
+            table[world.rank, 0] = mine
+            if keys == self._agreed and keys:
+                row = [number for key in keys for number in _numbers(amounts[key])]
+                table[world.rank, 1:] = torch.tensor(row, dtype=torch.float64)
+            self._job.collective.sum_([table], "elasticdl.logged")
+            if bool((table[:, 0] != mine).any()):
+                self._warn(
+                    "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
+                )
+                return
+            if keys == self._agreed:
+                break
+            self._agreed = keys
+        self._totals = {}
+        for index, key in enumerate(keys):
+            kind = kind_of(results[key])
+            total = Amounts.nothing(kind)
+            first = 1 + NUMBERS * index
+            for row in table[:, first : first + NUMBERS].tolist():
+                total.add(Amounts(*row), kind)
+            self._totals[key] = total
+
+    def apply(self) -> None:
+        """The step is made: what was gathered is what the script has logged."""
+        totals, self._totals = self._totals or {}, None
+        results = self._results()
+        for key, total in totals.items():
+            metric = results[key]
+            meta, like = metric.meta, metric.value
+            if meta.on_step:
+                metric._forward_cache = torch.tensor(total.step, dtype=like.dtype, device=like.device)
+            if not meta.on_epoch:
+                Held(metric._forward_cache, None).put(metric)
+                continue
+            value = torch.tensor(total.value, dtype=like.dtype, device=like.device)
+            size = round(total.size) if abs(total.size - round(total.size)) < 1e-6 else total.size
+            base = self._base.get(key) or Held.empty(metric)
+            base.plus(Held(value, torch.tensor(size, device=like.device)), kind_of(metric)).put(metric)
+        self.merge_pending()
+
+    def merge_pending(self) -> None:
+        results = self._results() if self.pending else {}
+        for key in [key for key in self.pending if key in results]:
+            metric = results[key]
+            held = self.pending.pop(key)
+            held.plus(Held.of(metric), kind_of(metric)).put(metric)
+
+    def dump(self) -> dict[str, Held]:
+        """Accumulators of the epoch; references, as Lightning makes new tensors of them."""
+        held = {key: Held.of(m) for key, m in self._metrics() if m.meta.on_epoch and not m.has_reset}
+        return {**self.pending, **held} if self.pending else held
+
+    def load(self, accumulators: dict[str, Held]) -> None:
+        results = self._results()
+        for _, metric in self._metrics():
+            Held.empty(metric).put(metric)
+        self.pending = dict(accumulators)
+        for key in results.keys() & self.pending.keys():
+            self.pending.pop(key).put(results[key])
+
+    def _metrics(self) -> Iterator[tuple[str, Any]]:
+        """Those of plain values; a torchmetrics object keeps its own."""
+        for key, metric in self._results().items():
+            if metric.is_tensor and not metric.meta.sync.rank_zero_only:
+                yield key, metric
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.add(message)
+            self._job.warn(message)
+
+
+def _numbers(amounts: Amounts) -> tuple[float, float, float]:
+    return amounts.step, amounts.value, amounts.size
+
+
+def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -> Amounts | None:
+    """What has been logged since the accumulators were emptied; None if nothing."""
+    value = float(metric.value)
+    if metric.value is metric._defaults["value"] or (not math.isfinite(value) and kind in ("max", "min")):
+        return None
+    step = float(metric._forward_cache) if metric.meta.on_step else 0.0
+    if not samples:  # of another worker's part
+        return Amounts.nothing(kind)
+    if kind != "mean":
+        return Amounts(step, value, 0.0)
+    if not metric.meta.on_epoch:
+        return Amounts(step * weight, 0.0, 0.0)
+    logged = float(metric.cumulated_batch_size)
+    if not logged:
+        return None
+    # By its own number of samples, or by one that the script has given for the whole batch.
+    size = logged / loaded * samples if logged % loaded == 0 else logged * weight
+    return Amounts(step * weight, value / logged * size, size)

@@ -1,0 +1,354 @@
+"""A worker's part in ``Trainer.fit``: what is given to its training step, and what becomes of the gradients."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+
+import torch
+
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.lightning.logged import Amounts, Logged
+from elasticdl.elastic.lightning.trainer_state import (
+    Streams,
+    TrainerState,
+    epoch_streams,
+    generators_of,
+    restore_streams,
+    streams,
+)
+from elasticdl.elastic.lightning.writing import Writing
+from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.steps import Piece, Steps
+from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+
+WHO = 'Trainer(strategy="elastic")'
+
+
+@dataclass(slots=True)
+class GivenBatch(Given):
+    index: int = 0  # as the training step is told
+    logged: dict[str, Amounts] = field(default_factory=dict)
+
+
+class FitState(ViewState):
+    """The training state of a script that calls ``Trainer.fit``."""
+
+    gather: Callable[[], None]
+    complete: Callable[[], None]
+
+    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
+        self._job.advance(waiting=True)
+        self.gather()
+        super().reduce(plan, objective, samples)
+
+    def write(self, file: IO[bytes]) -> None:
+        self.complete()
+        super().write(file)
+
+    def _broadcast(self) -> dict[str, Any]:
+        if self._job.world.rank == 0:  # the others' is not sent
+            self.complete()
+        return super()._broadcast()
+
+
+class Participant:
+    """Between a trainer's loops and the `Steps` of the job."""
+
+    def __init__(
+        self, trainer: Any, runtime: ScriptRuntime[ElasticContext], job: ElasticContext, writing: Writing
+    ) -> None:
+        self.job = job
+        self._trainer = trainer
+        self._runtime = runtime
+        self._writing = writing
+        self._begun: Steps | None = None
+        self._in_step = False  # with the other workers: it calls what they call
+        self._is_newcomer = False  # its loops begin where the job stands
+        self._batches: Batches | None = None
+        self._given: GivenBatch | None = None
+        self._logged = Logged(job, lambda: trainer.fit_loop.epoch_loop._results)
+        self._outside: Streams | None = None  # random streams, while those of the batch are in use
+        self._before: Streams | None = None  # the same, of the last batch
+        self._epoch_streams: bytes = b""
+        self._on_sigterm: Any = None
+
+    @property
+    def _steps(self) -> Steps:
+        assert self._begun is not None, "there are steps from the beginning of the loops"
+        return self._begun
+
+    @property
+    def is_making(self) -> bool:
+        """Whether gradients that are made now count."""
+        return self._begun is not None and not self._begun.is_behind and bool(self._begun.hand)
+
+    # -- the beginning --
+
+    def join(self) -> None:
+        """Lightning has restored all that the script asks for; its loops are to run."""
+        trainer = self._trainer
+        self.trainer_state = TrainerState(trainer, self._logged)
+        schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        place = Place()
+        values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
+        state = FitState(self.job, trainer.lightning_module, trainer.optimizers[0], values)
+        state.gather, state.complete = self._gather, self.trainer_state.complete
+        self._begun = Steps(self.job, state, self._load_at_once, self, self._leave_for_good, place)
+        self._runtime.train_in_place(self.finish)
+        self._begun.join()
+        self._take_rank()
+        if self._begun.is_behind:
+            self._is_newcomer = True
+            self.trainer_state.enter()
+        if threading.current_thread() is threading.main_thread():
+            self._on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def keep_sigterm(self) -> None:
+        """Lightning has set its own handler, which would end the loops with an error."""
+        if self._on_sigterm is not None and self.job.under_master:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    # -- for the loader --
+
+    def _load_at_once(self, indices: Sequence[Any]) -> Any:
+        assert self._batches is not None, "a step has batches"
+        return self._batches.load_at_once(indices)
+
+    def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
+        """The loader's batches in the present epoch, and the number of that which comes next."""
+        trainer, steps = self._trainer, self._steps
+        self._batches = batches
+        epoch, number = trainer.current_epoch, 0
+        generators = generators_of(batches.loader)
+        snapshot, place = self.trainer_state.snapshot, steps.place
+        if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
+            RandomStreams.restore(place.streams[epoch])
+            for generator, state in zip(generators, snapshot.generators, strict=True):
+                generator.set_state(state)
+            number = snapshot.number if self._is_newcomer else 0
+        self._is_newcomer = False
+        self.trainer_state.generators = [each.get_state() for each in generators]
+        self._epoch_streams = epoch_streams()
+        place.note_streams(epoch, since=steps.state.progress.epoch)
+        return batches.order_of(epoch), number
+
+    def may_give(self, batch: GlobalBatch) -> bool:
+        """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
+        steps = self._steps
+        self.job.advance(waiting=False)
+        self.close_window()
+        if steps.is_reduced:  # a GradScaler has seen that gradients are not finite, or the script leaves the step out
+            steps.close()
+        if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
+            steps.close()
+        while not steps.hand:
+            at = steps.state.progress
+            if steps.is_behind and batch.start < (at.epoch, at.position):
+                if not self.job.session.core.broken:
+                    return False
+                steps.leave(WorldBroken("the world broke while this worker was on its way to where the job stands"))
+                continue
+            if steps.is_behind:
+                self._arrive(batch)
+            self._logged.merge_pending()
+            # A step of one worker is not torn: its state is sent from here alone.
+            self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
+            if steps.commit(batch.epoch):
+                break
+            self._take_rank()
+        self._take_rank()
+        return True
+
+    def part_of(self, batch: GlobalBatch) -> Part:
+        return self._steps.part_of(batch)
+
+    def seed_of_processes(self, batch: GlobalBatch) -> int:
+        return self._steps.seed_of_processes(batch)
+
+    def open_window(self, batch: GlobalBatch) -> None:
+        """Until the training step is over random numbers are those of this batch and rank, if there are several ranks."""
+        self._before = None
+        if self.job.size == 1:
+            return
+        self._outside = streams()
+        self._steps.seed(batch)
+
+    def close_window(self) -> None:
+        if self._outside is not None:
+            restore_streams(self._outside)
+            self._before, self._outside = self._outside, None
+
+    def give(self, batch: GlobalBatch, part: Part) -> None:
+        """The script goes on with its part of this batch."""
+        self._in_step = True
+        if not self._steps.hand:
+            self._logged.begin_step()
+        self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
+        self._steps.give(self._given)
+
+    # -- a step --
+
+    def training_step(self, run: Callable[[], Any]) -> Any:
+        given = self._given
+        collects = self.is_making and self.job.size > 1 and given is not None
+        with self._collecting(given, given.part, given.part.weight) if collects and given else nullcontext():
+            result = run()
+        self.close_window()
+        return result
+
+    def backward(self, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]) -> None:
+        """``scaled``: of which ``run`` makes gradients; the loss itself unless there is a GradScaler."""
+        given = self._given
+        assert given is not None, "a batch is in hand"
+        self._weighed(given, given.part.weight, loss, scaled, run)
+        if not self._trainer.fit_loop._should_accumulate():
+            self._reduce()
+
+    def is_to_update(self) -> bool:
+        """Whether the optimizer may step now that the closure was evaluated."""
+        if not self.is_making:
+            return False
+        with torch.enable_grad():
+            self._reduce()  # where no backward has done it, as the training step was skipped
+        return not self._steps.is_behind
+
+    def updated(self) -> None:
+        if self._steps.state.progress.step > self._step_before:
+            self._steps.close()
+
+    # -- a step that is torn --
+
+    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        for given in self._hand:
+            given.logged.clear()
+
+    def remake(self, given: Given, sample: Any, weight: float) -> None:
+        assert isinstance(given, GivenBatch)
+        trainer = self._trainer
+        results = trainer.fit_loop.epoch_loop._results
+        batch, size = results.batch, results.batch_size
+        sample = trainer.precision_plugin.convert_input(sample)
+        sample = trainer.lightning_module._on_before_batch_transfer(sample, dataloader_idx=0)
+        sample = trainer.strategy.batch_to_device(sample, dataloader_idx=0)
+        results.batch, results.batch_size = sample, None
+        samples = round(weight * len(given.batch.indices))
+        part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
+        with self._collecting(given, part, weight):
+            loss = self._trainer.strategy.loss_again(sample, given.index)
+        results.batch, results.batch_size = batch, size
+        if loss is None:
+            return
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaled = loss if scaler is None else scaler.scale(loss)
+        self._weighed(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
+
+    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+        raise error
+
+    # -- what all workers decide together --
+
+    def of_first(self, value: Any) -> Any:
+        """Rank 0's value, on all workers."""
+        if not self._speaks:
+            return value
+        self.job.advance(waiting=True)
+        try:
+            return pickle.loads(self.job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
+        except WorldBroken as failure:
+            self.job.warn(f"a decision is each worker's own: {failure}")  # the next step mends the world
+            return value
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the workers."""
+        if not self._speaks or not torch.is_floating_point(tensor):
+            return tensor
+        self.job.advance(waiting=True)
+        total = tensor.detach().double() / self.job.size
+        try:
+            self.job.collective.sum_([total], "elasticdl.mean")
+        except WorldBroken as failure:
+            self.job.warn(f"a mean is each worker's own: {failure}")
+            return tensor
+        return total.to(tensor.dtype)
+
+    def wait_for_all(self) -> None:
+        self.of_first(None)
+
+    @property
+    def _speaks(self) -> bool:
+        return self._in_step and self.job.size > 1 and not self._steps.is_behind
+
+    # -- the end --
+
+    def ended(self) -> None:
+        """The loops are done."""
+        if not self._steps.is_behind:
+            self.trainer_state.note(at_batch=False)
+
+    def finish(self) -> FitState | None:
+        steps = self._steps
+        if steps.is_behind:
+            steps.arrive()
+        if steps.hand and not steps.is_reduced:
+            steps.close()
+        return cast(FitState, steps.state) if steps.end() else None
+
+    def _leave_for_good(self) -> None:
+        self._in_step = False
+        self._writing.stop()
+        self._runtime.leave()
+
+    # -- details --
+
+    @property
+    def _begins_step(self) -> bool:
+        trainer = self._trainer
+        return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
+
+    def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
+        return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
+
+    def _weighed(
+        self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
+    ) -> None:
+        given.objective = given.objective + loss.detach().sum().float() * weight
+        run(scaled if weight == 1.0 else scaled * weight)
+
+    def _reduce(self) -> None:
+        steps, version = self._steps, self.job.world.version
+        self._step_before = steps.state.progress.step
+        steps.reduce()
+        if self.job.world.version != version:
+            if self._before is not None:  # which what was made again has drawn from
+                restore_streams(self._before)
+            self._take_rank()
+        if steps.is_reduced:
+            self._logged.apply()
+
+    def _gather(self) -> None:
+        if self.job.size > 1 or any(each.logged for each in self._hand):
+            self._logged.gather(each.logged for each in self._hand)
+
+    @property
+    def _hand(self) -> list[GivenBatch]:
+        return cast(list[GivenBatch], self._steps.hand)
+
+    def _arrive(self, batch: GlobalBatch) -> None:
+        steps = self._steps
+        steps.arrive()
+        steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
+        self.trainer_state.arrive()
+
+    def _take_rank(self) -> None:
+        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)

@@ -1,0 +1,52 @@
+"""What can't be had of a trainer or a module is refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data.distributed import DistributedSampler
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.parts import Batches
+from elasticdl.elastic.torch.prepare import require_plain
+
+
+def require_trainer(trainer: Any, who: str) -> None:
+    """Raises:
+    UserError: it is told what only one that trains otherwise on several devices can do.
+    """
+    connector = trainer._accelerator_connector
+    devices, nodes = connector._parallel_devices, connector._num_nodes_flag
+    if nodes > 1:
+        raise UserError(f"{who}: num_nodes={nodes}; leave it out, as the job gives each worker its machine")
+    if len(devices) > 1 and len(devices) != connector.accelerator.auto_device_count():
+        raise UserError(f"{who}: devices={len(devices)}; expected one, as the job starts a worker for each device")
+    if connector._layer_sync is not None:
+        raise UserError(f"{who}: sync_batchnorm=True needs a process group: leave it out")
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise UserError(
+            f"{who}: val_check_interval is a time, which each worker would measure for itself: give batches or a part of an epoch"
+        )
+
+
+def require_module(module: Any, optimizers: list[Any], who: str) -> None:
+    """Raises:
+    UserError: the module trains in a way that can't be had.
+    """
+    if not module.automatic_optimization:
+        raise UserError(f"{who}: the module has automatic_optimization=False; expected Lightning's own optimization")
+    if not optimizers:
+        raise UserError(f"{who}: configure_optimizers returns no optimizer; expected one")
+    require_plain(module, optimizers[0], who)
+
+
+def require_loader(loader: Any, who: str) -> None:
+    """Raises:
+    UserError: it is divided among devices already, or can't be divided.
+    """
+    Batches(loader, who)
+    for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            raise UserError(
+                f"{who}: the train loader has a {type(sampler).__name__}; leave it out, as each batch is divided anyway"
+            )

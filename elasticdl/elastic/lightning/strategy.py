@@ -1,0 +1,230 @@
+"""The strategy that trains with workers that come and go, made for either of Lightning's packages."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticdl.common.environment import MASTER
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.lightning.loader import TrainLoader, start_safely
+from elasticdl.elastic.lightning.participant import WHO, Participant
+from elasticdl.elastic.lightning.requirements import require_loader, require_module, require_trainer
+from elasticdl.elastic.lightning.writing import Writing
+from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gpu import choose_device
+from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch.prepare import tell_in_one_line
+
+# Barriers, by which Lightning says how far it is.
+RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"
+LOADER_ASKED = "train_dataloader()"
+
+
+def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
+    """The class for ``lightning.pytorch`` or ``pytorch_lightning``."""
+    base: Any = importlib.import_module(f"{package}.strategies").SingleDeviceStrategy
+    rank_zero_only = importlib.import_module(f"{package}.utilities.rank_zero").rank_zero_only
+    result_of = importlib.import_module(f"{package}.loops.optimization.automatic").ClosureResult
+
+    class ElasticStrategy(base):  # type: ignore[misc]
+        """A single device's, whose batches are divided among workers that come and go.
+
+        The script believes that it is alone. Where it is, nothing is different from Lightning's own.
+        """
+
+        strategy_name = "elastic"
+        takes_part_alone = False  # in a job of its own, for tests
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self._participant: Participant | None = None  # while there may be other workers
+            self._writing: Writing | None = None
+            self._devices: list[torch.device] = []
+            self._train_loaders = 0  # of those that were asked for last
+            sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
+            if MASTER in os.environ:
+                rank_zero_only.rank = 1
+
+        # -- which device, which rank --
+
+        @property
+        def parallel_devices(self) -> list[torch.device]:
+            return self._devices
+
+        @parallel_devices.setter
+        def parallel_devices(self, devices: list[torch.device]) -> None:
+            self._devices = devices
+            self._root_device = devices[0]
+            if devices[0].type == "cuda" and MASTER in os.environ:
+                self._root_device = choose_device()
+
+        @property
+        def global_rank(self) -> int:
+            if self._writing is not None:
+                return self._writing.rank
+            return int(MASTER in os.environ)
+
+        @global_rank.setter
+        def global_rank(self, value: int) -> None:
+            """The job decides."""
+
+        @property
+        def is_global_zero(self) -> bool:
+            return self.global_rank == 0
+
+        # -- the beginning and the end --
+
+        def setup_environment(self) -> None:
+            trainer = self.lightning_module.trainer
+            require_trainer(trainer, WHO)
+            super().setup_environment()
+            if trainer.state.fn == "fit" and (self.takes_part_alone or MASTER in os.environ):
+                self._begin(trainer)
+
+        def _begin(self, trainer: Any) -> None:
+            if self._participant is not None:
+                raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
+            streams = RandomStreams.capture()
+            job = runtime.init(global_batch_size=1)
+            RandomStreams.restore(streams)  # they are the script's
+            # Processes that load data are forked from one that has imported what takes long.
+            multiprocessing.set_forkserver_preload([package, __package__])
+            self._writing = Writing(trainer, rank_zero_only)
+            self._participant = Participant(trainer, runtime, job, self._writing)
+
+        def setup(self, trainer: Any) -> None:
+            super().setup(trainer)
+            if trainer.state.fn == "fit":
+                require_module(self.lightning_module, self.optimizers, WHO)
+
+        def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+            if name == LOADER_ASKED:
+                self._train_loaders = 0
+            participant = self._participant
+            if participant is None:
+                return
+            if name == RESTORED and self.lightning_module.trainer.state.fn == "fit":
+                participant.join()
+            elif name == READY:
+                participant.keep_sigterm()
+            elif name == SAVED:
+                participant.wait_for_all()
+
+        def on_train_end(self) -> None:
+            super().on_train_end()
+            if self._participant is not None:
+                self._participant.ended()
+
+        def teardown(self) -> None:
+            if self._participant is None:
+                super().teardown()
+                return
+            # Model and optimizer stay where they are: the workers' last word to each other is on the same device.
+            for part in (self.precision_plugin, self.accelerator, self.checkpoint_io):
+                part.teardown()
+
+        # -- a batch --
+
+        def process_dataloader(self, dataloader: Any) -> Any:
+            if not self.lightning_module.trainer.training:
+                if self._participant is not None:
+                    start_safely(dataloader)
+                return dataloader
+            self._train_loaders += 1
+            if self._train_loaders > 1:
+                raise UserError(f"{WHO}: there are several train loaders; expected one")
+            require_loader(dataloader, WHO)
+            if self._participant is None:
+                return dataloader
+            return TrainLoader(dataloader, self._participant, WHO)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
+            return step() if self._participant is None else self._participant.training_step(step)
+
+        def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().validation_step(*args, **kwargs)
+
+        def test_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().test_step(*args, **kwargs)
+
+        def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+            self._advance()
+            return super().predict_step(*args, **kwargs)
+
+        def _advance(self) -> None:
+            """The master hears that something is being done."""
+            if self._participant is not None:
+                self._participant.job.advance(waiting=False)
+
+        def loss_again(self, batch: Any, index: int) -> torch.Tensor | None:
+            """Of the training step on another part of a batch."""
+            trainer = self.lightning_module.trainer
+            arguments = trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index)
+            run = functools.partial(super().training_step, *arguments.values())
+            module = self.lightning_module
+            before, module._current_fx_name = module._current_fx_name, "training_step"
+            try:
+                output = run()
+            finally:
+                module._current_fx_name = before
+            loss: torch.Tensor | None
+            loss = result_of.from_training_step_output(output, trainer.accumulate_grad_batches).closure_loss
+            return loss
+
+        def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            participant, precision, module = self._participant, self.precision_plugin, self.lightning_module
+            if participant is None or not participant.is_making:
+                made: torch.Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)
+                return made
+            self.pre_backward(closure_loss)
+            scaled = precision.pre_backward(closure_loss, module)
+            participant.backward(
+                closure_loss, scaled, lambda tensor: precision.backward(tensor, module, optimizer, *args, **kwargs)
+            )
+            made = precision.post_backward(scaled, module)
+            self.post_backward(made)
+            return made
+
+        def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+            participant = self._participant
+            if participant is None:
+                return super().optimizer_step(optimizer, closure, model, **kwargs)
+            result = closure()
+            if participant.is_to_update():
+                super().optimizer_step(optimizer, lambda: result, model, **kwargs)
+                participant.updated()
+            return result
+
+        # -- what workers say to each other --
+
+        def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **kwargs: Any) -> Any:
+            trainer = self.lightning_module.trainer
+            is_mean = str(reduce_op).lower() in ("mean", "avg")
+            in_step = self.lightning_module._current_fx_name == "training_step"
+            if self._participant is None or not is_mean or in_step or not trainer.training:
+                return tensor
+            return self._participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+
+        def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+            return bool(self.broadcast(decision))
+
+        def broadcast(self, obj: Any, src: int = 0) -> Any:
+            return obj if self._participant is None else self._participant.of_first(obj)
+
+        @classmethod
+        def register_strategies(cls, strategy_registry: Any) -> None:
+            strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__, override=True)
+
+    return ElasticStrategy

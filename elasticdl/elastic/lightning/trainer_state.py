@@ -1,0 +1,240 @@
+"""Where a trainer stands, beside weights and optimizer: its loops, callbacks, metrics and random streams.
+
+It travels to workers that come later, which go on from there as from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from elasticdl.elastic.lightning.logged import Held, Logged
+from elasticdl.elastic.torch.parts import RandomStreams
+
+PLAIN = (bool, int, float, str)
+Streams = tuple[Any, Any, torch.Tensor]
+
+
+def streams() -> Streams:
+    """The global generators of Python, NumPy and torch; see `RandomStreams`, which takes longer."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore_streams(captured: Streams) -> None:
+    random.setstate(captured[0])
+    np.random.set_state(captured[1])
+    torch.set_rng_state(captured[2])
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Of one moment; nothing in it changes any more."""
+
+    at_batch: bool  # the loader is asked for a batch; otherwise before the loops, or behind them
+    epoch: int
+    number: int  # of that batch, in its epoch
+    loops: list[dict[str, Any]]  # what they and their counts hold, but for objects
+    logged: dict[str, Held]
+    metrics: tuple[dict[str, Any], ...]
+    cursor: tuple[Any, Any]  # of the logger connector: in which hook, whether in the first iteration
+    should_stop: bool
+    streams: Streams
+    generators: list[torch.Tensor]  # of the loader, as its present epoch began
+    callbacks: dict[str, Any]
+    checkpoint: dict[str, Any] = field(default_factory=dict)  # what else Lightning would save; made when it is sent
+
+    def __deepcopy__(self, memo: Any) -> Snapshot:
+        return self
+
+
+class TrainerState:
+    """The value ``trainer`` of the training state."""
+
+    def __init__(self, trainer: Any, logged: Logged) -> None:
+        self._trainer = trainer
+        self._logged = logged
+        self._loops = list(_loops_of(trainer.fit_loop))
+        self._plain = [(vars(each), _plain_names(each)) for each in (*self._loops, *_counts_of(self._loops))]
+        self.generators: list[torch.Tensor] = []
+        self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
+        self.snapshot = self.take(at_batch=False)
+
+    # -- for the training state --
+
+    def state_dict(self) -> Snapshot:
+        return self.snapshot
+
+    def load_state_dict(self, snapshot: Snapshot) -> None:
+        self.snapshot, self._noted = snapshot, None
+
+    # -- taking --
+
+    def note(self, *, at_batch: bool, epoch: int = 0, number: int = 0, moves: bool = True) -> None:
+        """The trainer stands here from now on. ``moves``: its state may be asked for when it has gone on."""
+        self._noted = None if moves else (at_batch, epoch, number)
+        if moves:
+            self.snapshot = self.take(at_batch=at_batch, epoch=epoch, number=number)
+
+    def take(self, *, at_batch: bool, epoch: int = 0, number: int = 0) -> Snapshot:
+        trainer = self._trainer
+        connector = trainer._logger_connector
+        return Snapshot(
+            at_batch,
+            epoch,
+            number,
+            [{name: values[name] for name in names} for values, names in self._plain],
+            self._logged.dump(),
+            tuple(dict(each) for each in _metrics_of(connector)),
+            (connector._current_fx, connector._first_loop_iter),
+            trainer.should_stop,
+            streams(),
+            self.generators,
+            {callback.state_key: _copied(state) for callback in trainer.callbacks if (state := callback.state_dict())},
+        )
+
+    def complete(self) -> None:
+        """Add to the snapshot what is asked of the script's own hooks only when it is sent."""
+        if self._noted is not None:
+            at_batch, epoch, number = self._noted
+            self.note(at_batch=at_batch, epoch=epoch, number=number)
+        if self.snapshot.checkpoint:
+            return
+        trainer = self._trainer
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        own = trainer.strategy.lightning_module_state_dict()
+        dumped = checkpoint["state_dict"]
+        if dumped.keys() == own.keys() and all(dumped[key] is own[key] or _same(dumped[key], own[key]) for key in own):
+            del checkpoint["state_dict"]
+        for name in ("optimizer_states", "loops", "lr_schedulers"):
+            checkpoint.pop(name, None)
+        checkpoint["callbacks"] = {**checkpoint["callbacks"], **self.snapshot.callbacks}
+        versions = [(getattr(each, "_name", None), each.version) for each in trainer.loggers]
+        self.snapshot.checkpoint = {**checkpoint, "elasticdl": versions}
+
+    # -- putting in place --
+
+    def enter(self) -> None:
+        """Before the loops: they are to begin where the job stands."""
+        trainer, snapshot = self._trainer, self.snapshot
+        self._write_where_they_write()
+        if snapshot.at_batch or any(each.get("ready") for each in snapshot.loops):
+            self._load_checkpoint()
+        self._put_loops()
+        trainer.should_stop = snapshot.should_stop
+        restore_streams(snapshot.streams)
+        if snapshot.at_batch:
+            for loop in self._loops:
+                loop._loaded_from_state_dict = loop._resuming_from_checkpoint = True
+            trainer.fit_loop.restarting = True
+
+    def arrive(self) -> None:
+        """In the loader, where the job stands: all is as it is there, whatever the loops have made of it."""
+        trainer, snapshot = self._trainer, self.snapshot
+        if not snapshot.at_batch:
+            return
+        self._put_loops()
+        connector = trainer._logger_connector
+        for own, theirs in zip(_metrics_of(connector), snapshot.metrics, strict=True):
+            own.clear()
+            own.update(theirs)
+        connector._current_fx, connector._first_loop_iter = snapshot.cursor
+        self._logged.load(snapshot.logged)
+        trainer.should_stop = snapshot.should_stop
+        for callback in trainer.callbacks:
+            if callback.state_key in snapshot.callbacks:
+                callback.load_state_dict(_copied(snapshot.callbacks[callback.state_key]))
+        restore_streams(snapshot.streams)
+
+    def _put_loops(self) -> None:
+        for (own, _), theirs in zip(self._plain, self.snapshot.loops, strict=True):
+            own.update(theirs)
+        if self.snapshot.at_batch:
+            self._put_metrics()
+
+    def _put_metrics(self) -> None:
+        for own, theirs in zip(_metrics_of(self._trainer._logger_connector), self.snapshot.metrics, strict=True):
+            own.update(theirs)
+
+    def _write_where_they_write(self) -> None:
+        trainer, states = self._trainer, self.snapshot.checkpoint.get("callbacks", self.snapshot.callbacks)
+        for logger, (name, version) in zip(
+            trainer.loggers, self.snapshot.checkpoint.get("elasticdl", ()), strict=False
+        ):
+            for attribute, value in (("_name", name), ("_version", version)):
+                if hasattr(logger, attribute):
+                    setattr(logger, attribute, value)
+        for callback in trainer.checkpoint_callbacks:
+            folder = (states.get(callback.state_key) or {}).get("dirpath")
+            if folder is not None:
+                callback.dirpath = folder
+
+    def _load_checkpoint(self) -> None:
+        connector = self._trainer._checkpoint_connector
+        module = self._trainer.lightning_module
+        checkpoint = {"state_dict": module.state_dict(), **self.snapshot.checkpoint}
+        connector._loaded_checkpoint = checkpoint
+        try:
+            module.on_load_checkpoint(checkpoint)
+            connector.restore_datamodule()
+            connector.restore_callbacks()
+            connector.restore_precision_plugin_state()
+        finally:
+            connector._loaded_checkpoint = {}
+
+
+def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The loader's own, from which it draws the order of samples."""
+    batches = loader.batch_sampler
+    found = [
+        getattr(each, "generator", None)
+        for each in (loader, loader.sampler, batches, getattr(batches, "sampler", None))
+    ]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def epoch_streams() -> bytes:
+    return RandomStreams.capture()
+
+
+def _metrics_of(connector: Any) -> tuple[dict[str, Any], ...]:
+    return connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics
+
+
+def _loops_of(loop: Any) -> Iterator[Any]:
+    yield loop
+    for value in list(vars(loop).values()):
+        if hasattr(value, "restarting") and hasattr(value, "on_iteration_done"):
+            yield from _loops_of(value)
+
+
+def _counts_of(loops: list[Any]) -> Iterator[Any]:
+    """The objects within the loops that hold nothing but counts, and those that hold these."""
+    pending = [value for loop in loops for value in vars(loop).values() if hasattr(value, "reset_on_run")]
+    while pending:
+        each = pending.pop(0)
+        if any(type(value) in PLAIN for value in vars(each).values()):
+            yield each
+        pending += [value for value in vars(each).values() if hasattr(value, "__dict__")]
+
+
+def _plain_names(holder: Any) -> list[str]:
+    return [name for name, value in vars(holder).items() if type(value) in PLAIN]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
+
+
+def _copied(state: Any) -> Any:
+    """Containers are copied, what they hold is not."""
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_copied(value) for value in state]
+    return state

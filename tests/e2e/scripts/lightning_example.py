@@ -1,0 +1,31 @@
+"""One of the examples for Lightning, slower while a file is there.
+
+lightning_example.py NAME FOLDER STRATEGY
+"""
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "lightning"))
+
+
+class Slow(L.Callback):
+    def on_train_batch_end(self, *_):
+        if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    name, folder, strategy = sys.argv[1:]
+    # Rounding errors grow in a hundred steps of Adam; errors of another kind show all the better.
+    precision = "64-true" if name == "language_model" else "32-true"
+    example = importlib.import_module(name)
+    trainer = example.main(folder, strategy, callbacks=[Slow()], enable_progress_bar=False, precision=precision)
+    if trainer.is_global_zero:
+        metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        print("ended", trainer.global_step, trainer.current_epoch, *sorted(metrics.items()), flush=True)

@@ -1,0 +1,168 @@
+"""Lightning's trainer under `elasticdl run`, with real processes: alone and elastically it makes the same steps."""
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_job import DEADLINE, REPOSITORY, run_cli, start
+
+pytest.importorskip("lightning")
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = str(SCRIPTS / "lightning_example.py")
+LOGS = {"classifier": "digits", "language_model": "words"}
+
+
+def read_log(folder, name):
+    """Of each key the rows in which it was logged: step, epoch, value."""
+    path = folder / LOGS[name] / "metrics.csv"
+    found = {}
+    for row in csv.DictReader(path.open()) if path.exists() else ():
+        for key, value in row.items():
+            if key not in ("step", "epoch") and value:
+                found.setdefault(key, []).append((int(row["step"]), row["epoch"], float(value)))
+    return found
+
+
+def steps_made(folder, name):
+    rows = [rows for key, rows in read_log(folder, name).items() if key.startswith("train_loss")]
+    return max((row[0] for each in rows for row in each), default=0)
+
+
+def train_alone(folder, name, strategy):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, name, str(folder), strategy],
+        check=True,
+        timeout=DEADLINE,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    return ended(done.stdout)
+
+
+def ended(said):
+    """What the script says at its end: steps, epochs, and metrics by name."""
+    (line,) = [line for line in said.splitlines() if line.startswith("ended ")]
+    _, step, epoch = line.split(" (")[0].split()
+    return int(step), int(epoch), {key: float(value) for key, value in re.findall(r"\('(\w+)', ([\d.e-]+)\)", line)}
+
+
+def said_by_workers(job):
+    return "".join(log.read_text() for log in job.job.logs.glob("*.log"))
+
+
+def require_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for key, rows in theirs.items():
+        assert [row[:2] for row in ours[key]] == [row[:2] for row in rows], key
+        for mine, expected in zip(ours[key], rows, strict=True):
+            assert mine[2] == pytest.approx(expected[2], rel=1e-5, abs=1e-6), f"{key}, step {mine[0]}"
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", ["classifier", "language_model"])
+def test_workers_join_leave_and_are_killed(tmp_path, name):
+    plain, elastic, slow = tmp_path / "plain", tmp_path / "elastic", tmp_path / "slow"
+    alone = train_alone(plain, name, "auto")
+    slow.touch()
+    script = ["python", SCRIPT, name, str(elastic), "elastic"]
+    with start(
+        tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
+    ) as job:
+
+        def wait_for_steps(number=3):
+            made = steps_made(elastic, name)
+            job.wait_for(f"{number} steps", lambda: steps_made(elastic, name) >= made + number)
+
+        wait_for_steps()
+        assert run_cli(tmp_path, "scale", "job", "4").returncode == 0
+        joined = job.wait_for_world(size=4)
+        wait_for_steps()
+        job.signal(joined["members"][2], signal.SIGKILL)
+        killed = job.wait_for_world_without(joined["members"][2])
+        wait_for_steps()
+        job.signal(killed["members"][0], signal.SIGTERM)
+        job.wait_for_world_without(killed["members"][0])
+        wait_for_steps()
+        assert run_cli(tmp_path, "scale", "job", "1").returncode == 0
+        job.wait_for_world(size=1)
+        wait_for_steps()
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
+        elastically = ended(said_by_workers(job))
+    assert not job.entries("warning"), job.entries("warning")
+    require_same(read_log(elastic, name), read_log(plain, name))
+    assert checkpoints(elastic) == checkpoints(plain)
+    assert elastically[:2] == alone[:2]
+    assert elastically[2] == pytest.approx(alone[2], rel=1e-5)
+
+
+def log_of(folder, key):
+    return [float(row[key]) for row in csv.DictReader((folder / "log" / "metrics.csv").open()) if row[key]]
+
+
+def test_a_checkpoint_of_two_workers_is_resumed_by_three(tmp_path):
+    script = [str(SCRIPTS / "lightning_resumes.py")]
+
+    def run_alone(folder, *arguments):
+        command = [sys.executable, *script, str(folder), "auto", *arguments]
+        done = subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY, capture_output=True, text=True)
+        return [line for line in done.stdout.splitlines() if line.startswith("predicted")]
+
+    run_alone(tmp_path / "first", "2")
+    alone = run_alone(tmp_path / "second", "4", str(tmp_path / "first" / "epoch=1.ckpt"))
+    ours, slow = tmp_path / "ours", tmp_path / "slow"
+
+    def run(number, workers, *arguments, kills=False):
+        folder = ours / number
+        command = ["python", *script, str(folder), "elastic", *arguments]
+        options = ["--num_workers", workers, "--collective", "torch", "--", *command]
+        with start(tmp_path / number, "run", *options, TEST_SLOW_WHILE=str(slow)) as job:
+            if kills:
+                job.wait_for("a step", lambda: (folder / "log" / "metrics.csv").exists() and log_of(folder, "loss"))
+                job.signal(1, signal.SIGKILL)
+                job.wait_for("its heir", lambda: any(3 in each["members"] for each in job.entries("world_formed")))
+                slow.unlink()
+            assert job.finish() == 0, job.describe()
+            return [line for line in said_by_workers(job).splitlines() if line.startswith("predicted")]
+
+    run("1", "2", "2")
+    slow.touch()
+    said = run("2", "3", "4", str(ours / "1" / "epoch=1.ckpt"), kills=True)
+    assert said == alone
+    for key in ("loss", "val_loss"):
+        assert log_of(ours / "1", key) == pytest.approx(log_of(tmp_path / "first", key), rel=1e-5)
+        assert log_of(ours / "2", key) == pytest.approx(log_of(tmp_path / "second", key), rel=1e-5)
+
+
+def test_what_cant_be_had_is_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import lightning, torch, elasticdl.elastic.lightning\n"
+        "class Module(lightning.LightningModule):\n"
+        "    automatic_optimization = False\n"
+        "    layer = None\n"
+        "    def training_step(self, batch): ...\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)\n"
+        "trainer = lightning.Trainer(strategy='elastic', accelerator='cpu', logger=False, enable_checkpointing=False)\n"
+        "trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(4, 3)))\n"
+    )
+    words = 'Trainer(strategy="elastic"): the module has automatic_optimization=False; expected Lightning\'s own optimization'
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(words)
+    assert "Traceback" not in done.stderr
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
+        assert job.finish() == 1
+    assert words in job.output

@@ -1,0 +1,304 @@
+"""The strategy for Lightning in a world of one: to the bit Lightning's own; a newcomer goes on from any batch."""
+
+import csv
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+
+from elasticdl.common.errors import UserError  # noqa: E402
+from elasticdl.elastic.core import protocol as p  # noqa: E402
+from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
+from elasticdl.elastic.lightning import participant, strategy  # noqa: E402
+from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
+from elasticdl.elastic.torch.steps import Steps  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _keep_ranks(monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(strategy.sys, "excepthook", strategy.sys.excepthook)
+
+
+class OwnJob:
+    """A job of this process, as often as one likes."""
+
+    def init(self, global_batch_size):
+        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
+
+    def train_in_place(self, finish):
+        self.finish = finish
+
+    def leave(self): ...
+
+
+def make_strategy(job=None):
+    made = strategy.make_strategy("lightning.pytorch", job or OwnJob())()
+    made.takes_part_alone = True
+    return made
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, plateau=False, skips=False):
+        super().__init__()
+        self.plateau, self.skips = plateau, skips
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 3)
+        )
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        loss = cross_entropy(self.layers(batch[0]), batch[1])
+        self.seen.append((self.current_epoch, batch_idx, self.global_step, loss.item()))
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("count", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        return None if self.skips and batch_idx % 3 == 1 else loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", cross_entropy(self.layers(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        if self.plateau:
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss_epoch"}}
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), "interval": "step"},
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ]
+
+
+def make_data(samples=50):
+    pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(pixels, pixels[:, :3].argmax(1))
+
+
+def fit(folder, made, *, module=None, loader=None, ckpt_path=None, schedule=None, **options):
+    lightning.seed_everything(3)
+    module = Module(**(module or {}))
+    trainer = lightning.Trainer(
+        strategy=made,
+        accelerator="cpu",
+        logger=CSVLogger(folder, name="", version="log"),
+        callbacks=[
+            ModelCheckpoint(folder / "checkpoints", monitor="val_loss", save_top_k=2, save_last=True),
+            EarlyStopping("val_loss", patience=5),
+            *([GradientAccumulationScheduler(schedule)] if schedule else []),
+        ],
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 3, **options},
+    )
+    train = DataLoader(make_data(), batch_size=8, shuffle=True) if loader is None else loader
+    trainer.fit(module, train, DataLoader(make_data(20), batch_size=10), ckpt_path=ckpt_path)
+    return trainer, module
+
+
+def result_of(folder, trainer, module):
+    with (folder / "log" / "metrics.csv").open() as file:
+        log = [{key: row[key] for key in sorted(row)} for row in csv.DictReader(file)]
+    rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+    weights = {key: value.tolist() for key, value in module.state_dict().items()}
+    files = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
+
+
+FEATURES = {
+    "plain": {},
+    "accumulate": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
+    "validate within an epoch": {"val_check_interval": 2, "max_epochs": 2},
+    "steps": {"max_steps": 10, "max_epochs": -1},
+    "limited": {"limit_train_batches": 4},
+    "bf16": {"precision": "bf16-mixed", "max_epochs": 2},
+    "double": {"precision": "64-true", "max_epochs": 2},
+    "a loader for each epoch": {"reload_dataloaders_every_n_epochs": 1},
+    "accumulation by a schedule": {"schedule": {0: 1, 1: 3}},
+    "plateau": {"module": {"plateau": True}},
+    "steps that are skipped": {"module": {"skips": True}},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
+    theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
+    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
+
+
+@pytest.mark.parametrize("feature", ["plain", "accumulate", "validate within an epoch", "steps", "plateau"])
+def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
+    states = []
+    commit, join = Steps.commit, Steps.join
+
+    def commit_and_keep(self, epoch):
+        self.state.complete()
+        states.append(pickle.dumps(self.state.state_dict()))
+        return commit(self, epoch)
+
+    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    whole = fit(tmp_path / "whole", make_strategy(), **FEATURES[feature])
+    seen, *_, rates, _, weights = result_of(tmp_path / "whole", *whole)
+    monkeypatch.setattr(Steps, "commit", commit)
+    metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
+    for number, state in enumerate(states):
+
+        def join_from(self, state=state):
+            join(self)
+            self.state.load_state_dict(pickle.loads(state))
+            for part in (p.Part.WITH_PARAMETERS, p.Part.AT_COMMIT):
+                self.state.save(part)
+            self.is_behind = True
+
+        monkeypatch.setattr(Steps, "join", join_from)
+        folder = tmp_path / str(number)
+        trainer, module = fit(folder, make_strategy(), **FEATURES[feature])
+        first = number * FEATURES[feature].get("accumulate_grad_batches", 1)
+        per_epoch = 7
+        if "accumulate_grad_batches" in FEATURES[feature]:
+            first = number // 3 * per_epoch + number % 3 * 3
+        assert module.seen == seen[first:], f"from batch {number}"
+        assert (trainer.global_step, trainer.current_epoch) == (whole[0].global_step, whole[0].current_epoch)
+        assert [group["lr"] for group in trainer.optimizers[0].param_groups] == rates, f"from batch {number}"
+        assert {key: value.tolist() for key, value in module.state_dict().items()} == weights, f"from batch {number}"
+        # The newcomer's sums over an epoch begin with those of the others.
+        assert {key: float(value) for key, value in trainer.callback_metrics.items()} == pytest.approx(metrics), number
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class ManualModule(Module):
+    automatic_optimization = False
+
+
+class NormModule(Module):
+    def __init__(self):
+        super().__init__()
+        self.layers[1] = torch.nn.SyncBatchNorm(16)
+
+
+class QuasiNewtonModule(Module):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+@pytest.mark.parametrize(
+    ("module", "loader", "options", "words"),
+    [
+        (ManualModule, None, {}, "automatic_optimization=False"),
+        (NormModule, None, {}, "layers.1 is a SyncBatchNorm"),
+        (QuasiNewtonModule, None, {}, "LBFGS evaluates its closure several times"),
+        (Module, None, {"devices": 2}, "devices=2; expected one"),
+        (Module, None, {"num_nodes": 2}, "num_nodes=2; leave it out"),
+        (Module, None, {"sync_batchnorm": True}, "sync_batchnorm=True needs a process group"),
+        (Module, None, {"val_check_interval": {"minutes": 1}}, "val_check_interval is a time"),
+        (Module, DataLoader(Endless()), {}, "an IterableDataset can't be divided"),
+        (
+            Module,
+            DataLoader(make_data(), sampler=DistributedSampler(make_data(), 2, 0)),
+            {},
+            "the train loader has a DistributedSampler",
+        ),
+        (Module, [DataLoader(make_data()), DataLoader(make_data())], {}, "there are several train loaders"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_cant_be_had_is_refused_in_one_line(tmp_path, module, loader, options, words, alone):
+    made = make_strategy()
+    made.takes_part_alone = not alone
+    trainer = lightning.Trainer(
+        strategy=made, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, **options
+    )
+    with pytest.raises(UserError, match=words) as refused:
+        trainer.fit(module(), DataLoader(make_data(), batch_size=8) if loader is None else loader)
+    assert str(refused.value).startswith(participant.WHO)
+    assert "\n" not in str(refused.value)
+
+
+def test_it_is_found_by_its_name():
+    import elasticdl.elastic.lightning as ours
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(strategy="elastic", accelerator="cpu", logger=False)
+    assert isinstance(trainer.strategy, ours.ElasticStrategy)
+    assert trainer.is_global_zero
+
+
+def test_the_other_package_has_it_too(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    made = strategy.make_strategy("pytorch_lightning", OwnJob())()
+    made.takes_part_alone = True
+
+    class OtherModule(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 3)
+
+        def training_step(self, batch):
+            return cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = other.Trainer(
+        strategy=made,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(OtherModule(), DataLoader(make_data(), batch_size=8))
+    assert trainer.global_step == 7
+
+
+def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, monkeypatch):
+    """It has lost the connection when the gradients had arrived everywhere else."""
+    states = []
+    commit, reduce = Steps.commit, Steps.reduce
+
+    def commit_and_keep(self, epoch):
+        self.state.complete()
+        states.append(pickle.dumps(self.state.state_dict()))
+        return commit(self, epoch)
+
+    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    whole = fit(tmp_path / "whole", make_strategy())
+    monkeypatch.setattr(Steps, "commit", commit)
+    made = []
+
+    def reduce_or_lose(self):
+        if not self.is_reduced and not self.is_behind:
+            made.append(self.state.step)
+            if len(made) == 5:
+                self.state.load_state_dict(pickle.loads(states[5]))
+                for part in (p.Part.WITH_PARAMETERS, p.Part.AT_COMMIT):
+                    self.state.save(part)
+                self.is_behind = True
+                self.hand.clear()
+                return
+        reduce(self)
+
+    monkeypatch.setattr(Steps, "reduce", reduce_or_lose)
+    lost = fit(tmp_path / "lost", make_strategy())
+    theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
+    assert ours[0] == theirs[0]
+    assert ours[1:3] == theirs[1:3]
+    assert ours[4:] == theirs[4:]
+    metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
+    assert {key: float(value) for key, value in lost[0].callback_metrics.items()} == pytest.approx(metrics)
