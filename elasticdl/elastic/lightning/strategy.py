@@ -14,9 +14,9 @@ import torch
 
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.lightning.loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.participant import WHO, Participant
 from elasticdl.elastic.lightning.requirements import require_loader, require_module, require_trainer
+from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext

@@ -11,6 +11,6 @@ while workers come and go; started by ``python train.py`` it runs alone. See doc
 
 from __future__ import annotations
 
-from elasticdl.elastic.transformers.trainer import Seq2SeqTrainer, Trainer, patch
+from elasticdl.elastic.transformers.elastic_trainer import Seq2SeqTrainer, Trainer, patch
 
 __all__ = ["Seq2SeqTrainer", "Trainer", "patch"]

@@ -17,8 +17,8 @@ from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.torch.prepare import tell_in_one_line
 from elasticdl.elastic.transformers.arguments import follow_rank
+from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import require_elastic
-from elasticdl.elastic.transformers.training import Training
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -27,7 +27,7 @@ FROM_THE_JOB = ""
 class Elastic:
     """Before the class of a trainer, whatever that is: what of it is different among other workers."""
 
-    _elastic: Training
+    _elastic: Participant
 
     # -- the beginning --
 
@@ -166,11 +166,11 @@ def patch(trainer: Any) -> Any:
     streams = RandomStreams.capture()
     job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
     RandomStreams.restore(streams)  # they are the script's
-    training = Training(trainer, job, runtime.leave)
-    runtime.train_in_place(training.finish)
+    participant = Participant(trainer, job, runtime.leave)
+    runtime.train_in_place(participant.finish)
     kind = type(trainer)
-    trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": training})
-    follow_rank(trainer.args, lambda: training.is_first)
+    trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
+    follow_rank(trainer.args, lambda: participant.is_first)
     return trainer
 
 

@@ -50,7 +50,7 @@ Pass = Callable[[Any, Any], torch.Tensor]
 Count = Callable[[list[Any]], Any]
 
 
-class Training:
+class Participant:
     """One call of `train`, from the trainer's preparation to the end of the script."""
 
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
