@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "lightning"))
 class Slow(L.Callback):
     def on_train_batch_end(self, *_):
         if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.1)
+            time.sleep(0.3)
 
 
 if __name__ == "__main__":

@@ -42,5 +42,5 @@ for epoch in range(epochs):
                 rate = scheduler.get_last_lr()[0]
                 file.write(f"{step} {epoch} {i} {len(train_loader)} {mean:.9g} {rate}\n")
         if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.1)
+            time.sleep(0.2)
     scheduler.step()

@@ -31,7 +31,7 @@ class Observer(transformers.TrainerCallback):
             with (folder / "curve").open("a") as curve:
                 curve.write(f"{state.global_step}\n")
         if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.15)
+            time.sleep(0.3)
 
 
 class Observed(base):
