@@ -283,7 +283,9 @@ def test_a_worker_does_not_outlive_a_master_that_is_killed(start):
     assert alive == []
 
 
-def test_a_master_does_not_outlive_its_parent(start):
+def test_a_master_does_not_outlive_its_parent(start, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     job = start(steps=1)  # only for its directory
     job.wait()
     command = [
@@ -292,6 +294,8 @@ def test_a_master_does_not_outlive_its_parent(start):
         "elasticdl.master.service.local_master",
         "--job_dir",
         str(job.dir.path),
+        "--temporary",
+        str(temporary),
         "--die_with_parent",
     ]
     script = f"import os, subprocess; subprocess.Popen([*{command!r}, str(os.getpid())]); input()"
@@ -306,6 +310,7 @@ def test_a_master_does_not_outlive_its_parent(start):
     master.wait(DEADLINE)
     assert json.loads(job.dir.status.read_text())["reason"] == "the command that started the job is gone"
     assert job.leftovers() == []
+    assert not temporary.exists()
 
 
 def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):

@@ -39,7 +39,9 @@ def command(tmp_path, monkeypatch):
     (tmp_path / "pretend_check.py").write_text(CHECK)
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
     paths = [str(tmp_path), str(Path(__file__).parent)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", "TMPDIR": str(temporary)}
     started: list[subprocess.Popen[str]] = []
 
     def start(*argv: str, **settings: object) -> subprocess.Popen[str]:
@@ -54,6 +56,7 @@ def command(tmp_path, monkeypatch):
     for process in started:
         process.kill()
         process.communicate()
+    assert list(temporary.iterdir()) == []
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:

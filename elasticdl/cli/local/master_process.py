@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,23 +29,48 @@ def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool], held:
     ``held``: it gets ready, and begins when it is released.
     ``impatient`` is asked during waits: True means that the user does not want to wait any longer.
     """
+    temporary = _temporary_folder()
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path), "--die_with_parent", str(os.getpid())]
-    command += ["--held"] if held else []
-    stdin = subprocess.PIPE if held else subprocess.DEVNULL
-    with job.master_log.open("ab") as log:
-        # Its own session: a Ctrl-C in the terminal is for the command, which passes it on as a request.
-        process = subprocess.Popen(command, stdin=stdin, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    master = MasterProcess(job, process, impatient)
+    command += ["--temporary", temporary, *(["--held"] if held else [])]
     try:
-        yield master
+        with job.master_log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if held else subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": temporary},
+                start_new_session=True,  # a Ctrl-C in the terminal is for the command, which passes it on as a request
+            )
+        master = MasterProcess(job, process, impatient)
+        try:
+            yield master
+        finally:
+            _end(master, stop_grace)
     finally:
-        if not master.has_ended():
-            process.terminate()
-            master.wait(stop_grace + CLOSING_TIME)
-        master.kill()
-        process.wait(CLOSING_TIME)
-        if process.stdin is not None:
-            process.stdin.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_folder() -> str:
+    """For the master and its workers: of a process that is killed it is removed with what was in it.
+
+    Raises:
+        UserError: there is no place for one.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="elasticdl-")
+    except OSError as error:
+        raise UserError(f"can't make a temporary folder: {error.strerror or error}; TMPDIR names the place") from None
+
+
+def _end(master: MasterProcess, stop_grace: float) -> None:
+    if not master.has_ended():
+        master.process.terminate()
+        master.wait(stop_grace + CLOSING_TIME)
+    master.kill()
+    master.process.wait(CLOSING_TIME)
+    if master.process.stdin is not None:
+        master.process.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)

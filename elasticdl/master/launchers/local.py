@@ -165,7 +165,7 @@ class LocalLauncher:
         folder = None
         try:
             # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
-            folder = tempfile.mkdtemp(prefix=f"elasticdl-{worker_id}-")
+            folder = tempfile.mkdtemp(prefix=f"{worker_id}-")
             spawning = self._track(self._spawn(worker_id, slot, folder))
             if not await self._started(worker_id, spawning):
                 self._report(_killed_at_start(worker_id))

@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
     )
+    parser.add_argument("--temporary", metavar="FOLDER", help="the job's TMPDIR, removed at the end")
     parser.add_argument("--held", action="store_true", help="get ready, and begin when a line comes on stdin")
     args = parser.parse_args(argv)
     if args.die_with_parent:
@@ -69,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    finally:
+        if args.temporary:  # the command that would do it may be gone
+            shutil.rmtree(args.temporary, ignore_errors=True)
     return EXIT_CODES[end.phase]
 
 
