@@ -181,7 +181,7 @@ def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, mon
     (tmp_path / "tmp").mkdir()
     script = "import os, tempfile; print(tempfile.mkstemp()[1]); os.kill(os.getpid(), 9)"
     report = run_worker(tmp_path, script)
-    assert report.output.startswith(str(tmp_path / "tmp" / "elasticdl-0-"))
+    assert report.output.startswith(str(tmp_path / "tmp" / "0-"))
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
