@@ -32,6 +32,7 @@ MESSAGE_BYTES = 1 << 16
 GO = b"1"
 ORPHAN_SECONDS = 0.0005
 _GPU_DEVICES = "/dev/nvidia"
+_STOPPED_BY_FORKS = ("jemalloc_bg_thd",)  # jemalloc, as in pyarrow, knows of forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _prepare(modules: list[str]) -> str:
 def _unsafe() -> str:
     """Why this process must not be forked; empty if it may be."""
     threads = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
-    if len(threads) > 1:
+    if len([each for each in threads if each not in _STOPPED_BY_FORKS]) > 1:
         return f"importing has started threads ({', '.join(sorted(threads))})"
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the folder itself is closed by now

@@ -156,6 +156,18 @@ def test_a_forked_worker_starts_processes_by_every_method(tmp_path, caplog):
     )
 
 
+@pytest.mark.parametrize("module", ["pyarrow.compute", "lightning.pytorch", "elasticdl.elastic.transformers"])
+def test_libraries_that_start_threads_when_they_are_imported_do_not_hinder_forks(tmp_path, caplog, module):
+    pytest.importorskip(module)
+    code = {
+        "pyarrow.compute": "print(pyarrow.compute.sum(pyarrow.array(range(10**6)).cast('float64')).as_py())",
+        "lightning.pytorch": "print(lightning.pytorch.Trainer(accelerator='cpu', logger=False).world_size)",
+    }.get(module, "import torch; print(torch.ones(300, 300).mm(torch.ones(300, 300)).sum().item())")
+    printed, exited = run_one([sys.executable, "-c", f"import {module}; {code}"], tmp_path, (*MODULES, module))
+    assert exited.code == 0, printed
+    assert caplog.records == []
+
+
 NUMBERS = {
     "numpy": "multiprocessing.current_process().authkey.hex(), random.random(), numpy.random.rand()",
     "torch": "random.random(), numpy.random.rand(), torch.initial_seed(), torch.rand(1).item(), torch.randperm(10**6)[0].item()",

@@ -15,7 +15,12 @@ OF_SCRIPTS = {
     "torch": ("torch", "torch._dynamo"),
     "tensorflow": ("tensorflow",),
     "keras": ("keras",),
+    "lightning": ("torch", "torch._dynamo", "lightning.pytorch"),
+    "pytorch_lightning": ("torch", "torch._dynamo", "pytorch_lightning"),
+    "transformers": ("transformers",),
     "elasticdl.elastic.torch": ("torch", "torch._dynamo", "elasticdl.elastic.torch"),
+    "elasticdl.elastic.lightning": ("torch", "torch._dynamo", "elasticdl.elastic.lightning"),
+    "elasticdl.elastic.transformers": ("torch", "torch._dynamo", "elasticdl.elastic.transformers"),
     "elasticdl.elastic.keras": ("keras", "elasticdl.elastic.keras"),
 }
 _OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.session.connection")

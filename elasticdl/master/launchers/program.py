@@ -121,10 +121,15 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def _variables_set(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Environment variables that are set by name, and where: ``os.environ[NAME] = ...``, ``.setdefault``, ``.update``, ``putenv``."""
+    """Environment variables that are set, and where: ``os.environ[NAME] = ...``, ``|=``, ``.setdefault``, ``.update``, ``putenv``.
+
+    Where the name is not there as text, it may be any text of the file.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and _is_environ(node.value):
-            yield from _texts(node.lineno, node.slice)
+            yield from _texts(node.lineno, node.slice if isinstance(node.slice, ast.Constant) else tree)
+        elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
+            yield from _texts(node.lineno, node.value if isinstance(node.value, ast.Dict) else tree)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _sets_variables(node.func):
             yield from _texts(node.lineno, *node.args)
             yield from ((node.lineno, keyword.arg) for keyword in node.keywords if keyword.arg)
