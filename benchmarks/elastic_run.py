@@ -20,7 +20,11 @@ from elasticdl.elastic.core.messages import PHASES
 SAMPLES = 65536
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
 EVENTS = ("grow", *SIGNALS)
-PROGRAMS = {"torch": "benchmarks.loops.elastic_steps", "keras": "benchmarks.loops.keras_elastic_steps"}
+PROGRAMS = {
+    "torch": ("benchmarks.loops.elastic_steps",),
+    "keras": ("benchmarks.loops.keras_elastic_steps",),
+    **{name: ("benchmarks.loops.trainers_steps", "--trainer", name) for name in ("loop", "lightning", "transformers")},
+}
 SETTLED_STEPS = 5
 START_SECONDS = 180.0  # to import, warm up and join, several at once
 EVENT_SECONDS = 60.0
@@ -49,7 +53,7 @@ class ElasticRun:
 
     def __init__(self, framework: str, model: str, workers: int, processes: Processes, options: dict[str, str]) -> None:
         """``options``: further ones of the job, by name."""
-        program = [sys.executable, "-m", PROGRAMS[framework], "--model", model]
+        program = [sys.executable, "-m", *PROGRAMS[framework], "--model", model]
         program += ["--samples", str(SAMPLES), "--folder", str(processes.folder)]
         self._job = ElasticJob("rescale", JobSettings(f"1-{workers}", program, options), processes)
         self._workers = workers

@@ -93,6 +93,27 @@ KERAS = Ladder(
         "horovod-tf-grouped": Loop("keras_plain", "horovod-grouped", horovod=True),
     },
 )
-LADDERS = (PYTORCH, KERAS_ALONE, KERAS)
+TRAINERS = ("loop", "lightning", "transformers")
+
+
+def _trainers(workers: int, reference: str) -> Ladder:
+    elastic = {f"{name}-elastic-{workers}": name for name in TRAINERS}
+    theirs = {f"{name}-{reference}-{workers}": name for name in TRAINERS}
+    return Ladder(
+        f"a plain loop and trainers, {'one worker' if workers == 1 else 'two workers'}",
+        "torch",
+        workers,
+        references=tuple(theirs),
+        main=(),
+        loops={
+            **{
+                name: Loop("trainers_measured", name, elastic=True, options={"collective": "torch"}) for name in elastic
+            },
+            **{name: Loop("trainers_measured", name) for name in theirs},
+        },
+    )
+
+
+LADDERS = (PYTORCH, KERAS_ALONE, KERAS, _trainers(1, "alone"), _trainers(2, "ddp"))
 LOOPS = tuple(name for ladder in LADDERS for name in ladder.loops)
 MAIN_LOOPS = tuple(name for ladder in LADDERS for name in ladder.main)

@@ -18,7 +18,7 @@ from horovod.runner.http.http_server import RendezvousServer
 from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.ladders import Loop
 from benchmarks.models import worker_batch
-from benchmarks.processes import Failed, Processes
+from benchmarks.processes import Failed, Processes, free_port
 
 SAMPLES = 8192
 TIMEOUT = 120.0  # beyond the measured seconds: start, imports, warm-up
@@ -74,7 +74,8 @@ def measure(loop: Loop, setting: Setting) -> Sample:
 def _transport(loop: Loop, workers: int, folder: Path) -> Iterator[dict[str, str]]:
     """The environment by which workers that no master leads find each other."""
     if not loop.horovod:
-        yield {"BENCHMARK_STORE": f"file://{folder}/store", "GLOO_SOCKET_IFNAME": "lo"}
+        free = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # for `env://`, as trainers want it
+        yield {"BENCHMARK_STORE": f"file://{folder}/store", "GLOO_SOCKET_IFNAME": "lo", **free}
         return
     server = RendezvousServer()
     port = server.start()
@@ -96,7 +97,7 @@ def _place(rank: int, workers: int) -> dict[str, str]:
     """As torch and as Horovod want to be told."""
     local = {"RANK": rank, "SIZE": workers, "LOCAL_RANK": rank, "LOCAL_SIZE": workers, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     horovod = {f"HOROVOD_{name}": str(value) for name, value in local.items()}
-    return {"RANK": str(rank), "WORLD_SIZE": str(workers), **horovod}
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), **horovod}
 
 
 def _read(folder: Path, setting: Setting) -> Sample:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -134,3 +135,9 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
             child.kill()
     process.wait(10)
     psutil.wait_procs(below, timeout=10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=numbers, default=[2, 3, 4, 5])
     parser.add_argument("--models", type=names, default=list(LAYERS), help=",".join(LAYERS))
     parser.add_argument("--events", type=names, default=list(EVENTS), help=",".join(EVENTS))
-    parser.add_argument("--frameworks", type=names, default=list(PROGRAMS), help=",".join(PROGRAMS))
+    parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help=",".join(PROGRAMS))
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")

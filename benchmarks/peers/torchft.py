@@ -9,8 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from benchmarks.harness import versions
-from benchmarks.peers.torchrun import free_port
-from benchmarks.processes import Processes
+from benchmarks.processes import Processes, free_port
 
 # Tuned for fast changes; the default for heartbeats is 5 s.
 LIGHTHOUSE = ["--min_replicas", "1", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"]

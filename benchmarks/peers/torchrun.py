@@ -12,7 +12,7 @@ import sys
 import psutil
 
 from benchmarks.harness import versions
-from benchmarks.processes import Processes, wait_until
+from benchmarks.processes import Processes, free_port, wait_until
 
 MOST_WORKERS = 16
 STORE_SECONDS = 60.0
@@ -68,9 +68,3 @@ class TorchRun:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

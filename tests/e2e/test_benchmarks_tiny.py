@@ -74,6 +74,17 @@ def test_throughput_with_keras(tmp_path, own, reference, workers):
 
 
 @pytest.mark.timeout(300)
+def test_throughput_with_trainers(tmp_path):
+    pytest.importorskip("lightning")
+    pytest.importorskip("transformers")
+    loops = "transformers-elastic-2,lightning-ddp-2"
+    arguments = ["--models", "1m", "--rounds", "1", "--seconds", "0.3", "--warm_up", "4", "--loops", loops]
+    found = {entry["loop"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "throughput", *arguments))}
+    assert list(found) == loops.split(",")
+    assert all(entry["workers"] == 2 and entry["rate"]["median"] > 0 for entry in found.values())
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_rescale(tmp_path, framework):
     pytest.importorskip({"torch": "torch", "keras": "tensorflow"}[framework])
