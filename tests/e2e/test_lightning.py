@@ -91,9 +91,10 @@ def test_workers_join_leave_and_are_killed(tmp_path, name):
         job.signal(killed["members"][0], signal.SIGTERM)
         job.wait_for_world_without(killed["members"][0])
         wait_for_steps()
-        assert run_cli(tmp_path, "scale", "job", "1").returncode == 0
-        job.wait_for_world(size=1)
-        wait_for_steps()
+        for workers in (3, 1):
+            assert run_cli(tmp_path, "scale", "job", str(workers)).returncode == 0
+            job.wait_for_world(size=workers, after=killed["world"] + 1)
+            wait_for_steps()
         slow.unlink()
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))

@@ -60,8 +60,8 @@ class Disturbed:
         self.job.wait_for(f"{number} steps", lambda: self.steps() >= made + number)
 
     def scale(self, workers):
-        assert run_cli(self.home, "scale", "job", str(workers)).returncode == 0
         after = max(world["world"] for world in self.job.entries("world_formed"))
+        assert run_cli(self.home, "scale", "job", str(workers)).returncode == 0
         world = self.job.wait_for_world(size=workers, after=after)
         self.wait_for_steps()
         return world
@@ -86,8 +86,10 @@ def test_workers_join_leave_and_are_killed(tmp_path, name, epochs, engine):
         disturbed.wait_for_steps()
         world = disturbed.scale(4)
         world = disturbed.lose(world, 2, signal.SIGKILL)
-        world = disturbed.lose(world, 0, signal.SIGTERM)
-        world = disturbed.lose(world, 0, signal.SIGKILL)
+        disturbed.lose(world, 0, signal.SIGTERM)
+        world = disturbed.scale(3)
+        disturbed.lose(world, 0, signal.SIGKILL)
+        disturbed.scale(1)
         slow.unlink()
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
