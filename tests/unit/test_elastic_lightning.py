@@ -196,9 +196,14 @@ class QuasiNewtonModule(Module):
         return torch.optim.LBFGS(self.parameters())
 
 
+class StillModule(Module):
+    def configure_optimizers(self): ...
+
+
 @pytest.mark.parametrize(
     ("module", "loader", "options", "words"),
     [
+        (StillModule, None, {}, "configure_optimizers returns no optimizer"),
         (ManualModule, None, {}, "automatic_optimization=False"),
         (NormModule, None, {}, "layers.1 is a SyncBatchNorm"),
         (QuasiNewtonModule, None, {}, "LBFGS evaluates its closure several times"),

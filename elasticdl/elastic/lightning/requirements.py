@@ -35,7 +35,7 @@ def require_module(module: Any, optimizers: list[Any], who: str) -> None:
     """
     if not module.automatic_optimization:
         raise UserError(f"{who}: the module has automatic_optimization=False; expected Lightning's own optimization")
-    if not optimizers:
+    if not any(each.param_groups for each in optimizers):  # for None Lightning has one that does nothing
         raise UserError(f"{who}: configure_optimizers returns no optimizer; expected one")
     require_plain(module, optimizers[0], who)
 
