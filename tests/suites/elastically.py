@@ -26,10 +26,10 @@ class Jobs:
     """In place of what knows the job that a process takes part in: one of this process alone for each training."""
 
     def __init__(self):
-        self.finish, self.has_returned = None, False
+        self.finish, self.has_returned, self.begun = None, False, 0
 
     def init(self, global_batch_size):
-        self.finish, self.has_returned = None, False
+        self.finish, self.has_returned, self.begun = None, False, self.begun + 1
         return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
 
     def train_in_place(self, finish):
@@ -86,9 +86,10 @@ def change_transformers(jobs):
     def train_elastically(self, *args, **kwargs):
         if isinstance(self, elastic_trainer.Elastic):
             self.__class__ = type(self).__mro__[2]
-            self.args.__class__ = type(self.args).__mro__[1]
             vars(self.accelerator).pop("backward", None)
             vars(self.optimizer).pop("step", None)
+        if type(self.args).__module__ == elastic_trainer.follow_rank.__module__:  # of this trainer or another
+            self.args.__class__ = type(self.args).__mro__[1]
         elastic_trainer.patch(self)
         return jobs.run(train, self, *args, **kwargs)
 
@@ -112,7 +113,7 @@ class Plainly:
 
 class Elastically:
     def __init__(self, path, jobs):
-        self.chosen, self.jobs = set(path.read_text().splitlines()), jobs
+        self.chosen, self.jobs, self.training = set(path.read_text().splitlines()), jobs, 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -120,13 +121,17 @@ class Elastically:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self):
-        hook = sys.excepthook
+        hook, before = sys.excepthook, self.jobs.begun
         try:
             yield
             self.jobs.end()
         finally:
             self.jobs.leave()
             sys.excepthook = hook
+            self.training += self.jobs.begun > before
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.line(f"{self.training} of these tests train elastically")
 
 
 def pytest_addoption(parser):
