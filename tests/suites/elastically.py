@@ -52,16 +52,18 @@ class Jobs:
 
 def change_lightning(jobs):
     """Where its tests leave the choice of a strategy to the trainer it is ours."""
+    from elasticdl.elastic import lightning as elastic
     from elasticdl.elastic.lightning.strategy import make_strategy
 
-    class OwnJobStrategy(make_strategy("lightning.pytorch", jobs)):
-        takes_part_alone = True
+    strategy = elastic.ElasticStrategy = make_strategy("lightning.pytorch", jobs)
+    strategy.register_strategies(importlib.import_module("lightning.pytorch.strategies").StrategyRegistry)
+    begin = strategy._begin
 
-        def _begin(self, trainer):
-            self._participant = None
-            super()._begin(trainer)
+    def begin_anew(self, trainer):
+        self._participant = None
+        begin(self, trainer)
 
-    OwnJobStrategy.register_strategies(importlib.import_module("lightning.pytorch.strategies").StrategyRegistry)
+    strategy.takes_part_alone, strategy._begin = True, begin_anew
     trainer = importlib.import_module("lightning.pytorch").Trainer
     connector = importlib.import_module("lightning.pytorch.trainer.connectors.accelerator_connector")
     choose, fit = connector._AcceleratorConnector._choose_strategy, trainer.fit

@@ -13,6 +13,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.utilities.data import has_len_all_ranks  # noqa: E402
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
@@ -242,6 +243,8 @@ def test_it_is_found_by_its_name():
         trainer = lightning.Trainer(strategy="elastic", accelerator="cpu", logger=False)
     assert isinstance(trainer.strategy, ours.ElasticStrategy)
     assert trainer.is_global_zero
+    assert has_len_all_ranks(DataLoader(make_data()), trainer.strategy)  # before there is a module
+    assert isinstance(pickle.loads(pickle.dumps(trainer)).strategy, ours.ElasticStrategy)
 
 
 def test_the_other_package_has_it_too(tmp_path):

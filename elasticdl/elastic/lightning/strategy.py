@@ -210,12 +210,13 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         # -- what workers say to each other --
 
         def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **kwargs: Any) -> Any:
-            trainer = self.lightning_module.trainer
-            is_mean = str(reduce_op).lower() in ("mean", "avg")
-            in_step = self.lightning_module._current_fx_name == "training_step"
-            if self._participant is None or not is_mean or in_step or not trainer.training:
+            participant = self._participant
+            if participant is None or str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
-            return self._participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+            module = self.lightning_module
+            if module._current_fx_name == "training_step" or not module.trainer.training:
+                return tensor
+            return participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
             return bool(self.broadcast(decision))
@@ -227,4 +228,6 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def register_strategies(cls, strategy_registry: Any) -> None:
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__, override=True)
 
+    # With a class that is found by its name a trainer can be pickled.
+    ElasticStrategy.__module__, ElasticStrategy.__qualname__ = __package__, ElasticStrategy.__name__
     return ElasticStrategy
