@@ -10,6 +10,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import require_plain
 
+# Callbacks; of either of Lightning's packages.
+TRY_OUT = ("LearningRateFinder", "BatchSizeFinder")
+
 
 def require_trainer(trainer: Any, who: str) -> None:
     """Raises:
@@ -27,6 +30,19 @@ def require_trainer(trainer: Any, who: str) -> None:
         raise UserError(
             f"{who}: val_check_interval is a time, which each worker would measure for itself: give batches or a part of an epoch"
         )
+
+
+def require_one_training(trainer: Any, who: str) -> None:
+    """Raises:
+    UserError: a callback, which may be a Tuner's, trains before the training.
+    """
+    for callback in trainer.callbacks:
+        for kind in type(callback).__mro__:
+            if kind.__name__ in TRY_OUT:
+                raise UserError(
+                    f"{who}: {kind.__name__} trains several times, and under `elasticdl run` a script trains once: let the "
+                    "script run alone to find the value, and write that into it"
+                )
 
 
 def require_module(module: Any, optimizers: list[Any], who: str) -> None:
