@@ -13,6 +13,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
+from lightning.pytorch.utilities.data import has_len_all_ranks  # noqa: E402
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
@@ -196,9 +198,14 @@ class QuasiNewtonModule(Module):
         return torch.optim.LBFGS(self.parameters())
 
 
+class StillModule(Module):
+    def configure_optimizers(self): ...
+
+
 @pytest.mark.parametrize(
     ("module", "loader", "options", "words"),
     [
+        (StillModule, None, {}, "configure_optimizers returns no optimizer"),
         (ManualModule, None, {}, "automatic_optimization=False"),
         (NormModule, None, {}, "layers.1 is a SyncBatchNorm"),
         (QuasiNewtonModule, None, {}, "LBFGS evaluates its closure several times"),
@@ -229,6 +236,37 @@ def test_what_cant_be_had_is_refused_in_one_line(tmp_path, module, loader, optio
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_tuner_tunes_alone_and_is_refused_in_one_line_otherwise(tmp_path, alone):
+    class Sized(Module):
+        batch_size = 4
+
+        def train_dataloader(self):
+            return DataLoader(make_data(), batch_size=self.batch_size, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(make_data(20), batch_size=self.batch_size)
+
+    made = make_strategy()
+    made.takes_part_alone = not alone
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path,
+        strategy=made,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        max_epochs=1,
+    )
+    tuner, module = Tuner(trainer), Sized()
+    if alone:
+        assert tuner.scale_batch_size(module, init_val=8, max_trials=2) == module.batch_size == 16
+        return
+    for tune, callback in ((tuner.scale_batch_size, "BatchSizeFinder"), (tuner.lr_find, "LearningRateFinder")):
+        with pytest.raises(UserError, match=f"{callback} trains several times") as refused:
+            tune(module)
+        assert "\n" not in str(refused.value)
+
+
 def test_it_is_found_by_its_name():
     import elasticdl.elastic.lightning as ours
 
@@ -237,6 +275,8 @@ def test_it_is_found_by_its_name():
         trainer = lightning.Trainer(strategy="elastic", accelerator="cpu", logger=False)
     assert isinstance(trainer.strategy, ours.ElasticStrategy)
     assert trainer.is_global_zero
+    assert has_len_all_ranks(DataLoader(make_data()), trainer.strategy)  # before there is a module
+    assert isinstance(pickle.loads(pickle.dumps(trainer)).strategy, ours.ElasticStrategy)
 
 
 def test_the_other_package_has_it_too(tmp_path):

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
 
-from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, patch, trainer  # noqa: E402
+from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 
 
 class Alone:
@@ -31,7 +31,7 @@ class Alone:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(trainer, "runtime", Alone())
+    monkeypatch.setattr(elastic_trainer, "runtime", Alone())
     monkeypatch.setattr("sys.excepthook", sys.excepthook)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -206,6 +206,15 @@ def test_what_cant_be_had_is_one_line(tmp_path, options, given, words):
     with pytest.raises(UserError, match=words) as refused:
         ours.train()
     assert "\n" not in str(refused.value)
+
+
+def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            return [[pad(make_texts(8))]]
+
+    with pytest.raises(UserError, match=r"^elastic\.transformers: the loader is a list"):
+        make(Own, tmp_path).train()
 
 
 def test_a_second_training_is_refused(tmp_path):

@@ -125,10 +125,16 @@ class NoLength(torch.utils.data.Sampler):
         return iter(range(3))
 
 
+class OwnLoader(DataLoader):
+    def __iter__(self):
+        return (-batch for batch in super().__iter__())
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
         ([1, 2], "the loader is a list"),
+        (OwnLoader(make_data()), "the loader is a OwnLoader, whose own __iter__ is not called"),
         (DataLoader(Endless()), "an IterableDataset can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=NoLength()), "sampler has no length"),

@@ -10,6 +10,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import require_plain
 
+# Callbacks; of either of Lightning's packages.
+TRY_OUT = ("LearningRateFinder", "BatchSizeFinder")
+
 
 def require_trainer(trainer: Any, who: str) -> None:
     """Raises:
@@ -29,13 +32,26 @@ def require_trainer(trainer: Any, who: str) -> None:
         )
 
 
+def require_one_training(trainer: Any, who: str) -> None:
+    """Raises:
+    UserError: a callback, which may be a Tuner's, trains before the training.
+    """
+    for callback in trainer.callbacks:
+        for kind in type(callback).__mro__:
+            if kind.__name__ in TRY_OUT:
+                raise UserError(
+                    f"{who}: {kind.__name__} trains several times, and under `elasticdl run` a script trains once: let the "
+                    "script run alone to find the value, and write that into it"
+                )
+
+
 def require_module(module: Any, optimizers: list[Any], who: str) -> None:
     """Raises:
     UserError: the module trains in a way that can't be had.
     """
     if not module.automatic_optimization:
         raise UserError(f"{who}: the module has automatic_optimization=False; expected Lightning's own optimization")
-    if not optimizers:
+    if not any(each.param_groups for each in optimizers):  # for None Lightning has one that does nothing
         raise UserError(f"{who}: configure_optimizers returns no optimizer; expected one")
     require_plain(module, optimizers[0], who)
 

@@ -15,7 +15,12 @@ import torch
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.participant import WHO, Participant
-from elasticdl.elastic.lightning.requirements import require_loader, require_module, require_trainer
+from elasticdl.elastic.lightning.requirements import (
+    require_loader,
+    require_module,
+    require_one_training,
+    require_trainer,
+)
 from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
@@ -26,7 +31,7 @@ from elasticdl.elastic.torch.prepare import tell_in_one_line
 
 # Barriers, by which Lightning says how far it is.
 RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"
-LOADER_ASKED = "train_dataloader()"
+LOADER_ASKED, TRAIN_LOADER_ASKED = "_dataloader()", "train_dataloader()"
 
 
 def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
@@ -49,7 +54,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._participant: Participant | None = None  # while there may be other workers
             self._writing: Writing | None = None
             self._devices: list[torch.device] = []
-            self._train_loaders = 0  # of those that were asked for last
+            self._asked = ""  # which loaders were asked for last
+            self._train_loaders = 0  # of these
             sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
             if MASTER in os.environ:
                 rank_zero_only.rank = 1
@@ -93,6 +99,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def _begin(self, trainer: Any) -> None:
             if self._participant is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
+            require_one_training(trainer, WHO)
             streams = RandomStreams.capture()
             job = runtime.init(global_batch_size=1)
             RandomStreams.restore(streams)  # they are the script's
@@ -107,8 +114,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 require_module(self.lightning_module, self.optimizers, WHO)
 
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-            if name == LOADER_ASKED:
-                self._train_loaders = 0
+            if name is not None and name.endswith(LOADER_ASKED):
+                self._asked, self._train_loaders = name, 0
             participant = self._participant
             if participant is None:
                 return
@@ -135,7 +142,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         # -- a batch --
 
         def process_dataloader(self, dataloader: Any) -> Any:
-            if not self.lightning_module.trainer.training:
+            if self._asked != TRAIN_LOADER_ASKED:
                 if self._participant is not None:
                     start_safely(dataloader)
                 return dataloader
@@ -210,12 +217,13 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         # -- what workers say to each other --
 
         def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **kwargs: Any) -> Any:
-            trainer = self.lightning_module.trainer
-            is_mean = str(reduce_op).lower() in ("mean", "avg")
-            in_step = self.lightning_module._current_fx_name == "training_step"
-            if self._participant is None or not is_mean or in_step or not trainer.training:
+            participant = self._participant
+            if participant is None or str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
-            return self._participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+            module = self.lightning_module
+            if module._current_fx_name == "training_step" or not module.trainer.training:
+                return tensor
+            return participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
             return bool(self.broadcast(decision))
@@ -227,4 +235,6 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def register_strategies(cls, strategy_registry: Any) -> None:
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__, override=True)
 
+    # With a class that is found by its name a trainer can be pickled.
+    ElasticStrategy.__module__, ElasticStrategy.__qualname__ = __package__, ElasticStrategy.__name__
     return ElasticStrategy

@@ -118,7 +118,7 @@ class Participant:
     def join(self, loader: Any) -> None:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
         trainer = self._trainer
-        self._batches = Batches(loader)
+        self._batches = Batches(loader, "elastic.transformers")
         values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": Place()}
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
