@@ -197,7 +197,8 @@ class Watch(TorchFunctionMode):
     def __reduce__(self) -> tuple[type[_NoWatch], tuple[()]]:
         return _NoWatch, ()
 
-    def start(self, tape: Tape) -> None:
+    def start(self, tape: Tape | None) -> None:
+        """``tape``: what is to be noted is noted there."""
         self._tape = tape
         if not self._active:
             self._active = True

@@ -195,7 +195,7 @@ class View:
         self._steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
         self._steps.give(self._last)
-        self._watch.start(self._last.tape)
+        self._watch.start(self._last.tape if self._may_be_torn else None)
 
     def stand_in(self, batch: GlobalBatch) -> Any:
         return self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN])
@@ -229,7 +229,8 @@ class View:
         if self._is_fresh:
             self._require_no_gradients()
             self._is_fresh = False
-        given.tape.note_backward(loss, kwargs)
+        if self._may_be_torn:
+            given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
         self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
@@ -323,6 +324,11 @@ class View:
         self.repeats = first.batch
 
     # -- details --
+
+    @property
+    def _may_be_torn(self) -> bool:
+        """Whether the step in hand may have to be made again."""
+        return self._job.size > 1
 
     @property
     def _scale(self) -> float:
