@@ -3,14 +3,12 @@
 Which of them pass here with the plain trainer, and which of these pass elastically; in a checkout of theirs:
 
     export PYTHONPATH=~/elasticdl/tests/suites
-    python -m pytest -p elastically --plainly passed.txt trainer loops           # in pytorch-lightning/tests/tests_pytorch
-    python -m pytest -p elastically --elastically passed.txt trainer loops
-    python -m pytest -p elastically --plainly passed.txt tests/trainer           # in transformers
+    python -m pytest -p elastically --plainly passed.txt trainer loops      # in pytorch-lightning/tests/tests_pytorch
+    python -m pytest -p elastically --elastically passed.txt trainer loops  # with --alone as without `elasticdl run`
+    python -m pytest -p elastically --plainly passed.txt tests/trainer      # in transformers
 
 A script trains once, and their tests train several times: each training is given a job of its own.
 """
-
-from __future__ import annotations
 
 import importlib
 import sys
@@ -25,8 +23,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 class Jobs:
     """In place of what knows the job that a process takes part in: one of this process alone for each training."""
 
-    def __init__(self):
-        self.finish, self.has_returned, self.begun = None, False, 0
+    finish, has_returned, begun = None, False, 0
 
     def init(self, global_batch_size):
         self.finish, self.has_returned, self.begun = None, False, self.begun + 1
@@ -45,32 +42,30 @@ class Jobs:
 
     def end(self):
         """What the end of a script does."""
-        finish, self.finish = self.finish, None
-        if finish is not None and self.has_returned:
-            finish()
+        if self.finish is not None and self.has_returned:
+            self.finish()
 
 
-def change_lightning(jobs):
+def change_lightning(jobs, alone):
     """Where its tests leave the choice of a strategy to the trainer it is ours."""
     from elasticdl.elastic import lightning as elastic
     from elasticdl.elastic.lightning.strategy import make_strategy
 
     strategy = elastic.ElasticStrategy = make_strategy("lightning.pytorch", jobs)
     strategy.register_strategies(importlib.import_module("lightning.pytorch.strategies").StrategyRegistry)
-    begin = strategy._begin
+    begin, strategy.takes_part_alone = strategy._begin, not alone
 
     def begin_anew(self, trainer):
         self._participant = None
         begin(self, trainer)
 
-    strategy.takes_part_alone, strategy._begin = True, begin_anew
+    strategy._begin = begin_anew
     trainer = importlib.import_module("lightning.pytorch").Trainer
     connector = importlib.import_module("lightning.pytorch.trainer.connectors.accelerator_connector")
     choose, fit = connector._AcceleratorConnector._choose_strategy, trainer.fit
 
     def choose_ours(self):
-        chosen = choose(self)
-        return "elastic" if type(chosen) is connector.SingleDeviceStrategy else chosen
+        return "elastic" if type(chosen := choose(self)) is connector.SingleDeviceStrategy else chosen
 
     connector._AcceleratorConnector._choose_strategy = choose_ours
     trainer.fit = lambda self, *args, **kwargs: jobs.run(fit, self, *args, **kwargs)
@@ -103,7 +98,6 @@ class Plainly:
         self.path, self.passed = path, {}
 
     def pytest_runtest_logreport(self, report):
-        """A test has passed if its call has, and nothing of it has failed."""
         if report.when == "call" and report.passed:
             self.passed[report.nodeid] = True
         elif not report.passed:
@@ -139,6 +133,7 @@ class Elastically:
 def pytest_addoption(parser):
     group = parser.getgroup("elastically")
     group.addoption("--plainly", type=Path, metavar="FILE", help="write the ids of the tests that pass to this file")
+    group.addoption("--alone", action="store_true", help="with Lightning: the strategy takes part in no job")
     group.addoption("--elastically", type=Path, metavar="FILE", help="run the tests named in this file elastically")
 
 
@@ -147,7 +142,8 @@ def pytest_configure(config):
         config.pluginmanager.register(Plainly(path.absolute()))
     if path := config.getoption("--elastically"):
         jobs = Jobs()
-        for package, change in (("lightning.pytorch", change_lightning), ("transformers", change_transformers)):
-            if package in sys.modules:  # by the tests' own conftest.py
-                change(jobs)
+        if "lightning.pytorch" in sys.modules:  # by the tests' own conftest.py
+            change_lightning(jobs, alone=config.getoption("--alone"))
+        if "transformers" in sys.modules:
+            change_transformers(jobs)
         config.pluginmanager.register(Elastically(path.absolute(), jobs))

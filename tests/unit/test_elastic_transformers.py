@@ -226,6 +226,13 @@ def test_a_second_training_is_refused(tmp_path):
         ours.hyperparameter_search()
 
 
+def test_a_search_is_refused_before_it_trains(tmp_path):
+    ours = make(Trainer, tmp_path)
+    ours.model = None  # as `hyperparameter_search` begins, whatever it searches with
+    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
+        ours.train()
+
+
 def test_something_else_is_not_patched():
     with pytest.raises(UserError, match="this is a list; expected a"):
         patch([])

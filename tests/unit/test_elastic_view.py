@@ -130,10 +130,16 @@ class OwnLoader(DataLoader):
         return (-batch for batch in super().__iter__())
 
 
+class FilteringLoader(DataLoader):
+    def _get_iterator(self):
+        return filter(None, super()._get_iterator())
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
         ([1, 2], "the loader is a list"),
+        (FilteringLoader(make_data()), "the loader is a FilteringLoader, whose own _get_iterator is not called"),
         (OwnLoader(make_data()), "the loader is a OwnLoader, whose own __iter__ is not called"),
         (DataLoader(Endless()), "an IterableDataset can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),

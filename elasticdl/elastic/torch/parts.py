@@ -138,12 +138,13 @@ class Batches:
 def _require_parts(loader: Any, who: str) -> None:
     if not isinstance(loader, DataLoader):
         raise UserError(f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader")
-    own = next(kind for kind in type(loader).__mro__ if "__iter__" in vars(kind))
-    if own.__module__.partition(".")[0] not in ITERATED_PLAINLY:
-        raise UserError(
-            f"{who}: the loader is a {own.__name__}, whose own __iter__ is not called where a batch is loaded in parts: do "
-            "what it does in collate_fn, in the sampler or in the training step"
-        )
+    for name in ("__iter__", "_get_iterator"):
+        own = next((kind for kind in type(loader).__mro__ if name in vars(kind)), DataLoader)
+        if own.__module__.partition(".")[0] not in ITERATED_PLAINLY:
+            raise UserError(
+                f"{who}: the loader is a {own.__name__}, whose own {name} is not called where a batch is loaded in parts: "
+                "do what it does in collate_fn, in the sampler or in the training step"
+            )
     if isinstance(loader.dataset, IterableDataset):
         raise UserError(
             f"{who}: an IterableDataset can't be divided among workers that come and go: give the loader a data set "

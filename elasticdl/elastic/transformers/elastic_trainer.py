@@ -18,7 +18,7 @@ from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.torch.prepare import tell_in_one_line
 from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.participant import Participant
-from elasticdl.elastic.transformers.refusals import require_elastic
+from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -144,7 +144,7 @@ class Elastic:
         return super()._finalize_training(*args)  # type: ignore[misc]
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError("elastic.transformers: hyperparameter_search trains several times, and a script trains once")
+        raise UserError(f"elastic.transformers: {SEARCH}")
 
 
 def patch(trainer: Any) -> Any:

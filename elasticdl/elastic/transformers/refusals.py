@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.prepare import WRAPPERS
 
+SEARCH = "hyperparameter_search trains several times, and a script trains once"
 STAYS = "divides the model among workers that must stay"
 
 
@@ -25,6 +26,8 @@ def require_elastic(trainer: Any) -> None:
 
 def _reasons(trainer: Any) -> Iterator[str]:
     args, data = trainer.args, trainer.train_dataset
+    if trainer.model is None:  # it is made anew for each of several trainings
+        yield SEARCH
     if _has_group() or args.world_size > 1:
         yield "torch.distributed is initialized, as by torchrun: start the script by `python` or by `elasticdl run`"
     if args.n_gpu > 1:
