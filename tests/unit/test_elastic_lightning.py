@@ -82,6 +82,37 @@ class Module(lightning.LightningModule):
         ]
 
 
+class ManualModule(Module):
+    """Two optimizers, of which one accumulates over two batches."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        self.toggle_optimizer(first)
+        loss = cross_entropy(self.layers(batch[0]), batch[1])
+        first.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(first, gradient_clip_val=0.1)
+        first.step()
+        self.untoggle_optimizer(first)
+        again = cross_entropy(self.layers(batch[0]), batch[1])
+        with second.toggle_model():
+            self.manual_backward(again / 2)
+        if batch_idx % 2:
+            second.step()
+            second.zero_grad()
+        for schedule in self.lr_schedulers():
+            schedule.step()
+        self.seen.append((self.current_epoch, batch_idx, self.global_step, loss.item(), again.item()))
+        self.log_dict({"loss": loss, "again": again}, on_step=True, on_epoch=True)
+
+    def configure_optimizers(self):
+        first = torch.optim.Adam(self.layers[:2].parameters(), lr=0.01)
+        second = torch.optim.SGD(self.layers[2:].parameters(), lr=0.1, momentum=0.9)
+        return [first, second], [torch.optim.lr_scheduler.StepLR(each, 2, 0.9) for each in (first, second)]
+
+
 def make_data(samples=50):
     pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
@@ -89,7 +120,7 @@ def make_data(samples=50):
 
 def fit(folder, made, *, module=None, loader=None, ckpt_path=None, schedule=None, **options):
     lightning.seed_everything(3)
-    module = Module(**(module or {}))
+    module = ManualModule() if module == "manual" else Module(**(module or {}))
     trainer = lightning.Trainer(
         strategy=made,
         accelerator="cpu",
@@ -130,6 +161,7 @@ FEATURES = {
     "accumulation by a schedule": {"schedule": {0: 1, 1: 3}},
     "plateau": {"module": {"plateau": True}},
     "steps that are skipped": {"module": {"skips": True}},
+    "manual": {"module": "manual"},
 }
 
 
@@ -139,7 +171,7 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
 
 
-@pytest.mark.parametrize("feature", ["plain", "accumulate", "validate within an epoch", "steps", "plateau"])
+@pytest.mark.parametrize("feature", ["plain", "accumulate", "validate within an epoch", "steps", "plateau", "manual"])
 def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     states = []
     commit, join = Steps.commit, Steps.join
@@ -183,10 +215,6 @@ class Endless(IterableDataset):
         return iter(range(3))
 
 
-class ManualModule(Module):
-    automatic_optimization = False
-
-
 class NormModule(Module):
     def __init__(self):
         super().__init__()
@@ -206,7 +234,6 @@ class StillModule(Module):
     ("module", "loader", "options", "words"),
     [
         (StillModule, None, {}, "configure_optimizers returns no optimizer"),
-        (ManualModule, None, {}, "automatic_optimization=False"),
         (NormModule, None, {}, "layers.1 is a SyncBatchNorm"),
         (QuasiNewtonModule, None, {}, "LBFGS evaluates its closure several times"),
         (Module, None, {"devices": 2}, "devices=2; expected one"),
@@ -322,7 +349,7 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     monkeypatch.setattr(Steps, "commit", commit)
     made = []
 
-    def reduce_or_lose(self):
+    def reduce_or_lose(self, failure=None):
         if not self.is_reduced and not self.is_behind:
             made.append(self.state.step)
             if len(made) == 5:
@@ -332,7 +359,7 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
                 self.is_behind = True
                 self.hand.clear()
                 return
-        reduce(self)
+        reduce(self, failure)
 
     monkeypatch.setattr(Steps, "reduce", reduce_or_lose)
     lost = fit(tmp_path / "lost", make_strategy())

@@ -109,7 +109,12 @@ class Logged:
         for key, metric in self._metrics():
             before[key] = Held.of(metric)
             Held.empty(metric).put(metric)
-        yield
+        try:
+            yield
+        except BaseException:  # nothing was logged
+            for key, metric in self._metrics():
+                before.get(key, Held.empty(metric)).put(metric)
+            raise
         for key, metric in self._metrics():
             kind, held = kind_of(metric), before.get(key)
             amounts = _amounts(metric, kind, weight, loaded, samples)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
+from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.trainer_state import (
     Streams,
     TrainerState,
@@ -29,7 +31,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import Given, Place
 
 WHO = 'Trainer(strategy="elastic")'
 
@@ -38,27 +40,6 @@ WHO = 'Trainer(strategy="elastic")'
 class GivenBatch(Given):
     index: int = 0  # as the training step is told
     logged: dict[str, Amounts] = field(default_factory=dict)
-
-
-class FitState(ViewState):
-    """The training state of a script that calls ``Trainer.fit``."""
-
-    gather: Callable[[], None]
-    complete: Callable[[], None]
-
-    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
-        self._job.advance(waiting=True)
-        self.gather()
-        super().reduce(plan, objective, samples)
-
-    def write(self, file: IO[bytes]) -> None:
-        self.complete()
-        super().write(file)
-
-    def _broadcast(self) -> dict[str, Any]:
-        if self._job.world.rank == 0:  # the others' is not sent
-            self.complete()
-        return super()._broadcast()
 
 
 class Participant:
@@ -81,6 +62,11 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_streams: bytes = b""
         self._on_sigterm: Any = None
+        self._manual: Manual | None = None  # if the module's training step makes its own updates
+
+    @property
+    def is_manual(self) -> bool:
+        return self._manual is not None
 
     @property
     def _steps(self) -> Steps:
@@ -102,9 +88,10 @@ class Participant:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         place = Place()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
-        state = FitState(self.job, trainer.lightning_module, trainer.optimizers[0], values)
+        state = self._make_state(values)
         state.gather, state.complete = self._gather, self.trainer_state.complete
-        self._begun = Steps(self.job, state, self._load_at_once, self, self._leave_for_good, place)
+        load, left = self._load_at_once, self._leave_for_good
+        self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
         self._begun.join()
         self._take_rank()
@@ -113,6 +100,13 @@ class Participant:
             self.trainer_state.enter()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def _make_state(self, values: dict[str, Any]) -> FitState:
+        module = self._trainer.lightning_module
+        if module.automatic_optimization:
+            return FitState(self.job, module, self._trainer.optimizers[0], values)
+        self._manual = Manual(self._trainer, self.job)
+        return ManualState(self.job, module, self._manual.optimizers, values)
 
     def keep_sigterm(self) -> None:
         """Lightning has set its own handler, which would end the loops with an error."""
@@ -201,16 +195,36 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given
+        if self._manual is not None and self.is_making and given is not None:
+            return self._make_manually(self._manual, given, run)
         collects = self.is_making and self.job.size > 1 and given is not None
         with self._collecting(given, given.part, given.part.weight) if collects and given else nullcontext():
             result = run()
         self.close_window()
         return result
 
+    def _make_manually(self, manual: Manual, given: GivenBatch, run: Callable[[], Any]) -> Any:
+        manual.begin_step()
+        failure = None
+        try:
+            with self._collecting(given, given.part, given.part.weight) if self.job.size > 1 else nullcontext():
+                manual.run(run)
+        except WorldBroken as error:
+            failure = error
+        self.close_window()
+        self._reduce(failure)
+        if self._steps.is_reduced:
+            manual.optimizers.made()
+            self._steps.close()
+        return manual.output
+
     def backward(self, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]) -> None:
         """``scaled``: of which ``run`` makes gradients; the loss itself unless there is a GradScaler."""
         given = self._given
         assert given is not None, "a batch is in hand"
+        if self._manual is not None:
+            self._manual.sum(lambda: self._weighed(given, given.part.weight, loss, scaled, run))
+            return
         self._weighed(given, given.part.weight, loss, scaled, run)
         if not self._trainer.fit_loop._should_accumulate():
             self._reduce()
@@ -232,6 +246,8 @@ class Participant:
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         for given in self._hand:
             given.logged.clear()
+        if self._manual is not None:
+            self._manual.begin_again()
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
         assert isinstance(given, GivenBatch)
@@ -244,9 +260,16 @@ class Participant:
         results.batch, results.batch_size = sample, None
         samples = round(weight * len(given.batch.indices))
         part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
-        with self._collecting(given, part, weight):
-            loss = self._trainer.strategy.loss_again(sample, given.index)
-        results.batch, results.batch_size = batch, size
+        again = functools.partial(trainer.strategy.step_again, sample, given.index)
+        loss = None
+        try:
+            with self._collecting(given, part, weight):
+                if self._manual is not None:
+                    self._manual.run(again)
+                else:
+                    loss = trainer.strategy.loss_of(again())
+        finally:
+            results.batch, results.batch_size = batch, size
         if loss is None:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -293,6 +316,8 @@ class Participant:
 
     def ended(self) -> None:
         """The loops are done."""
+        if self._manual is not None:
+            self._manual.close()
         if not self._steps.is_behind:
             self.trainer_state.note(at_batch=False)
 
@@ -325,10 +350,10 @@ class Participant:
         given.objective = given.objective + loss.detach().sum().float() * weight
         run(scaled if weight == 1.0 else scaled * weight)
 
-    def _reduce(self) -> None:
+    def _reduce(self, failure: WorldBroken | None = None) -> None:
         steps, version = self._steps, self.job.world.version
         self._step_before = steps.state.progress.step
-        steps.reduce()
+        steps.reduce(failure)
         if self.job.world.version != version:
             if self._before is not None:  # which what was made again has drawn from
                 restore_streams(self._before)

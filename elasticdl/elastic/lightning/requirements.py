@@ -49,11 +49,10 @@ def require_module(module: Any, optimizers: list[Any], who: str) -> None:
     """Raises:
     UserError: the module trains in a way that can't be had.
     """
-    if not module.automatic_optimization:
-        raise UserError(f"{who}: the module has automatic_optimization=False; expected Lightning's own optimization")
     if not any(each.param_groups for each in optimizers):  # for None Lightning has one that does nothing
         raise UserError(f"{who}: configure_optimizers returns no optimizer; expected one")
-    require_plain(module, optimizers[0], who)
+    for optimizer in optimizers:
+        require_plain(module, optimizer, who)
 
 
 def require_loader(loader: Any, who: str) -> None:

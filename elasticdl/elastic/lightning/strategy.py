@@ -14,6 +14,7 @@ import torch
 
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.participant import WHO, Participant
 from elasticdl.elastic.lightning.requirements import (
     require_loader,
@@ -175,19 +176,22 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._participant is not None:
                 self._participant.job.advance(waiting=False)
 
-        def loss_again(self, batch: Any, index: int) -> torch.Tensor | None:
-            """Of the training step on another part of a batch."""
+        def step_again(self, batch: Any, index: int) -> Any:
+            """The training step on another part of a batch."""
             trainer = self.lightning_module.trainer
             arguments = trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index)
             run = functools.partial(super().training_step, *arguments.values())
             module = self.lightning_module
             before, module._current_fx_name = module._current_fx_name, "training_step"
             try:
-                output = run()
+                return run()
             finally:
                 module._current_fx_name = before
-            loss: torch.Tensor | None
-            loss = result_of.from_training_step_output(output, trainer.accumulate_grad_batches).closure_loss
+
+        def loss_of(self, output: Any) -> torch.Tensor | None:
+            """That of which Lightning's own optimization makes gradients."""
+            batches = self.lightning_module.trainer.accumulate_grad_batches
+            loss: torch.Tensor | None = result_of.from_training_step_output(output, batches).closure_loss
             return loss
 
         def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -208,6 +212,12 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             participant = self._participant
             if participant is None:
                 return super().optimizer_step(optimizer, closure, model, **kwargs)
+            if participant.is_manual:
+                try:
+                    return super().optimizer_step(optimizer, closure, model, **kwargs)
+                except TornStep:  # in the closure
+                    self.lightning_module.trainer.profiler.stop("optimizer_step")
+                    raise
             result = closure()
             if participant.is_to_update():
                 super().optimizer_step(optimizer, lambda: result, model, **kwargs)

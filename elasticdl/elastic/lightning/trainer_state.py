@@ -60,7 +60,7 @@ class TrainerState:
         self._trainer = trainer
         self._logged = logged
         self._loops = list(_loops_of(trainer.fit_loop))
-        self._plain = [(vars(each), _plain_names(each)) for each in (*self._loops, *_counts_of(self._loops))]
+        self._plain = plain_holders(self._loops)
         self.generators: list[torch.Tensor] = []
         self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
         self.snapshot = self.take(at_batch=False)
@@ -202,6 +202,14 @@ def epoch_streams() -> bytes:
     return RandomStreams.capture()
 
 
+def plain_holders(loops: list[Any]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Of loops and their counts, the attributes, and the names of those that are plain values."""
+    return [
+        (vars(each), [name for name, value in vars(each).items() if type(value) in PLAIN])
+        for each in (*loops, *_counts_of(loops))
+    ]
+
+
 def _metrics_of(connector: Any) -> tuple[dict[str, Any], ...]:
     return connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics
 
@@ -221,10 +229,6 @@ def _counts_of(loops: list[Any]) -> Iterator[Any]:
         if any(type(value) in PLAIN for value in vars(each).values()):
             yield each
         pending += [value for value in vars(each).values() if hasattr(value, "__dict__")]
-
-
-def _plain_names(holder: Any) -> list[str]:
-    return [name for name, value in vars(holder).items() if type(value) in PLAIN]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -42,7 +42,11 @@ class Script(Protocol):
         """A step is torn: these batches, of which this worker has these samples now, are to be made again."""
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
-        """Add the gradients of ``sample``, a piece of a batch, as `Steps.weighed_backward` does with this weight."""
+        """Add the gradients of ``sample``, a piece of a batch, as `Steps.weighed_backward` does with this weight.
+
+        Raises:
+            WorldBroken: the step is torn again.
+        """
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         """A step with these batches is torn, and `remake` has raised this. Unless this raises, the step is dropped here."""
@@ -59,8 +63,11 @@ class Steps:
         script: Script,
         on_left: Callable[[], None],
         place: Place,
+        *,
+        in_pieces: bool = True,
     ) -> None:
-        """``load``: samples of these indices, as a batch of the loader's. ``on_left``: this worker leaves for good; its process ends then, with status 0."""
+        """``load``: samples of these indices, as a batch of the loader's. ``on_left``: this worker leaves for good; its process
+        ends then, with status 0. ``in_pieces``: a part that has grown is made again in pieces of its former size."""
         self.job = job
         self.state = state
         self.place = place
@@ -72,6 +79,7 @@ class Steps:
         self._load = load
         self._script = script
         self._on_left = on_left
+        self._in_pieces = in_pieces
 
     # -- worlds --
 
@@ -150,25 +158,25 @@ class Steps:
             kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
-    def reduce(self) -> None:
+    def reduce(self, failure: WorldBroken | None = None) -> None:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
 
-        Afterwards they are there; or `is_behind` holds: the others have made this step; or the step was dropped, and the
-        hand is empty.
+        ``failure``: of a collective before, by which the step is torn already. Afterwards the gradients are there; or
+        `is_behind` holds: the others have made this step; or the step was dropped, and the hand is empty.
         """
         while not self.is_reduced and not self.is_behind:
-            samples = sum(given.part.samples for given in self.hand)
-            objective = sum((given.objective for given in self.hand), torch.zeros(()))
             try:
+                if failure is not None:
+                    self._mend(failure)
+                    failure = None
+                    if self.is_behind or not self.hand:
+                        return
+                samples = sum(given.part.samples for given in self.hand)
+                objective = sum((given.objective for given in self.hand), torch.zeros(()))
                 self.state.reduce(plan_of(self.hand, self.state.progress), objective, samples)
                 self.is_reduced = True
-            except WorldBroken as failure:
-                self.state.reset_buffers()
-                self.leave(failure)
-                if self.is_behind:
-                    self.hand.clear()
-                elif not self._remake():
-                    return
+            except WorldBroken as error:
+                failure = error
 
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
@@ -179,34 +187,48 @@ class Steps:
 
     # -- details --
 
-    def _remake(self) -> bool:
-        """In a new world, gradients of the batches in hand, which are divided anew."""
+    def _mend(self, failure: WorldBroken) -> None:
+        """Have gradients of the batches in hand, divided anew in another world; see `reduce`.
+
+        Raises:
+            WorldBroken: of that world.
+        """
+        self.state.reset_buffers()
+        self.leave(failure)
+        if self.is_behind:
+            self.hand.clear()
+            return
         self.state.begin_step()
         self.state.drop_gradients()
         try:
-            pieces = [(given, self._load_anew(given)) for given in self.hand]
-            self._script.begin_remake(pieces)
-            for given, samples in pieces:
-                self.job.advance(waiting=False)
-                self.seed(given.batch)
-                for sample in samples:
-                    self._script.remake(given, sample.content, sample.weight)
-            return True
+            self._remake()
+        except WorldBroken:
+            raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
             first, last = self.hand[0], self.hand[-1]
             self.hand.clear()
             self.state.drop_gradients()
             self._script.cannot_remake(first, last, error)
-            return False
+
+    def _remake(self) -> None:
+        pieces = [(given, self._load_anew(given)) for given in self.hand]
+        self._script.begin_remake(pieces)
+        for given, samples in pieces:
+            self.job.advance(waiting=False)
+            self.seed(given.batch)
+            for sample in samples:
+                self._script.remake(given, sample.content, sample.weight)
 
     def _load_anew(self, given: Given) -> list[Piece]:
-        """This worker's part, in pieces that are not larger than what the script was given."""
+        """This worker's part."""
         most = len(given.part.indices)
-        given.part = self.part_of(given.batch)
+        given.part = part = self.part_of(given.batch)
         given.objective = torch.zeros(())
         given.remade.clear()
         self.seed(given.batch)
-        every = [given.part.indices[start : start + most] for start in range(0, given.part.samples, most)]
+        if not self._in_pieces:
+            return [Piece(self._load(part.indices), part.weight)]
+        every = [part.indices[start : start + most] for start in range(0, part.samples, most)]
         whole = len(given.batch.indices)
         return [Piece(self._load(indices), len(indices) / whole) for indices in every]
 

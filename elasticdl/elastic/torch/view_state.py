@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class ViewState(TorchState):
         self, job: ElasticContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: dict[str, Any]
     ) -> None:
         super().__init__(job, model, optimizer, None, values)
-        self._reducer = GradientReducer(self._parameters, self._buffers, job.collective, keeps_absent=True)
+        self._reducer = GradientReducer(self._summed, self._buffers, job.collective, keeps_absent=True)
         self.was_loaded = False  # another worker's state has taken the place of this one's
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -47,6 +47,10 @@ class ViewState(TorchState):
 
     def begin_step(self) -> None:
         self._reducer.begin_counting()
+
+    def _summed(self) -> Iterator[torch.nn.Parameter]:
+        """Of which the gradients are summed at the end of a step."""
+        return self._parameters()
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()

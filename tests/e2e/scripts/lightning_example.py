@@ -14,18 +14,30 @@ import lightning as L
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "lightning"))
 
 
-class Slow(L.Callback):
+def wait_a_little():
+    if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
+        time.sleep(0.3)
+
+
+class SlowSteps(L.Callback):
     def on_train_batch_end(self, *_):
-        if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")):
-            time.sleep(0.3)
+        wait_a_little()
+
+
+class SlowUpdates(L.Callback):
+    """A worker is killed between two updates of one training step."""
+
+    def on_before_optimizer_step(self, *_):
+        wait_a_little()
 
 
 if __name__ == "__main__":
     name, folder, strategy = sys.argv[1:]
     # Rounding errors grow in a hundred steps of Adam; errors of another kind show all the better.
-    precision = "64-true" if name == "language_model" else "32-true"
+    precision = "32-true" if name == "classifier" else "64-true"
     example = importlib.import_module(name)
-    trainer = example.main(folder, strategy, callbacks=[Slow()], enable_progress_bar=False, precision=precision)
+    slow = SlowUpdates() if name == "gan" else SlowSteps()
+    trainer = example.main(folder, strategy, callbacks=[slow], enable_progress_bar=False, precision=precision)
     if trainer.is_global_zero:
         metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         print("ended", trainer.global_step, trainer.current_epoch, *sorted(metrics.items()), flush=True)

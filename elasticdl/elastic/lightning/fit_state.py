@@ -1,0 +1,125 @@
+"""The training state of a script that calls ``Trainer.fit``, with automatic and with manual optimization."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, cast
+
+import torch
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.view_state import ViewState
+from elasticdl.elastic.training.state import TrainingState, copied
+
+
+class FitState(ViewState):
+    """What automatic optimization trains: a module with one optimizer."""
+
+    gather: Callable[[], None]
+    complete: Callable[[], None]
+
+    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
+        self._job.advance(waiting=True)
+        self.gather()
+        super().reduce(plan, objective, samples)
+
+    def write(self, file: IO[bytes]) -> None:
+        self.complete()
+        super().write(file)
+
+    def _broadcast(self) -> dict[str, Any]:
+        if self._job.world.rank == 0:  # the others' is not sent
+            self.complete()
+        return super()._broadcast()
+
+
+class ManualState(FitState):
+    """What manual optimization trains. Its parameters change in the middle of a step.
+
+    So a step that is torn begins again with copies, which are made between two steps: of parameters, optimizers and gradients.
+    """
+
+    def __init__(
+        self, job: ElasticContext, model: torch.nn.Module, optimizers: Optimizers, values: dict[str, Any]
+    ) -> None:
+        self._copies: dict[str, Any] = {}
+        gradients = Gradients(optimizers.parameters)
+        super().__init__(job, model, cast(torch.optim.Optimizer, optimizers), {**values, "gradients": gradients})
+
+    def sync(self, world: World) -> None:
+        TrainingState.sync(self, world)  # all schedulers that Lightning knows travel
+
+    def restore(self) -> None:
+        self.go_back()
+
+    def save(self, part: p.Part) -> None:
+        super().save(part)
+        if part is p.Part.AT_COMMIT:
+            self._copies = copied(self._dump_own(), self._copies, self._copy_tensor)
+
+    def _summed(self) -> Iterator[torch.nn.Parameter]:
+        return iter(())  # gradients are summed after each backward pass
+
+    def _restore_own(self) -> None:
+        super()._restore_own()
+        self._load_own(copy.deepcopy(self._copies))  # an optimizer works on what it is given
+
+
+class Optimizers:
+    """Those of a module as one, as far as a training state can tell.
+
+    They step by themselves. `made` says that they have all done so for this batch.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._hooks: list[Callable[..., Any]] = []
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for each in self._optimizers for group in each.param_groups]
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Each once."""
+        every = (parameter for group in self.param_groups for parameter in group["params"])
+        return list({id(parameter): parameter for parameter in every}.values())
+
+    @property
+    def state(self) -> dict[torch.Tensor, Any]:
+        return {}  # `load_state_dict` clears theirs
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [each.state_dict() for each in self._optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            each.state.clear()
+            each.load_state_dict(saved)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> None:
+        self._hooks.append(hook)
+
+    register_step_post_hook = register_step_pre_hook
+
+    def made(self) -> None:
+        for hook in self._hooks:
+            hook(self)
+
+
+class Gradients:
+    """As they are between two steps: a script may accumulate them over several batches."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"gradients": [parameter.grad for parameter in self._parameters]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for parameter, gradient in zip(self._parameters, state["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)

@@ -1,0 +1,123 @@
+"""Manual optimization: a training step that makes its own backward passes and updates, with as many optimizers as it likes.
+
+The gradients of each ``manual_backward`` are summed over the workers before it returns. So whatever the training step does
+with them next, it does on one device. A sum that fails ends the training step by an exception that no script catches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.lightning.fit_state import Optimizers
+from elasticdl.elastic.lightning.trainer_state import plain_holders
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.reducer import GradientReducer
+
+
+class TornStep(BaseException):
+    """The training step can't go on in this world. No error, so that ``except Exception`` in a script lets it pass."""
+
+    def __init__(self, failure: WorldBroken) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Manual:
+    """The gradients of a module with ``automatic_optimization = False``."""
+
+    def __init__(self, trainer: Any, job: ElasticContext) -> None:
+        self.optimizers = Optimizers(trainer.optimizers)
+        self.output: Any = None  # of the last training step
+        self._job = job
+        self._parameters = self.optimizers.parameters
+        self._reducers: dict[tuple[bool, ...], GradientReducer] = {}  # by which parameters are trained
+        self._counts = plain_holders([trainer.fit_loop.epoch_loop.manual_optimization])
+        self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
+        self._in_step = self._in_backward = False
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            for each in self._parameters
+            if each.requires_grad
+        ]
+
+    def run(self, training_step: Callable[[], Any]) -> None:
+        """Raises:
+        WorldBroken: a worker is lost, and the training step has not run to its end.
+        """
+        self._in_step = True
+        try:
+            self.output = training_step()
+        except TornStep as torn:
+            raise torn.failure from None
+        finally:
+            self._in_step = False
+
+    def close(self) -> None:
+        """The parameters are as if they had never been here."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin_step(self) -> None:
+        self._before = (
+            [{name: values[name] for name in names} for values, names in self._counts],
+            [parameter.requires_grad for parameter in self._parameters],
+        )
+
+    def begin_again(self) -> None:
+        """The training step is called once more: what else it has changed is as before."""
+        counts, trained = self._before
+        for (values, _), before in zip(self._counts, counts, strict=True):
+            values.update(before)
+        for parameter, was_trained in zip(self._parameters, trained, strict=True):
+            parameter.requires_grad_(was_trained)
+
+    def sum(self, backward: Callable[[], None]) -> None:
+        """The gradients that ``backward`` makes, over all workers; added to those that are there.
+
+        Raises:
+            TornStep: a worker is lost.
+        """
+        if self._job.size == 1:
+            self._make(backward)
+            return
+        earlier = [None if each.grad is None else each.grad.clone() for each in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._make(backward)
+        trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        if trained not in self._reducers:
+            chosen = [each for each in self._parameters if each.requires_grad]
+            self._reducers[trained] = GradientReducer(lambda: chosen, (), self._job.collective, keeps_absent=True)
+        reducer = self._reducers[trained]
+        reducer.begin_counting()
+        reducer.cast(leaving=False, share=0.0)
+        self._job.advance(waiting=True)
+        try:
+            reducer.reduce()
+        except WorldBroken as failure:
+            raise TornStep(failure) from failure
+        for parameter, before in zip(self._parameters, earlier, strict=True):
+            # Into memory of its own: the next sum of these parameters takes place where this one did.
+            if before is None:
+                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+            else:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+
+    def _make(self, backward: Callable[[], None]) -> None:
+        self._in_backward = True
+        try:
+            backward()
+        finally:
+            self._in_backward = False
+
+    def _accumulated(self, _: torch.Tensor) -> None:
+        if self._in_step and not self._in_backward:
+            raise UserError(
+                "loss.backward() was called in training_step, whose gradients are not summed over the workers: call "
+                "self.manual_backward(loss)"
+            )

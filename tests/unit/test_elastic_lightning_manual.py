@@ -1,0 +1,121 @@
+"""The gradients of manual optimization, summed after each backward pass: those that one device would have."""
+
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from elastic_kit import Board, SumOfThreads
+
+pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.lightning.fit_state import Gradients
+from elasticdl.elastic.lightning.manual import Manual
+
+
+class Member:
+    """A worker on a board, with two layers of which each has an optimizer."""
+
+    def __init__(self, rank, board):
+        self.rank, self.size = rank, board.size
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        self.optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.first, self.second)]
+        loops = types.SimpleNamespace(epoch_loop=types.SimpleNamespace())
+        trainer = types.SimpleNamespace(optimizers=self.optimizers, fit_loop=loops)
+        loops.epoch_loop.manual_optimization = self.loop = _ManualOptimization(trainer)
+        job = types.SimpleNamespace(
+            size=board.size, collective=SumOfThreads(rank, board), advance=lambda *, waiting: None
+        )
+        self.manual = Manual(trainer, job)
+        self.parameters = [*self.first.parameters(), *self.second.parameters()]
+
+    def backward(self, batch):
+        mine = batch.chunk(self.size)[self.rank]
+        loss = self.second(self.first(mine)).pow(2).mean()
+        self.manual.sum(lambda: (loss / self.size).backward())
+
+    def train(self, batches, train_second=(True,)):
+        for number, batch in enumerate(batches):
+            self.second.requires_grad_(train_second[number % len(train_second)])
+            self.backward(batch)
+            if number % 3 == 2:
+                self.optimizers[0].step()
+                self.optimizers[0].zero_grad()
+            if number % 4 == 3:
+                self.optimizers[1].step()
+                self.optimizers[1].zero_grad()
+        return [each.detach().clone() for each in self.parameters], [each.grad for each in self.parameters]
+
+
+def train(workers, **options):
+    batches = torch.randn(14, 12, 3, generator=torch.Generator().manual_seed(1))
+    board = Board(workers)
+    members = [Member(rank, board) for rank in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda member: member.train(batches, **options), members, timeout=60))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("train_second", [(True,), (True, False), (False, True, True)])
+def test_any_number_of_workers_makes_the_updates_of_one(workers, train_second):
+    ((alone, gradients),) = train(1, train_second=train_second)
+    for ours, of_ours in train(workers, train_second=train_second):
+        torch.testing.assert_close(ours, alone)
+        assert [each is None for each in of_ours] == [each is None for each in gradients]
+        for mine, expected in zip(of_ours, gradients, strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
+def test_a_parameter_that_no_worker_has_a_gradient_of_has_none():
+    def work(member):
+        member.manual.sum(lambda: member.first(torch.ones(1, 3)).sum().backward())
+        return [each.grad is None for each in member.parameters]
+
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        for absent in pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60):
+            assert absent == [False, False, True, True]
+
+
+def test_a_sum_that_fails_ends_the_training_step_whatever_it_catches():
+    board = Board(2)
+    member = Member(0, board)
+    board.fail = True
+
+    def training_step():
+        member.loop.optim_step_progress.increment_ready()
+        member.second.requires_grad_(False)
+        try:
+            member.backward(torch.ones(4, 3))
+        except Exception:  # noqa: BLE001
+            return "caught"
+
+    member.manual.begin_step()
+    with pytest.raises(WorldBroken):
+        member.manual.run(training_step)
+    member.manual.begin_again()
+    assert member.loop.optim_step_progress.total.ready == 0
+    assert member.second.weight.requires_grad
+
+
+def test_a_backward_pass_past_lightning_is_told():
+    member = Member(0, Board(1))
+    with pytest.raises(UserError, match=r"call self\.manual_backward\(loss\)"):
+        member.manual.run(lambda: member.first(torch.ones(1, 3)).sum().backward())
+    member.manual.close()
+    member.manual.run(lambda: member.first(torch.ones(1, 3)).sum().backward())
+
+
+def test_gradients_between_two_steps_travel():
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    parameters[0].grad = torch.ones(2)
+    sent = Gradients(parameters).state_dict()
+    parameters[0].grad, parameters[1].grad = None, torch.ones(2)
+    Gradients(parameters).load_state_dict(sent)
+    assert parameters[0].grad.tolist() == [1.0, 1.0]
+    assert parameters[1].grad is None
