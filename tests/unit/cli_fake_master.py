@@ -153,6 +153,7 @@ def main() -> int:
     if part == "crashes":
         raise RuntimeError("out of luck")
     if part == "slow":
+        job.journal.touch()  # which is opened before signals are heard
         (job.path / "starting").touch()
         time.sleep(DEADLINE)
     master = FakeMaster(job.name)

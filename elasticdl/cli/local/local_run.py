@@ -55,6 +55,8 @@ def run_job(spec: JobSpec) -> int:
     signals = SignalLog()
     with caught(signals.add), _new_job(spec) as (job, spec):
         _run_master(job, spec, signals)
+        if not (job.master.exists() or job.status.exists()):  # its master had not begun
+            signals.raise_first()
     status = last_status(job)
     if status is None:
         print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
@@ -118,7 +120,8 @@ def require_executable(command: tuple[str, ...]) -> None:
 def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
 
-    If the user is to blame for what is raised within, or the check breaks or is interrupted, all is as it was before.
+    If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, all is as
+    it was before.
     """
     prune_jobs()
     before = JobDir(jobs_root() / spec.job_name)

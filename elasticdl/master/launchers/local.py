@@ -165,7 +165,7 @@ class LocalLauncher:
         folder = None
         try:
             # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
-            folder = tempfile.mkdtemp(prefix=f"{worker_id}-")
+            folder = _temporary_folder(f"{worker_id}-")
             spawning = self._track(self._spawn(worker_id, slot, folder))
             if not await self._started(worker_id, spawning):
                 self._report(_killed_at_start(worker_id))
@@ -175,7 +175,7 @@ class LocalLauncher:
         except _Unwanted:
             exited = _killed_at_start(worker_id)
         except OSError as error:
-            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {error.strerror or error}")
+            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {_what_failed(error)}")
         finally:
             self._starting.pop(worker_id, None)
         await self._free(slot, folder)
@@ -245,6 +245,19 @@ class LocalLauncher:
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, _end_of(log))
+
+
+def _temporary_folder(prefix: str) -> str:
+    try:
+        return tempfile.mkdtemp(prefix=prefix)
+    except FileNotFoundError:  # who tidies up /tmp takes the folder of a job that runs for weeks
+        os.makedirs(tempfile.gettempdir(), mode=0o700)
+        return tempfile.mkdtemp(prefix=prefix)
+
+
+def _what_failed(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _killed_at_start(worker_id: int) -> WorkerExited:
