@@ -44,6 +44,10 @@ class Position:
         """Whether no step is left of the present epoch."""
         return self.order is not None and not self.order.remaining_steps(self.progress, workers)
 
+    def ends_epoch(self, workers: int) -> bool:
+        """Whether the step that was made last is the last of its epoch."""
+        return self.at_end(workers) or (self.batch is not None and self.batch.ends_epoch)
+
     def begin(self, plan: StepPlan, *, settings_changed: bool) -> list[Instruction]:
         """From here on a step may be torn: save what no commit has saved and can't be done again."""
         out: list[Instruction] = []

@@ -42,6 +42,7 @@ class StepPlan:
     batch: int  # samples in the global batch
     after: Progress  # where training stands when this step has been made
     micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
+    ends_epoch: bool = False  # as far as nobody else knows who has the order of samples
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool = True) -> npt.NDArray[np.int64]:

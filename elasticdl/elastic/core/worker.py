@@ -313,7 +313,7 @@ class WorkerCore:
         assert self.position.vote is not None
         out = self.position.step_made()
         self._fruitless = 0
-        ends_epoch = self.position.at_end(self.world.size)
+        ends_epoch = self.position.ends_epoch(self.world.size)
         self.reporting.count(
             self.position.progress, self.position.vote, event.learning_rate, now, ends_epoch=ends_epoch
         )

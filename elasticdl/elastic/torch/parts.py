@@ -33,6 +33,7 @@ class GlobalBatch:
     number: int  # in the epoch, from 0
     position: int
     indices: Sequence[Any]
+    is_last: bool = False  # of the epoch
 
     @property
     def start(self) -> tuple[int, int]:
@@ -95,8 +96,9 @@ class Batches:
     def order_of(self, epoch: int) -> list[GlobalBatch]:
         batches: list[GlobalBatch] = []
         position = 0
-        for number, indices in enumerate(self.loader.batch_sampler or ()):
-            batches.append(GlobalBatch(epoch, number, position, list(indices)))
+        every = list(self.loader.batch_sampler or ())
+        for number, indices in enumerate(every):
+            batches.append(GlobalBatch(epoch, number, position, list(indices), is_last=number == len(every) - 1))
             position += len(batches[-1].indices)
         return batches
 

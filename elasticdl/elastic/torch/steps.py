@@ -76,6 +76,7 @@ class Steps:
         self.is_behind = (
             False  # another worker's state has come, and what the script does has no effect until it stands there
         )
+        self._ended_epoch = -1  # the last one of which this worker has made the last step
         self._load = load
         self._script = script
         self._on_left = on_left
@@ -115,6 +116,7 @@ class Steps:
         try:
             if self.is_reduced:
                 self.job.post(p.On.COMMIT)
+                self.close()
         except WorldChanged as change:
             log.info("%s", change)  # which is part of ending
         try:
@@ -123,6 +125,8 @@ class Steps:
             log.info("leaving: %s", stopped.reason)
             self._on_left()
             return False
+        if self._ended_epoch == self.state.progress.epoch:
+            self.job.post(p.On.EPOCH_ENDED)
         return True
 
     # -- a step --
@@ -182,6 +186,8 @@ class Steps:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
         for given in self.hand:
             given.forget()
+        if self.hand and self.hand[-1].batch.is_last:
+            self._ended_epoch = self.hand[-1].batch.epoch
         self.hand.clear()
         self.is_reduced = False
 

@@ -99,7 +99,8 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
     last = hand[-1].batch
     total = sum(len(given.batch.indices) for given in hand)
     after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
-    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, tuple(given.part.numbers for given in hand))
+    indices = tuple(given.part.numbers for given in hand)
+    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, ends_epoch=last.is_last)
 
 
 class Place:
