@@ -81,6 +81,7 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_streams: bytes = b""
         self._on_sigterm: Any = None
+        self._said = 0  # by the others, in the step in hand, before this worker has come
 
     @property
     def _steps(self) -> Steps:
@@ -152,6 +153,8 @@ class Participant:
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
+        if not steps.hand:
+            self._said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -260,7 +263,7 @@ class Participant:
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if not self._speaks:
+        if not self._speaks or self._was_said():
             return value
         self.job.advance(waiting=True)
         try:
@@ -271,7 +274,7 @@ class Participant:
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
-        if not self._speaks or not torch.is_floating_point(tensor):
+        if not self._speaks or not torch.is_floating_point(tensor) or self._was_said():
             return tensor
         self.job.advance(waiting=True)
         total = tensor.detach().double() / self.job.size
@@ -288,6 +291,16 @@ class Participant:
     @property
     def _speaks(self) -> bool:
         return self._in_step and self.job.size > 1 and not self._steps.is_behind
+
+    def _was_said(self) -> bool:
+        """Whether the others were this far already when their step was torn, of which this worker makes all batches.
+
+        Between two batches of one step there may be a validation, or a callback's decision.
+        """
+        if not self._steps.hand:
+            return False
+        self._steps.place.means += 1
+        return self._steps.place.means <= self._said
 
     # -- the end --
 
@@ -349,6 +362,7 @@ class Participant:
         steps.arrive()
         steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
         self.trainer_state.arrive()
+        self._said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)

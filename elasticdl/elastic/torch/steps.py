@@ -176,6 +176,7 @@ class Steps:
             given.forget()
         self.hand.clear()
         self.is_reduced = False
+        self.place.means = 0
 
     # -- details --
 
