@@ -3,6 +3,7 @@
 import csv
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
+from lightning.fabric import Fabric  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 from lightning.pytorch.utilities.data import has_len_all_ranks  # noqa: E402
@@ -21,8 +28,11 @@ from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
 from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.lightning import participant, strategy  # noqa: E402
+from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
+from elasticdl.elastic.torch.parts import Part  # noqa: E402
 from elasticdl.elastic.torch.steps import Steps  # noqa: E402
+from elasticdl.elastic.torch.view_state import Place  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -239,7 +249,13 @@ class StillModule(Module):
         (Module, None, {"devices": 2}, "devices=2; expected one"),
         (Module, None, {"num_nodes": 2}, "num_nodes=2; leave it out"),
         (Module, None, {"sync_batchnorm": True}, "sync_batchnorm=True needs a process group"),
-        (Module, None, {"val_check_interval": {"minutes": 1}}, "val_check_interval is a time"),
+        pytest.param(
+            Module,
+            None,
+            {"val_check_interval": {"minutes": 1}},
+            "val_check_interval is a time",
+            marks=pytest.mark.skipif(lightning.__version__ < "2.6", reason="Lightning 2.5 has no such thing"),
+        ),
         (Module, DataLoader(Endless()), {}, "an IterableDataset can't be divided"),
         (
             Module,
@@ -286,12 +302,91 @@ def test_a_tuner_tunes_alone_and_is_refused_in_one_line_otherwise(tmp_path, alon
     )
     tuner, module = Tuner(trainer), Sized()
     if alone:
-        assert tuner.scale_batch_size(module, init_val=8, max_trials=2) == module.batch_size == 16
+        found = tuner.scale_batch_size(module, init_val=8, max_trials=2)
+        assert found == module.batch_size == (16 if lightning.__version__ >= "2.6" else 32)  # 2.5 goes one too far
         return
     for tune, callback in ((tuner.scale_batch_size, "BatchSizeFinder"), (tuner.lr_find, "LearningRateFinder")):
         with pytest.raises(UserError, match=f"{callback} trains several times") as refused:
             tune(module)
         assert "\n" not in str(refused.value)
+
+
+def test_a_callback_that_exchanges_schedulers_is_refused_where_workers_may_come_later():
+    class OneSchedule(Module):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit_with(made):
+        trainer = lightning.Trainer(
+            strategy=made,
+            accelerator="cpu",
+            callbacks=[StochasticWeightAveraging(0.1)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            max_epochs=1,
+        )
+        trainer.fit(OneSchedule(), DataLoader(make_data(), batch_size=8))
+
+    with pytest.raises(UserError, match="StochasticWeightAveraging exchanges the scheduler") as refused:
+        fit_with(make_strategy())
+    assert "\n" not in str(refused.value)
+    alone = make_strategy()
+    alone.takes_part_alone = False
+    fit_with(alone)
+
+
+def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_have_decided():
+    """They wait for its gradients, and not for another decision."""
+    asked = []
+
+    def broadcast_bytes(value, name):
+        asked.append(name)
+        return value
+
+    job = SimpleNamespace(
+        size=2, advance=lambda waiting: None, collective=SimpleNamespace(broadcast_bytes=broadcast_bytes)
+    )
+    part = object.__new__(participant.Participant)
+    part.job, part._in_step, part._said = job, True, 2
+    part._begun = SimpleNamespace(hand=["a batch"], is_behind=False, place=Place())
+    decisions = [part.of_first(number) for number in range(3)]
+    assert (decisions, len(asked)) == ([0, 1, 2], 1)
+    part._begun.hand.clear()
+    part.of_first("between two steps")
+    assert len(asked) == 2
+
+
+def test_an_iterator_that_is_not_used_draws_what_torchs_draws():
+    """Lightning 2.5.0 asks for one and then for another where it resumes."""
+
+    class FirstEpoch:
+        job = SimpleNamespace(world=SimpleNamespace(version=0))
+
+        def begin_epoch(self, batches):
+            return batches.order_of(0), 0
+
+        def may_give(self, batch):
+            return True
+
+        def part_of(self, batch):
+            return Part.of(batch, 0, 1)
+
+        def seed_of_processes(self, batch):
+            return 0
+
+        def open_window(self, batch): ...
+
+        def give(self, batch, part): ...
+
+    for workers in (0, 1):
+        seen = []
+        for wrap in (lambda loader: loader, lambda loader: TrainLoader(loader, FirstEpoch(), "test")):
+            torch.manual_seed(3)
+            loader = wrap(DataLoader(range(30), batch_size=30, shuffle=True, num_workers=workers))
+            iter(loader)
+            seen += [next(iter(loader)).tolist()]
+        assert seen[0] == seen[1]
 
 
 def test_it_is_found_by_its_name():
@@ -304,6 +399,14 @@ def test_it_is_found_by_its_name():
     assert trainer.is_global_zero
     assert has_len_all_ranks(DataLoader(make_data()), trainer.strategy)  # before there is a module
     assert isinstance(pickle.loads(pickle.dumps(trainer)).strategy, ours.ElasticStrategy)
+
+
+def test_fabric_is_told_that_the_strategy_is_the_trainers():
+    import elasticdl.elastic.lightning  # noqa: F401
+
+    with pytest.raises(UserError, match="this strategy is for Lightning's Trainer") as refused:
+        Fabric(strategy="elastic", accelerator="cpu", devices=1)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_other_package_has_it_too(tmp_path):

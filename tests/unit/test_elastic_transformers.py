@@ -233,6 +233,13 @@ def test_a_search_is_refused_before_it_trains(tmp_path):
         ours.train()
 
 
+def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tmp_path, monkeypatch):
+    ours = make(Trainer, tmp_path)
+    monkeypatch.delattr(transformers.Trainer, "_run_epoch")
+    with pytest.raises(UserError, match=r"is too old: install 5\.3 or a later version"):
+        ours.train()
+
+
 def test_something_else_is_not_patched():
     with pytest.raises(UserError, match="this is a list; expected a"):
         patch([])

@@ -13,8 +13,10 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch.view import View
+from elasticdl.elastic.torch.view_state import Place
 
 
 def make_data(samples=50):
@@ -405,6 +407,30 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
     assert its_view.finish().progress == view.finish().progress
     for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():
+    steps = Steps.__new__(Steps)
+    steps.hand, steps.place, steps.is_reduced = [], Place(), True
+    steps.place.means = 1
+    steps.close()
+    assert steps.place.state_dict()["means"] == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
+    """torch warns where a scheduler steps, and the optimizer's own step was not called before."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    view._job.session.jobs_place = lambda: (0, 2)
+    for inputs, labels in loader:
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        scheduler.step()
+        break
+    assert view.is_idle
 
 
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():

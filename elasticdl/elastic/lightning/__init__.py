@@ -6,10 +6,11 @@ Started by ``elasticdl run --num_workers 2-4 -- python train.py`` training goes 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,10 +19,20 @@ from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
+from elasticdl.elastic.torch.prepare import tell_in_one_line
 
 __all__ = ["ElasticStrategy"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+FABRICS = ("lightning.fabric", "lightning_fabric")
+
+
+def _refuse_fabric(**_: Any) -> NoReturn:
+    sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
+    raise UserError(
+        "Fabric(strategy='elastic'): this strategy is for Lightning's Trainer; a loop of one's own becomes elastic without Fabric, "
+        "by elasticdl.elastic.torch.prepare(model, optimizer, loader)"
+    )
 
 
 def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
@@ -34,6 +45,10 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
     for package in packages:
         made.append(make_strategy(package, runtime))
         made[-1].register_strategies(importlib.import_module(f"{package}.strategies").StrategyRegistry)
+    for fabric in FABRICS:
+        if fabric in sys.modules:
+            registry = importlib.import_module(f"{fabric}.strategies").STRATEGY_REGISTRY
+            registry.register("elastic", _refuse_fabric, description="refused in one line", override=True)
     return made[0]
 
 

@@ -63,6 +63,7 @@ class Participant:
         self._epoch_streams: bytes = b""
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
+        self._said = 0  # by the others, in the step in hand, before this worker has come
 
     @property
     def is_manual(self) -> bool:
@@ -146,6 +147,8 @@ class Participant:
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
+        if not steps.hand:
+            self._said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -283,7 +286,7 @@ class Participant:
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if not self._speaks:
+        if not self._speaks or self._was_said():
             return value
         self.job.advance(waiting=True)
         try:
@@ -294,7 +297,7 @@ class Participant:
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
-        if not self._speaks or not torch.is_floating_point(tensor):
+        if not self._speaks or not torch.is_floating_point(tensor) or self._was_said():
             return tensor
         self.job.advance(waiting=True)
         total = tensor.detach().double() / self.job.size
@@ -311,6 +314,16 @@ class Participant:
     @property
     def _speaks(self) -> bool:
         return self._in_step and self.job.size > 1 and not self._steps.is_behind
+
+    def _was_said(self) -> bool:
+        """Whether the others were this far already when their step was torn, of which this worker makes all batches.
+
+        Between two batches of one step there may be a validation, or a callback's decision.
+        """
+        if not self._steps.hand:
+            return False
+        self._steps.place.means += 1
+        return self._steps.place.means <= self._said
 
     # -- the end --
 
@@ -374,6 +387,7 @@ class Participant:
         steps.arrive()
         steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
         self.trainer_state.arrive()
+        self._said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)

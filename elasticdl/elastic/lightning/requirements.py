@@ -12,6 +12,7 @@ from elasticdl.elastic.torch.prepare import require_plain
 
 # Callbacks; of either of Lightning's packages.
 TRY_OUT = ("LearningRateFinder", "BatchSizeFinder")
+EXCHANGE_SCHEDULERS = ("StochasticWeightAveraging",)
 
 
 def require_trainer(trainer: Any, who: str) -> None:
@@ -34,7 +35,7 @@ def require_trainer(trainer: Any, who: str) -> None:
 
 def require_one_training(trainer: Any, who: str) -> None:
     """Raises:
-    UserError: a callback, which may be a Tuner's, trains before the training.
+    UserError: a callback, which may be a Tuner's, trains before the training, or changes what newcomers can't be sent.
     """
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
@@ -42,6 +43,11 @@ def require_one_training(trainer: Any, who: str) -> None:
                 raise UserError(
                     f"{who}: {kind.__name__} trains several times, and under `elasticdl run` a script trains once: let the "
                     "script run alone to find the value, and write that into it"
+                )
+            if kind.__name__ in EXCHANGE_SCHEDULERS:
+                raise UserError(
+                    f"{who}: {kind.__name__} exchanges the scheduler while it trains, and a worker that comes later would keep "
+                    "the first one: leave it out under `elasticdl run`"
                 )
 
 

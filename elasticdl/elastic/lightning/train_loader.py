@@ -28,6 +28,7 @@ class TrainLoader:
         self.batches = Batches(loader, who)
         self._loader = loader
         self._participant = participant
+        self._is_unused = False  # the last iterator: no batch was asked of it
 
     def __len__(self) -> int:
         """Batches of an epoch, whatever the number of workers."""
@@ -40,10 +41,16 @@ class TrainLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        # The first versions of Lightning 2.5 ask for two iterators where they resume. With processes that load, torch draws the
+        # order of samples for the first one, too, and otherwise with the first batch.
+        if self._is_unused and self._loader.num_workers:
+            self.batches.order_of(0)
+        self._is_unused = True
         self.batches.draw_seed()
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:
+        self._is_unused = False
         participant = self._participant
         batches, number = participant.begin_epoch(self.batches)
         first, version = 0, -1

@@ -209,7 +209,10 @@ def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
 
     @functools.wraps(own_step)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        return view.step(lambda: own_step(**options), closure)
+        result = view.step(lambda: own_step(**options), closure)
+        # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
+        self._opt_called = True  # type: ignore[attr-defined]
+        return result
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         view.zero_gradients(lambda: own_zero_grad(set_to_none))

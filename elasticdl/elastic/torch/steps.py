@@ -190,6 +190,7 @@ class Steps:
             self._ended_epoch = self.hand[-1].batch.epoch
         self.hand.clear()
         self.is_reduced = False
+        self.place.means = 0
 
     # -- details --
 

@@ -108,7 +108,7 @@ class Place:
 
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
-        self.means = 0  # calls of `View.mean` since the last step
+        self.means = 0  # and what else workers have said to each other, in the step in hand
 
     def note_streams(self, epoch: int, *, since: int) -> None:
         """This epoch begins with the present streams. Those before ``since`` are not needed any more."""

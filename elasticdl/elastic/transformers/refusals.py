@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
@@ -25,6 +26,9 @@ def require_elastic(trainer: Any) -> None:
 
 
 def _reasons(trainer: Any) -> Iterator[str]:
+    if not hasattr(trainer, "_run_epoch"):
+        yield f"transformers {transformers.__version__} is too old: install 5.3 or a later version"
+        return
     args, data = trainer.args, trainer.train_dataset
     if trainer.model is None:  # it is made anew for each of several trainings
         yield SEARCH
