@@ -65,6 +65,28 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
     require_same(read_curve(curve), alone)
 
 
+def test_a_worker_that_is_on_its_way_while_the_others_wait_may_leave(tmp_path):
+    alone = train_alone("plain_classifier.py", tmp_path / "alone", str(EPOCHS))
+    curve, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), str(EPOCHS)]
+    with start(
+        tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
+    ) as job:
+        job.wait_for("40 steps", lambda: len(read_curve(curve)) >= 40)
+        assert run_cli(tmp_path, "scale", "job", "3").returncode == 0
+        joined = job.wait_for_world(size=3)
+        job.signal(joined["members"][2], signal.SIGTERM)
+        job.wait_for("its end", lambda: job.entries("worker_left"))
+        assert job.entries("worker_left")[0]["cause"] == "drained"
+        job.wait_for_world_without(joined["members"][2])
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert joined["world"] not in [pause["world"] for pause in job.entries("pause")]  # it has made no step
+        assert [each["epoch"] for each in job.entries("epoch_finished")] == list(range(EPOCHS))
+    require_same(read_curve(curve), alone)
+
+
 @pytest.mark.parametrize("kind", ["accumulate", "scaled", "compiled"])
 def test_what_peoples_loops_have(tmp_path, kind):
     epochs = {"accumulate": "16", "scaled": "6", "compiled": "6"}[kind]

@@ -105,6 +105,16 @@ class Steps:
             self.state.go_back()
         self._change(lambda: self.job.change_world(self.state, why))
 
+    def may_pass_by(self) -> bool:
+        """Whether this worker, which is behind, goes on to where the job stands, where the others wait for it. If not, it is in
+        another world now; or its process ends, as it is to leave."""
+        core = self.job.session.core
+        if core.stopping is None and not core.broken:
+            return True
+        what = "the world broke" if core.broken else "this worker was told to leave"
+        self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
+        return False
+
     def arrive(self) -> None:
         """The script stands where the job stands: what it has done since another's state came is undone."""
         self.state.go_back()

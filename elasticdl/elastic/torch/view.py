@@ -167,10 +167,9 @@ class View:
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
-                if not self._job.session.core.broken:
+                if steps.may_pass_by():
                     self._from_memory.begin_batch()
                     return False
-                steps.leave(WorldBroken("the world broke while this worker was on its way to where the job stands"))
                 continue
             if steps.is_behind:
                 self._arrive()
