@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.loops.trainers import ALONE, DDP, ELASTIC, TRAINERS, OnStep, Team, Work, prepare_environment
@@ -37,6 +39,8 @@ def main() -> None:
 
     work = Work(args.model, args.samples, workers * worker_batch(args.model), args.folder)
     TRAINERS[trainer](way, work, begin)
+    if dist.is_initialized():  # whose threads, left alone, now and then end the process by an abort
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

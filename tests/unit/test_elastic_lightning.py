@@ -389,6 +389,19 @@ def test_an_iterator_that_is_not_used_draws_what_torchs_draws():
         assert seen[0] == seen[1]
 
 
+def test_a_scheduler_that_is_exchanged_is_one_line(tmp_path):
+    class Exchanges(lightning.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                trainer.lr_scheduler_configs[0].scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizers[0])
+
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 2}
+    trainer = lightning.Trainer(strategy=make_strategy(), accelerator="cpu", callbacks=[Exchanges()], **options)
+    with pytest.raises(UserError, match="a callback has exchanged a scheduler") as refused:
+        trainer.fit(Module(), DataLoader(make_data(), batch_size=8), DataLoader(make_data(20), batch_size=10))
+    assert "\n" not in str(refused.value)
+
+
 def test_it_is_found_by_its_name():
     import elasticdl.elastic.lightning as ours
 

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
+from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
 
 
 class Alone:
@@ -140,6 +141,27 @@ def test_it_resumes_from_a_checkpoint_of_transformers(tmp_path, save, epochs_bef
     assert numbers_of(resumed)[-3:-1] == numbers_of(whole)[-3:-1]
     for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 2}
+    whole = make(Trainer, tmp_path, save)
+    whole.train()
+    latest = max(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    torn = tmp_path / "checkpoint-1000"
+    torn.mkdir()
+    (torn / "config.json").write_text("{}")
+    resumed = make(Trainer, tmp_path, save)
+    resumed.train(resume_from_checkpoint=True)
+    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+    assert to_resume_from(str(torn), "", comes_later=True) == str(latest)
+    assert to_resume_from(str(torn), "", comes_later=False) == str(
+        torn
+    )  # whoever names it is told what is wrong with it
+    assert to_resume_from(str(latest), "", comes_later=True) == str(latest)
+    assert to_resume_from(True, str(tmp_path / "nothing"), comes_later=True) is True
+    assert to_resume_from(None, str(tmp_path), comes_later=True) is None
 
 
 def test_what_is_saved_needs_no_elasticdl(tmp_path):

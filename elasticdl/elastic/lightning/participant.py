@@ -64,6 +64,7 @@ class Participant:
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
         self._said = 0  # by the others, in the step in hand, before this worker has come
+        self._unheard_in = -1  # the world that broke while something was said
 
     @property
     def is_manual(self) -> bool:
@@ -285,27 +286,34 @@ class Participant:
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if not self._speaks or self._was_said():
+        if not self._speaks or self._was_said() or self._unheard_in == self.job.world.version:
             return value
         self.job.advance(waiting=True)
         try:
             return pickle.loads(self.job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
         except WorldBroken as failure:
-            self.job.warn(f"a decision is each worker's own: {failure}")  # the next step mends the world
+            self._fall_silent("a decision", failure)
             return value
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
         if not self._speaks or not torch.is_floating_point(tensor) or self._was_said():
             return tensor
+        if self._unheard_in == self.job.world.version:
+            return tensor
         self.job.advance(waiting=True)
         total = tensor.detach().double() / self.job.size
         try:
             self.job.collective.sum_([total], "elasticdl.mean")
         except WorldBroken as failure:
-            self.job.warn(f"a mean is each worker's own: {failure}")
+            self._fall_silent("a mean", failure)
             return tensor
         return total.to(tensor.dtype)
+
+    def _fall_silent(self, what: str, failure: WorldBroken) -> None:
+        """Until the next step, which mends the world."""
+        self._unheard_in = self.job.world.version
+        self.job.warn(f"{what} is each worker's own: {failure}")
 
     def wait_for_all(self) -> None:
         self.of_first(None)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch.parts import RandomStreams
 
@@ -61,6 +62,7 @@ class TrainerState:
         self._logged = logged
         self._loops = list(_loops_of(trainer.fit_loop))
         self._plain = plain_holders(self._loops)
+        self._schedulers = self._present_schedulers()
         self.generators: list[torch.Tensor] = []
         self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
         self.snapshot = self.take(at_batch=False)
@@ -76,10 +78,22 @@ class TrainerState:
     # -- taking --
 
     def note(self, *, at_batch: bool, epoch: int = 0, number: int = 0, moves: bool = True) -> None:
-        """The trainer stands here from now on. ``moves``: its state may be asked for when it has gone on."""
+        """The trainer stands here from now on. ``moves``: its state may be asked for when it has gone on.
+
+        Raises:
+            UserError: a callback has exchanged what a newcomer is sent the state of.
+        """
+        if at_batch and self._present_schedulers() != self._schedulers:
+            raise UserError(
+                "a callback has exchanged a scheduler while the trainer trains, and a worker that comes later would keep the first "
+                "one: make all schedulers in configure_optimizers"
+            )
         self._noted = None if moves else (at_batch, epoch, number)
         if moves:
             self.snapshot = self.take(at_batch=at_batch, epoch=epoch, number=number)
+
+    def _present_schedulers(self) -> list[int]:
+        return [id(config.scheduler) for config in self._trainer.lr_scheduler_configs]
 
     def take(self, *, at_batch: bool, epoch: int = 0, number: int = 0) -> Snapshot:
         trainer = self._trainer

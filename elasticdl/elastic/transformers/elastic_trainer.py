@@ -17,6 +17,7 @@ from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.torch.prepare import tell_in_one_line
 from elasticdl.elastic.transformers.arguments import follow_rank
+from elasticdl.elastic.transformers.checkpoints import to_resume_from
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
 
@@ -30,6 +31,9 @@ class Elastic:
     _elastic: Participant
 
     # -- the beginning --
+
+    def train(self: Any, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        return super().train(_checkpoint_for(self, resume_from_checkpoint), *args, **kwargs)  # type: ignore[misc]
 
     def _inner_training_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._elastic.has_begun:
@@ -147,6 +151,10 @@ class Elastic:
         raise UserError(f"elastic.transformers: {SEARCH}")
 
 
+def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
+    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
+
+
 def patch(trainer: Any) -> Any:
     """Have this ``transformers.Trainer``, or one of a class derived from it, train elastically. Call it before ``train()``.
 
@@ -177,14 +185,12 @@ def patch(trainer: Any) -> Any:
 class Trainer(transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer``, elastically; its arguments are unchanged."""
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        patch(self)
-        return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)
 
 
 class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # type: ignore[misc]
     """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        patch(self)
-        return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)

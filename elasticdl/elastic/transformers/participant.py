@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import time
 import types
 import zlib
@@ -26,6 +25,7 @@ from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.transformers.checkpoints import is_whole
 from elasticdl.elastic.transformers.place import TrainersPlace, generator_states, set_generator_states
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = zlib.crc32(b"forward")
 
-# The file of a checkpoint that is written last.
-LAST_FILE = "trainer_state.json"
 # Of a worker for the checkpoint that another writes.
 CHECKPOINT_SECONDS = 600.0
 POLL_SECONDS = 0.05
@@ -146,6 +144,11 @@ class Participant:
             return result
 
         optimizer.step = types.MethodType(step, optimizer)
+
+    @property
+    def comes_later(self) -> bool:
+        """The job had trained already when this worker came."""
+        return self._job.session.jobs_place() > (0, 0)
 
     @property
     def _begun(self) -> Steps:
@@ -325,12 +328,12 @@ class Participant:
 
     def leave_to_first(self, folder: str, write: Callable[[], None]) -> None:
         """Another worker writes this checkpoint. If that is lost meanwhile, ``write`` does it, in the world that follows."""
-        self._unwritten = (os.path.join(folder, LAST_FILE), write)
+        self._unwritten = (folder, write)
 
     def await_checkpoint(self, folder: str) -> None:
         """Until it is there, or has not come for long."""
         deadline = time.monotonic() + CHECKPOINT_SECONDS
-        while not os.path.exists(os.path.join(folder, LAST_FILE)) and time.monotonic() < deadline:
+        while not is_whole(folder) and time.monotonic() < deadline:
             self._job.advance(waiting=True)
             if self._job.session.core.broken:
                 self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
@@ -343,8 +346,8 @@ class Participant:
         """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
         if self._unwritten is None:
             return
-        (path, write), self._unwritten = self._unwritten, None
-        if self.is_first and not os.path.exists(path):
+        (folder, write), self._unwritten = self._unwritten, None
+        if self.is_first and not is_whole(folder):
             write()
 
     # -- between steps --
