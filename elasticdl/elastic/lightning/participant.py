@@ -84,6 +84,8 @@ class Participant:
 
     def join(self) -> None:
         """Lightning has restored all that the script asks for; its loops are to run."""
+        if self._begun is not None:
+            return
         trainer = self._trainer
         self.trainer_state = TrainerState(trainer, self._logged)
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
@@ -286,7 +288,7 @@ class Participant:
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if not self._speaks or self._was_said() or self._unheard_in == self.job.world.version:
+        if not self._speaks or self._is_passed_over():
             return value
         self.job.advance(waiting=True)
         try:
@@ -297,9 +299,7 @@ class Participant:
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
-        if not self._speaks or not torch.is_floating_point(tensor) or self._was_said():
-            return tensor
-        if self._unheard_in == self.job.world.version:
+        if not self._speaks or not torch.is_floating_point(tensor) or self._is_passed_over():
             return tensor
         self.job.advance(waiting=True)
         total = tensor.detach().double() / self.job.size
@@ -322,15 +322,15 @@ class Participant:
     def _speaks(self) -> bool:
         return self._in_step and self.job.size > 1 and not self._steps.is_behind
 
-    def _was_said(self) -> bool:
-        """Whether the others were this far already when their step was torn, of which this worker makes all batches.
-
-        Between two batches of one step there may be a validation, or a callback's decision.
+    def _is_passed_over(self) -> bool:
+        """Nobody else says something here: the world has broken, or the others were this far already when their step was torn,
+        of which this worker makes all batches. Between two of these there may be a validation, or a callback's decision.
         """
+        nobody_hears = self._unheard_in == self.job.world.version
         if not self._steps.hand:
-            return False
+            return nobody_hears
         self._steps.place.means += 1
-        return self._steps.place.means <= self._said
+        return nobody_hears or self._steps.place.means <= self._said
 
     # -- the end --
 
