@@ -32,7 +32,7 @@ class Manual:
 
     def __init__(self, trainer: Any, job: ElasticContext) -> None:
         self.optimizers = Optimizers(trainer.optimizers)
-        self.output: Any = None  # of the last training step
+        self._output: Any = None  # of the last training step
         self._job = job
         self._parameters = self.optimizers.parameters
         self._reducers: dict[tuple[bool, ...], GradientReducer] = {}  # by which parameters are trained
@@ -51,11 +51,16 @@ class Manual:
         """
         self._in_step = True
         try:
-            self.output = training_step()
+            self._output = training_step()
         except TornStep as torn:
             raise torn.failure from None
         finally:
             self._in_step = False
+
+    def take_output(self) -> Any:
+        """What the last training step has returned; it is not kept."""
+        output, self._output = self._output, None
+        return output
 
     def close(self) -> None:
         """The parameters are as if they had never been here."""

@@ -221,7 +221,7 @@ class Participant:
         if self._steps.is_reduced:
             manual.optimizers.made()
             self._steps.close()
-        return manual.output
+        return manual.take_output()
 
     def backward(self, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]) -> None:
         """``scaled``: of which ``run`` makes gradients; the loss itself unless there is a GradScaler."""
