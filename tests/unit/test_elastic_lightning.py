@@ -27,7 +27,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
 from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
+from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
 from elasticdl.elastic.lightning import participant, strategy  # noqa: E402
+from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
 from elasticdl.elastic.torch.parts import Part  # noqa: E402
@@ -345,16 +347,40 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         return value
 
     job = SimpleNamespace(
-        size=2, advance=lambda waiting: None, collective=SimpleNamespace(broadcast_bytes=broadcast_bytes)
+        size=2,
+        world=SimpleNamespace(version=3),
+        advance=lambda waiting: None,
+        collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
-    part = object.__new__(participant.Participant)
-    part.job, part._in_step, part._said = job, True, 2
-    part._begun = SimpleNamespace(hand=["a batch"], is_behind=False, place=Place())
-    decisions = [part.of_first(number) for number in range(3)]
-    assert (decisions, len(asked)) == ([0, 1, 2], 1)
-    part._begun.hand.clear()
-    part.of_first("between two steps")
+    decisions = Decisions(job)
+    decisions.said = 2
+    decisions.steps = SimpleNamespace(hand=["a batch"], is_behind=False, place=Place())
+    assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
+    assert len(asked) == 1
+    decisions.steps.hand.clear()
+    decisions.of_first("between two steps")
     assert len(asked) == 2
+
+
+def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
+    def broadcast_bytes(value, name):
+        raise WorldBroken("a worker is lost")
+
+    warnings = []
+    job = SimpleNamespace(
+        size=2,
+        world=SimpleNamespace(version=3),
+        advance=lambda waiting: None,
+        warn=warnings.append,
+        collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
+    )
+    decisions = Decisions(job)
+    decisions.steps = SimpleNamespace(hand=[], is_behind=False, place=Place())
+    assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
+    assert warnings == ["a decision is each worker's own: a worker is lost"]
+    job.world.version = 4
+    decisions.of_first(0)
+    assert len(warnings) == 2
 
 
 def test_an_iterator_that_is_not_used_draws_what_torchs_draws():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
@@ -53,7 +53,7 @@ class Participant:
         self._runtime = runtime
         self._writing = writing
         self._begun: Steps | None = None
-        self._in_step = False  # with the other workers: it calls what they call
+        self.decisions = Decisions(job)
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
         self._given: GivenBatch | None = None
@@ -63,8 +63,6 @@ class Participant:
         self._epoch_streams: bytes = b""
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
-        self._said = 0  # by the others, in the step in hand, before this worker has come
-        self._unheard_in = -1  # the world that broke while something was said
 
     @property
     def is_manual(self) -> bool:
@@ -151,7 +149,7 @@ class Participant:
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
         if not steps.hand:
-            self._said = 0
+            self.decisions.said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -190,7 +188,7 @@ class Participant:
 
     def give(self, batch: GlobalBatch, part: Part) -> None:
         """The script goes on with its part of this batch."""
-        self._in_step = True
+        self.decisions.steps = self._steps
         if not self._steps.hand:
             self._logged.begin_step()
         self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
@@ -284,54 +282,6 @@ class Participant:
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
 
-    # -- what all workers decide together --
-
-    def of_first(self, value: Any) -> Any:
-        """Rank 0's value, on all workers."""
-        if not self._speaks or self._is_passed_over():
-            return value
-        self.job.advance(waiting=True)
-        try:
-            return pickle.loads(self.job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
-        except WorldBroken as failure:
-            self._fall_silent("a decision", failure)
-            return value
-
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over the workers."""
-        if not self._speaks or not torch.is_floating_point(tensor) or self._is_passed_over():
-            return tensor
-        self.job.advance(waiting=True)
-        total = tensor.detach().double() / self.job.size
-        try:
-            self.job.collective.sum_([total], "elasticdl.mean")
-        except WorldBroken as failure:
-            self._fall_silent("a mean", failure)
-            return tensor
-        return total.to(tensor.dtype)
-
-    def _fall_silent(self, what: str, failure: WorldBroken) -> None:
-        """Until the next step, which mends the world."""
-        self._unheard_in = self.job.world.version
-        self.job.warn(f"{what} is each worker's own: {failure}")
-
-    def wait_for_all(self) -> None:
-        self.of_first(None)
-
-    @property
-    def _speaks(self) -> bool:
-        return self._in_step and self.job.size > 1 and not self._steps.is_behind
-
-    def _is_passed_over(self) -> bool:
-        """Nobody else says something here: the world has broken, or the others were this far already when their step was torn,
-        of which this worker makes all batches. Between two of these there may be a validation, or a callback's decision.
-        """
-        nobody_hears = self._unheard_in == self.job.world.version
-        if not self._steps.hand:
-            return nobody_hears
-        self._steps.place.means += 1
-        return nobody_hears or self._steps.place.means <= self._said
-
     # -- the end --
 
     def ended(self) -> None:
@@ -350,7 +300,7 @@ class Participant:
         return cast(FitState, steps.state) if steps.end() else None
 
     def _leave_for_good(self) -> None:
-        self._in_step = False
+        self.decisions.steps = None
         self._writing.stop()
         self._runtime.leave()
 
@@ -394,7 +344,7 @@ class Participant:
         steps.arrive()
         steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
         self.trainer_state.arrive()
-        self._said = steps.place.means
+        self.decisions.said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)

@@ -125,7 +125,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             elif name == READY:
                 participant.keep_sigterm()
             elif name == SAVED:
-                participant.wait_for_all()
+                participant.decisions.of_first(None)  # which waits for all
 
         def on_train_end(self) -> None:
             super().on_train_end()
@@ -233,13 +233,13 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             module = self.lightning_module
             if module._current_fx_name == "training_step" or not module.trainer.training:
                 return tensor
-            return participant.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+            return participant.decisions.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
             return bool(self.broadcast(decision))
 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
-            return obj if self._participant is None else self._participant.of_first(obj)
+            return obj if self._participant is None else self._participant.decisions.of_first(obj)
 
         @classmethod
         def register_strategies(cls, strategy_registry: Any) -> None:

@@ -1,0 +1,65 @@
+"""What workers say to each other between two steps, or between two batches of one: rank 0's decisions, and means."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.steps import Steps
+
+
+class Decisions:
+    """Each is one small collective, which the scripts of all workers call alike."""
+
+    def __init__(self, job: ElasticContext) -> None:
+        self.steps: Steps | None = None  # while this worker calls what the others call
+        self.said = 0  # by the others, in the step in hand, before this worker has come
+        self._job = job
+        self._unheard_in = -1  # the world that broke while something was said
+
+    def of_first(self, value: Any) -> Any:
+        """Rank 0's value, on all workers."""
+        if self._is_passed_over():
+            return value
+        self._job.advance(waiting=True)
+        try:
+            return pickle.loads(self._job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
+        except WorldBroken as failure:
+            self._fall_silent("a decision", failure)
+            return value
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the workers."""
+        if not torch.is_floating_point(tensor) or self._is_passed_over():
+            return tensor
+        self._job.advance(waiting=True)
+        total = tensor.detach().double() / self._job.size
+        try:
+            self._job.collective.sum_([total], "elasticdl.mean")
+        except WorldBroken as failure:
+            self._fall_silent("a mean", failure)
+            return tensor
+        return total.to(tensor.dtype)
+
+    def _fall_silent(self, what: str, failure: WorldBroken) -> None:
+        """Until the next step, which mends the world."""
+        self._unheard_in = self._job.world.version
+        self._job.warn(f"{what} is each worker's own: {failure}")
+
+    def _is_passed_over(self) -> bool:
+        """Nobody else says something here: this worker is alone, or on its way; the world has broken; or the others were this far
+        already when their step was torn, of which this worker makes all batches. Between two of these there may be a
+        validation, or a callback's decision.
+        """
+        steps = self.steps
+        if steps is None or self._job.size == 1 or steps.is_behind:
+            return True
+        nobody_hears = self._unheard_in == self._job.world.version
+        if not steps.hand:
+            return nobody_hears
+        steps.place.means += 1
+        return nobody_hears or steps.place.means <= self.said
