@@ -50,7 +50,7 @@ class SimulatedLauncher:
     async def find(self) -> Sequence[FoundWorker]:
         return ()
 
-    async def launch(self, worker_id: int) -> None:
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
         if self._server is None:
             self._server = await asyncio.start_unix_server(self._serve, self._room.socket)
         if worker_id >= self._room.workers:
@@ -67,6 +67,9 @@ class SimulatedLauncher:
             _tell(host, {"end": worker_id})
         elif worker_id >= self._room.workers:
             self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place"))
+
+    def read_stacks(self, worker_id: int) -> None:
+        """Simulated workers have none."""
 
     async def detach(self) -> None:
         await self.close()

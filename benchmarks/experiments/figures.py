@@ -29,7 +29,16 @@ STYLE: Any = {  # matplotlib names every key in its types
 WIDTH = 6.3  # inches, of a printed page's text
 DPI = 200
 # By lightness first, so that they can be told apart in grey.
-FILLS = (("#1f4e79", ""), ("#9cc3e6", "////"), ("#d9d9d9", "...."))
+FILLS = (
+    ("#1f4e79", ""),
+    ("#9cc3e6", "////"),
+    ("#d9d9d9", "...."),
+    ("#e69f00", ""),
+    ("#f6dfa8", "xxxx"),
+    ("#00725a", ""),
+    ("#8fd3be", "\\\\\\\\"),
+    ("#7a3b69", ""),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Chart:
             axis.set_xlim(0, last * 1.02)
         axes[-1].set_xlabel("time in seconds")
         handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper right", ncols=len(names))
+        figure.legend(handles, names, loc="outside upper right", ncols=min(4, len(names)))
         return figure
 
     def _draw_panel(self, axis: Any, panel: Panel, last: float) -> None:

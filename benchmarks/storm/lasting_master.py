@@ -25,7 +25,7 @@ from pathlib import Path
 import grpc
 
 from elasticdl.common.credentials import Role, TlsFolder, Token
-from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.environment import LOOPBACK, STACKS, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.common.spec import JobSpec
@@ -34,6 +34,7 @@ from elasticdl.master.core.events import Event, FoundWorker, WorkerExited, Worke
 from elasticdl.master.core.instructions import EndJob
 from elasticdl.master.core.snapshot import Snapshot
 from elasticdl.master.launchers.base import Launcher, Report
+from elasticdl.master.launchers.hung_process import look_at
 from elasticdl.master.launchers.local import judge_exit
 from elasticdl.master.service.access import Context, TlsAccess, TokenAccess
 from elasticdl.master.service.serve import EXIT_CODES, Platform, serve
@@ -92,6 +93,9 @@ class WorkerFolder:
         temporary.mkdir()
         return str(self._path / str(worker_id)), temporary
 
+    def dump_of(self, worker_id: int) -> Path:
+        return self._path / f"{worker_id}.tmp" / "elasticdl-stacks"
+
     def take_code(self, worker_id: int) -> int:
         """The exit code of a worker that has ended; nothing of it is kept."""
         code_file = self._path / f"{worker_id}.code"
@@ -122,7 +126,7 @@ class LastingLauncher:
             asyncio.get_running_loop().call_soon(self._watch, worker_id, placed)
         return [FoundWorker(worker_id, placed.host.address, placed.pid) for worker_id, placed in there.items()]
 
-    async def launch(self, worker_id: int) -> None:
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
         busy = Counter(placed.host for placed in self._running.values())
         host = min(self._hosts, key=lambda each: busy[each])
         environment = WorkerEnvironment(
@@ -141,7 +145,12 @@ class LastingLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **environment.to_env(), "TMPDIR": str(temporary)},
+                env={
+                    **os.environ,
+                    **environment.to_env(),
+                    "TMPDIR": str(temporary),
+                    STACKS: str(self._folder.dump_of(worker_id)),
+                },
                 start_new_session=True,
             )
         placed = Placed(child.pid, host)
@@ -153,6 +162,10 @@ class LastingLauncher:
 
     def kill(self, worker_id: int) -> None:
         self._signal(worker_id, signal.SIGKILL)
+
+    def read_stacks(self, worker_id: int) -> None:
+        if placed := self._running.get(worker_id):
+            self._report(look_at(worker_id, placed.pid, self._folder.dump_of(worker_id)))
 
     async def close(self) -> None:
         for worker_id in self._running:

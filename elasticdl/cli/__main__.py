@@ -21,7 +21,7 @@ from elasticdl.cli.parsing import Commands
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.errors import ElasticDLError, UserError
 
-_START, _JOBS, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "zoo_image"))
+_START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
 TABLE = {
     "train": (_START, "train a model-zoo module on workers that may come and go"),
     "run": (_START, "run your own training script on workers that may come and go"),
@@ -29,6 +29,8 @@ TABLE = {
     "scale": (_JOBS, "change the number of workers of a running job"),
     "logs": (_JOBS, "show the logs of a job's master and workers"),
     "events": (_JOBS, "show what happened in a job: worlds, pauses, evaluations, checkpoints"),
+    "report": (_LOOK, "write a job's history, and where its time went, as one HTML file"),
+    "dashboard": (_LOOK, "the same live, in a browser on this machine, for all jobs"),
     "stop": (_JOBS, "stop a running job"),
     "delete": (_JOBS, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),

@@ -17,6 +17,15 @@ from elasticdl.proto import elasticdl_pb2 as pb
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
+class JournalFeed(Protocol):
+    """A journal as it grows, to be closed. No method waits, or raises."""
+
+    def read(self) -> tuple[bool, list[str]]:
+        """What has come since the last call, a part of it if it is much; and whether the journal begins anew with it."""
+
+    def close(self) -> None: ...
+
+
 class JobHandle(Protocol):
     """Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers."""
 
@@ -40,6 +49,9 @@ class JobHandle(Protocol):
         """A client of its master, which must run."""
 
     def journal(self, *, follow: bool) -> Lines: ...
+
+    def feed(self) -> JournalFeed:
+        """Its journal as it grows, for somebody who must not wait."""
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""

@@ -48,7 +48,7 @@ def spec_options(groups: Groups) -> list[Option]:
             if field.annotation is bool:
                 made.append(Switch(name, section, text))
             else:
-                made.append(Option([*flags, name], section, metavar=_metavar(field.annotation), help=text))
+                made.append(Option([*flags, name], section, metavar=_metavar(field), help=text))
     return made
 
 
@@ -59,10 +59,15 @@ def _help(name: str, field: Any) -> str:
     return f"{field.description} (default: {field.default})" if shown else str(field.description)
 
 
-def _metavar(annotation: Any) -> str:
+def _metavar(field: Any) -> str:
+    annotation = field.annotation
+    if any(getattr(rule, "le", None) == 1 for rule in field.metadata):
+        return "PART"
     kinds = (annotation,) if typing.get_origin(annotation) is Literal else typing.get_args(annotation) or (annotation,)
     if typing.get_origin(kinds[0]) is Literal:
         return "|".join(typing.get_args(kinds[0]))
+    if float in kinds and len(kinds) > 1:  # or a word
+        return "|".join(["SECONDS", *typing.get_args(kinds[1])])
     names = {int: "N", float: "SECONDS", WorkerRange: "N|MIN-MAX"}
     return next((names[kind] for kind in kinds if kind in names), "TEXT")
 

@@ -148,7 +148,8 @@ class Commands(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS]", prefix="usage: ")
-        commands = "".join(f"  {name:8}{text}\n" for name, (_, text) in self._table.items())
+        width = max(8, *(len(name) + 1 for name in self._table))
+        commands = "".join(f"  {name:{width}}{text}\n" for name, (_, text) in self._table.items())
         formatter.write(f"\n{commands}\n`{ctx.command_path} COMMAND --help` shows the options of a command.\n")
 
 

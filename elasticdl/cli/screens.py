@@ -104,6 +104,7 @@ def render(status: pb.JobStatus, age: float) -> Panel:
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
+    parts += [Text(said, style="dim") for said in wording.scaling_lines(status)]
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
@@ -116,7 +117,7 @@ def workers_table(status: pb.JobStatus) -> Table:
     training = {worker.worker_id for worker in wording.members(status)}
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
-        table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(worker.reason))
+        table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(wording.why(worker)))
     by = f", gradients by {status.collective}" if status.collective else ""
     table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train{by}"
     table.caption_justify = "left"

@@ -65,6 +65,11 @@ def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
     return lines
 
 
+def scaling_lines(status: pb.JobStatus) -> list[str]:
+    """How the job scales, and what follows from it."""
+    return [f"scaling: {said}" for said in (status.advice, status.decision) if said]
+
+
 def wanted_workers(status: pb.JobStatus) -> str:
     if status.min_workers == status.max_workers:
         return str(status.min_workers)
@@ -88,9 +93,15 @@ def progress_line(status: pb.JobStatus) -> str:
     return ", ".join(parts)
 
 
+def why(worker: pb.WorkerStatus) -> str:
+    """Why it is in its state; before that what is the matter with it."""
+    return "; ".join(filter(None, (worker.remark, worker.reason)))
+
+
 # The entries that somebody who watches a job wants to see go by.
 _NEWS = {
     "world_formed": "world {world}: {who} from step {step}: {reason}",
+    "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {place}",
     "worker_left": "worker {worker} left: {reason}",
     "evaluation": "evaluation at step {step}: {measured}",
     "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
@@ -98,8 +109,12 @@ _NEWS = {
     "checkpoint_failed": "warning: no checkpoint at step {step}: {reason}",
     "resumed": "resumed at step {step} from {path}",
     "exported": "model written to {path}",
+    "worker_slow": "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it",
+    "worker_recovered": "worker {worker} is no longer slow",
     "warning": "warning: {message}",
     "scale_requested": "asked for {workers} workers",
+    "advice": "scaling: {text}",
+    "decision": "scaling: {reason}",
 }
 
 
@@ -112,17 +127,27 @@ def news(entry: Entry) -> str | None:
     said = {
         "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
         "measured": metrics_text(entry.get("metrics", {})),
+        "place": _place(entry.get("where") or "an unknown place: no stack could be had"),
         "counted": entry.get("epoch", 0) + 1,
         "loss": _number(entry.get("loss")),
     }
     return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
 
 
+def _place(where: str) -> str:
+    """What is known may be no place but why the process can't run."""
+    return where if re.match(r"(does not run|its )", where) else f"at {where}"
+
+
+_NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs
+
+
 def event_line(entry: Entry) -> str:
     """A journal entry for a person: time, event, fields."""
     moment = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in ("time", "event"))
-    return f"{moment}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+    fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
+    head = f"{moment}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+    return "\n".join([head, *(f"{'':25}  {line}" for line in entry.get("stack", ()))])
 
 
 def _value(value: object) -> str:

@@ -32,6 +32,8 @@ POD_UID = "ELASTICDL_POD_UID"
 SHARED_GPU = "ELASTICDL_SHARED_GPU"
 # Seconds that a worker does without a master, one that is starting included, before it gives up.
 MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
+# File that takes the stacks of a worker in which no Python code can run; without it they go to its stderr.
+STACKS = "ELASTICDL_STACKS"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -83,10 +84,14 @@ class JobDir:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part."""
+    """Write a file so that a reader sees the old text or the new, never a part. If it fails, nothing is left behind."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(path)
+    scratch.unlink(missing_ok=True)
+    with contextlib.ExitStack() as undo:
+        with scratch.open("x", encoding="utf-8") as file:  # in a folder of many, never through somebody else's link
+            undo.callback(scratch.unlink, missing_ok=True)
+            file.write(text)
+        scratch.replace(path)
 
 
 def jobs_root() -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,32 @@ EVENTS = {
     "worker_started": "worker, host, pid",
     "worker_ready": "worker: warm, waiting to be let in",
     "worker_draining": "worker, reason: told to leave, or leaving by itself",
+    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|not connected|...), seconds, where (as in train.py:31 in load), stack (lines)",
     "worker_left": "worker, cause, reason, code: its process is gone",
     "change_announced": "world, reason: members will leave the world after their step",
     "world_broken": "world, reason: a member is gone; the others leave the world at once",
     "world_formed": "world, members (worker ids in rank order), step, reason, seconds since forming began",
     "pause": "world, worker, kind (grow|shrink|failure), notice, drain, rendezvous, init, sync, first_step, total, steps_torn",
-    "evaluation": "step, epoch, samples, metrics",
-    "checkpoint": "step, path, seconds",
+    "evaluation": "step, epoch, samples, metrics, seconds",
+    "checkpoint": "step, path, seconds to write it, held (seconds of these, and of copying, that training stood still)",
     "checkpoint_failed": "step, path, reason",
     "collective": "engine (horovod|torch): what sums gradients over workers",
     "resumed": "step, epoch, samples, path",
     "exported": "path",
+    "worker_slow": "worker, host, phase (data|compute|update), factor (of the median worker's), seconds (a step, by which the others wait)",
+    "worker_recovered": "worker: no longer slow",
     "warning": "message",
     "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them)",
     "scale_requested": "workers",
+    "advice": "text, curve [{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]",
+    "decision": "workers (that the job wants from now on), reason",
     "stop_requested": "reason, checkpoint",
     "phase": "phase, reason",
+    "steps": "step (the last), world, steps, samples, loss (mean over samples), learning_rate, seconds, again (how many of them "
+    "were made before), waited (seconds a step that members waited for others, mean), slowest (of these, those for the slowest)",
     "job_finished": "phase, reason, steps, epochs, samples, metrics",
 }
+STEPS = "steps"
 
 
 def dump_entry(entry: Entry) -> str:
@@ -64,3 +72,42 @@ def read_journal(path: Path) -> Iterator[Entry]:
         for line in lines:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+def join_steps(first: Entry, second: Entry) -> Entry:
+    """One `STEPS` entry that says what two of one world say, the second being the later."""
+    steps, samples = first["steps"] + second["steps"], first["samples"] + second["samples"]
+
+    def mean(name: str, by: str, over: float) -> float | None:
+        values = [entry[name] for entry in (first, second)]
+        if None in values:  # a loss that is no number
+            return None
+        joined: float = (values[0] * first[by] + values[1] * second[by]) / over if over else values[1]
+        return joined
+
+    return {
+        **second,
+        **{name: first[name] + second[name] for name in ("steps", "samples", "seconds", "again")},
+        "loss": mean("loss", "samples", samples),
+        **{name: mean(name, "steps", steps) for name in ("waited", "slowest")},
+    }
+
+
+def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
+    """Lines of a journal in which up to ``bunch`` entries on steps of one world, one after the other, are made one."""
+    kept: Entry | None = None
+    size = 0
+    for line in lines:
+        entry = json.loads(line)
+        if entry["event"] != STEPS:
+            if kept is not None and "world" in entry["event"]:
+                yield dump_entry(kept) + "\n"
+                kept = None
+            yield line
+            continue
+        if kept is not None and (size >= bunch or kept["world"] != entry["world"]):
+            yield dump_entry(kept) + "\n"
+            kept = None
+        kept, size = (entry, 1) if kept is None else (join_steps(kept, entry), size + 1)
+    if kept is not None:
+        yield dump_entry(kept) + "\n"

@@ -30,3 +30,30 @@ class StepReport:
     world_version: int
     total_samples: int  # since the first step of the model
     ends_epoch: bool
+    gradient_variance: float = 0.0  # `elasticdl.elastic.core.vote.GradientNoise`; both 0 if not measured
+    gradient_square: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one worker's steps went into, seconds a step: medians over its last steps in the present world."""
+
+    steps: int  # of which these are the medians
+    data: float
+    compute: float
+    wait: float  # for the others and for the sum itself
+    update: float  # the optimizer, and the script between two steps
+    samples: float  # of this worker, a step
+
+    @property
+    def busy(self) -> float:
+        return self.data + self.compute + self.update
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds a step over the members of a world; all zero while nothing is known."""
+
+    busy: float = 0.0  # mean over the members
+    waited: float = 0.0  # likewise
+    least_waited: float = 0.0  # by the member for which the others wait: what the sum itself takes at most

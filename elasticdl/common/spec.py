@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
@@ -194,6 +194,10 @@ class JobOptions(OptionGroup):
     """name of the job: up to 53 lower-case letters, digits and dashes; made up if not given"""
     num_workers: Workers = WorkerRange(minimum=1, maximum=1)
     """number of workers, or MIN-MAX to grow and shrink within"""
+    scale_policy: Literal["all", "efficiency"] = "all"
+    """how many of --num_workers to have: all that there are, or the most that pay, by --min_efficiency"""
+    min_efficiency: float = Field(0.6, gt=0, le=1)
+    """with --scale_policy efficiency: least part of one worker's work alone that each worker has to do"""
     collective: Literal["auto", "horovod", "torch"] = "auto"
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
     slots: int = Field(0, ge=0)
@@ -202,6 +206,28 @@ class JobOptions(OptionGroup):
     """how workers of this machine start: forked from a process that has imported the framework already, where that is safe, or anew"""
     port: int = Field(0, ge=0, le=65535)
     """port of the master; 0: any free one"""
+
+    @model_validator(mode="after")
+    def _efficiency_is_wanted(self) -> Self:
+        if self.scale_policy == "all" and self.min_efficiency != 0.6:
+            raise ValueError("--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out")
+        return self
+
+
+AUTO: Final = "auto"
+
+
+def parse_limit(value: object) -> object:
+    """Accept ``auto`` and a number of seconds, also as text."""
+    if value == AUTO:
+        return value
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is neither a number of seconds nor {AUTO}") from None
+    if isinstance(value, bool) or not seconds > 0:
+        raise ValueError(f"{value!r} must be above 0, or {AUTO}")
+    return seconds
 
 
 class TimingOptions(OptionGroup):
@@ -213,8 +239,10 @@ class TimingOptions(OptionGroup):
     """a worker that is not ready this long after its start is given up and replaced"""
     heartbeat_timeout: float = Field(10.0, gt=0)
     """a worker silent for this long is taken to be frozen or cut off, and replaced"""
-    progress_timeout: float = Field(300.0, gt=0)
-    """a worker that makes no progress for this long is taken to be stuck, and replaced"""
+    progress_timeout: Annotated[float | Literal["auto"], BeforeValidator(parse_limit)] = AUTO
+    """a worker that makes no progress for this long is taken to be stuck, and replaced; auto: 300, later by what the job's own steps, evaluations and checkpoints take"""
+    replace_slow: bool = False
+    """a worker that has been slower than the others for a while, and holds them up, is replaced"""
     stop_grace: float = Field(30.0, gt=0)
     """time for workers to leave by themselves, and write a last checkpoint, before they are killed"""
 
@@ -240,6 +268,9 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
 Resources = Annotated[str, _kept(quantities.parse_resources)]
 Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
 Namespace = Annotated[
+    str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
+]
+ShareQueue = Annotated[
     str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
 ]
 OnlyNever = Annotated[str, _matching("Never", "Never: the master itself replaces workers that are gone")]
@@ -298,6 +329,8 @@ class KubernetesOptions(OptionGroup):
     """train with all workers or none; --num_workers must be one number then"""
     queue: Annotated[str, _kept(quantities.parse_queue)] = ""
     """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
+    share_queue: ShareQueue = ""
+    """jobs of this name in one namespace share what they get: each worker is where it helps most; with --num_workers MIN-MAX"""
     elastic: bool = False
     """label the pods `elastic: "true"`, as Run:AI does"""
 
@@ -308,6 +341,14 @@ class KubernetesOptions(OptionGroup):
                 raise ValueError(
                     f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_alone(self) -> Self:
+        if self.share_queue and self.gang:
+            raise ValueError(
+                "--share_queue gives workers to other jobs, and --gang trains with all or none: leave one out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -43,6 +43,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "Job": ("/apis/batch/v1", "jobs"),
     "Role": (_RBAC, "roles"),
     "RoleBinding": (_RBAC, "role bindings"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),
 }
 
@@ -116,9 +117,12 @@ class Client:
     def delete_all(self, kind: str, grace: int, **selection: str) -> None:
         self._ask("delete", kind, query={"grace_period_seconds": grace, **selection})
 
-    def log(self, pod: str, *, follow: bool = False) -> urllib3.BaseHTTPResponse:
-        """The bytes of a pod's log, to be read as they come, and closed."""
-        path, query = path_of("Pod", self.namespace, pod, "log"), {"container": CONTAINER, "follow": follow}
+    def log(self, pod: str, *, follow: bool = False, tail: int | None = None) -> urllib3.BaseHTTPResponse:
+        """The bytes of a pod's log, to be read as they come, and closed. ``tail``: only so many last lines."""
+        path = path_of("Pod", self.namespace, pod, "log")
+        query: dict[str, object] = {"container": CONTAINER, "follow": follow}
+        if tail is not None:
+            query["tail_lines"] = tail
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 

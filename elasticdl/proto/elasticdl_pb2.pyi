@@ -48,16 +48,36 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("world_version", "step", "progress", "waiting")
+    __slots__ = ("world_version", "step", "progress", "waiting", "times", "ending")
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     world_version: int
     step: int
     progress: int
     waiting: bool
-    def __init__(self, world_version: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
+    times: StepTimes
+    ending: bool
+    def __init__(self, world_version: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[int] = ..., waiting: _Optional[bool] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., ending: _Optional[bool] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("steps", "data", "compute", "wait", "update", "samples")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    data: float
+    compute: float
+    wait: float
+    update: float
+    samples: float
+    def __init__(self, steps: _Optional[int] = ..., data: _Optional[float] = ..., compute: _Optional[float] = ..., wait: _Optional[float] = ..., update: _Optional[float] = ..., samples: _Optional[float] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("left_world", "step", "has_state", "broken", "reason", "epoch", "synced_in")
@@ -108,7 +128,7 @@ class Progress(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch")
+    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch", "gradient_variance", "gradient_square")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +138,8 @@ class StepReport(_message.Message):
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ENDS_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SQUARE_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     loss: float
@@ -127,7 +149,9 @@ class StepReport(_message.Message):
     world_version: int
     total_samples: int
     ends_epoch: bool
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ...) -> None: ...
+    gradient_variance: float
+    gradient_square: float
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., gradient_variance: _Optional[float] = ..., gradient_square: _Optional[float] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")
@@ -199,7 +223,7 @@ class Notice(_message.Message):
     def __init__(self, event: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken")
+    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken", "learnt")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +233,7 @@ class MasterMessage(_message.Message):
     STOP_WORK_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
     LAST_WORD_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    LEARNT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     change: Change
     broken: Broken
@@ -218,25 +243,34 @@ class MasterMessage(_message.Message):
     stop_work: StopWork
     dump_stacks: DumpStacks
     last_word_taken: LastWordTaken
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ...) -> None: ...
+    learnt: Learnt
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ...) -> None: ...
+
+class Learnt(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
 
 class LastWordTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps")
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt")
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LEARNT_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
     generation: int
     epoch: int
     epoch_steps: int
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ...) -> None: ...
+    learnt: str
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")
@@ -315,23 +349,25 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "state", "rank", "host", "pid", "reason")
+    __slots__ = ("worker_id", "state", "rank", "host", "pid", "reason", "remark")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     state: str
     rank: int
     host: str
     pid: int
     reason: str
-    def __init__(self, worker_id: _Optional[int] = ..., state: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    remark: str
+    def __init__(self, worker_id: _Optional[int] = ..., state: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ..., remark: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples", "collective")
+    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples", "collective", "advice", "decision")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +395,8 @@ class JobStatus(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     phase: str
     reason: str
@@ -379,7 +417,9 @@ class JobStatus(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     samples: int
     collective: str
-    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ...) -> None: ...
+    advice: str
+    decision: str
+    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ..., advice: _Optional[str] = ..., decision: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)

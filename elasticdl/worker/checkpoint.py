@@ -182,15 +182,20 @@ class CheckpointWriter:
         self._under_way = 0  # step
         self.written = 0  # step of the newest one that is whole
 
-    def begin(self, step: int, copy: Copy) -> bool:
-        """Copy the state and write the copy in the background. False: left out, as the last one is not done."""
+    def begin(self, step: int, copy: Copy, *, awaited: bool = False) -> bool:
+        """Copy the state and write the copy in the background. False: left out, as the last one is not done.
+
+        ``awaited``: nothing else is done meanwhile, so that writing holds training up as copying does.
+        """
         if step in (self.written, self._under_way):
             return True  # training has come back to this step after a change of workers
         if self._thread is not None and self._thread.is_alive():
             log.warning("checkpoint of step %d left out: that of step %d is still being written", step, self._under_way)
             return False
         self._under_way = step
-        work = functools.partial(self._write, step, copy())
+        began = time.monotonic()
+        dump = copy()
+        work = functools.partial(self._write, step, dump, time.monotonic() - began, awaited)
         self._thread = threading.Thread(target=work, name="elasticdl-checkpoint", daemon=True)
         self._thread.start()
         return True
@@ -210,10 +215,10 @@ class CheckpointWriter:
         """See to it that the state of this step, the last, is written; waits for it."""
         if self.wait(deadline, tick) and self.written != step:
             self._under_way = 0  # if it has been tried, that has failed
-            self.begin(step, copy)
+            self.begin(step, copy, awaited=True)
             self.wait(deadline, tick)
 
-    def _write(self, step: int, dump: Dump) -> None:
+    def _write(self, step: int, dump: Dump, held: float, awaited: bool) -> None:
         path = self._store.path(step)
         began = time.monotonic()
         try:
@@ -225,4 +230,4 @@ class CheckpointWriter:
         self.written = step
         seconds = time.monotonic() - began
         log.info("checkpoint %s written in %.2f s", path, seconds)
-        self._session.notify("checkpoint", step=step, path=path, seconds=seconds)
+        self._session.notify("checkpoint", step=step, path=path, seconds=seconds, held=held + awaited * seconds)

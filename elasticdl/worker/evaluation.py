@@ -21,6 +21,7 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Bytes
 from elasticdl.elastic.core.batch_plan import worker_slices
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.context import JobContext
 
 Array = npt.NDArray[Any]
@@ -72,16 +73,18 @@ class Evaluator(ABC):
         loss_sum, columns, like = self._run([np.arange(cut.start, cut.stop) for cut in cuts], tell)
         file = io.BytesIO()
         pickle.dump((loss_sum, columns), file)
-        self.context.advance(waiting=True)
+        self.context.advance(Activity.WAIT)
         packed = collective.gather(np.frombuffer(file.getbuffer(), np.uint8), "elasticdl.evaluation")
         metrics: dict[str, float] = {}
         if world.rank == 0:
+            self.context.advance(Activity.ALIVE)  # the metrics are the user's, and the others wait for them
             loss, columns = _unpacked(packed)
             del packed
             outputs, labels = self._join(columns, like)
             metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
+            self.context.advance(Activity.WAIT)
         received = collective.broadcast_bytes(json.dumps(metrics).encode(), "elasticdl.evaluation.metrics")
-        self.context.advance(waiting=False)
+        self.context.advance(Activity.ALIVE)
         return Evaluation(samples, json.loads(received))
 
     # -- what differs between frameworks --
@@ -112,7 +115,7 @@ class Evaluator(ABC):
         loss_sum, seen, like = 0.0, 0, None
         with closing(self._fetch(batches)) as loaded:
             for number, (batch, (inputs, labels)) in enumerate(zip(batches, loaded, strict=True)):
-                self.context.advance(waiting=False)
+                self.context.advance(Activity.ALIVE)
                 tell("on_test_batch_begin", number, {})
                 like, loss = self._test(inputs, labels, len(batch))
                 tested.append(self._flatten(like))

@@ -21,6 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callbacks, plain_data
 from elasticdl.elastic.keras.backend import require_backend
@@ -133,7 +134,10 @@ class KerasLearner(Learner):
         self._keras_callbacks.enter(world)
 
     def agree(self, *, entering: bool) -> bool:
-        return self._keras_callbacks.agree(self._context.collective, entering=entering)
+        self._context.advance(Activity.WAIT)
+        agreed = self._keras_callbacks.agree(self._context.collective, entering=entering)
+        self._context.advance(Activity.UPDATE)
+        return agreed
 
     def complete(self) -> None:
         self._keras_callbacks.end()

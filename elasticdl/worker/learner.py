@@ -85,6 +85,7 @@ class Learner(ABC):
         self._context = context
         self._model = model
         self.ledger = Ledger()
+        self.learnt = ""  # of how the job scales, by the checkpoint that was loaded
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
 
@@ -110,6 +111,7 @@ class Learner(ABC):
             "state": codec.copy(self.state.state_dict()),
             "origin": self._origin,
             "extra": codec.copy(self._extra()),
+            "learnt": self._context.session.learnt,
         }
         return lambda file: codec.write(copied, file)
 
@@ -168,6 +170,7 @@ class Learner(ABC):
         except ValueError as error:
             raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
         self._load_extra(loaded.get("extra", {}))
+        self.learnt = str(loaded.get("learnt", ""))
 
     # -- what differs between frameworks --
 

@@ -15,6 +15,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.epochs import EpochDriver
@@ -41,6 +42,7 @@ class Trainer(EpochDriver[Ledger]):
         self._begun = False
         self._begun_epoch = self._ended_epoch = -1
         self._told_step = self._reported_step = 0
+        self._evaluation_seconds = 0.0  # that the last one took; no part of the state, which all members share
         if self._checkpoints is not None:
             context.handover = None
 
@@ -81,7 +83,8 @@ class Trainer(EpochDriver[Ledger]):
         progress = self.state.progress
         epoch = progress.epoch + self._sampler.at_end
         log.info("resumed from %s: epoch %d, step %d", found.path, epoch, found.step)
-        self._context.session.notify("resumed", step=found.step, epoch=epoch, samples=progress.samples, path=found.path)
+        where = {"step": found.step, "epoch": epoch, "samples": progress.samples, "path": found.path}
+        self._context.session.notify("resumed", **where, learnt=self._learner.learnt)
         if self._total_steps(world.size) <= found.step:
             self._context.warn(
                 f"the training in --checkpoint_dir is complete (epoch {epoch}, step {found.step}), nothing is left to do: "
@@ -148,8 +151,9 @@ class Trainer(EpochDriver[Ledger]):
             path = export(Path(self._spec.output), self._learner.save_model)
             self._context.session.notify("exported", path=str(path))
         # If rank 0 dies at this, the others must still be there to do it.
-        self._context.advance(waiting=True)
+        self._context.advance(Activity.WAIT)
         self._context.collective.barrier("elasticdl.complete")
+        self._context.advance(Activity.UPDATE)
         self._report_evaluation()
         self._call("on_train_end")
 
@@ -159,12 +163,14 @@ class Trainer(EpochDriver[Ledger]):
         step = self.state.step
         if self._ledger.evaluated_step >= step:
             return
+        began = time.monotonic()
         evaluation = self._learner.evaluate()
         self._context.post(p.On.CLOCK_RESUMED)
         if evaluation is None:
             return
         epoch = self.state.progress.epoch
         self._ledger.evaluation = {"step": step, "epoch": epoch, **asdict(evaluation)}
+        self._evaluation_seconds = time.monotonic() - began
         if self._told_step < step:
             self._told_step = step
             self._call("on_evaluation_end", evaluation.metrics)
@@ -178,7 +184,7 @@ class Trainer(EpochDriver[Ledger]):
         if self._context.rank == 0:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in evaluation["metrics"].items())
             log.info("evaluation at step %d on %d samples: %s", evaluation["step"], evaluation["samples"], numbers)
-            self._context.session.notify("evaluation", **evaluation)
+            self._context.session.notify("evaluation", **evaluation, seconds=self._evaluation_seconds)
 
     def _checkpoint(self) -> None:
         ledger, step = self._ledger, self.state.step
@@ -191,7 +197,7 @@ class Trainer(EpochDriver[Ledger]):
     def _finish_checkpoint(self, seconds: float) -> None:
         if self._checkpoints is not None:
             self._ledger.checkpointed_step = self.state.step
-            alive = functools.partial(self._context.advance, waiting=False)
+            alive = functools.partial(self._context.advance, Activity.ALIVE)
             self._checkpoints.finish(self.state.step, self._learner.copy, time.monotonic() + seconds, alive)
 
     def _call(self, hook: str, *arguments: Any) -> None:

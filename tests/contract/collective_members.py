@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.elastic.collectives import torch_distributed
-from elasticdl.elastic.collectives.port import Endpoint
+from elasticdl.elastic.collectives.port import Endpoint, Operations
 from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
@@ -118,6 +118,9 @@ class Program:
         tensor = torch.from_numpy(array.copy())
         self.collective.sum_([tensor], name)
         return tensor.numpy()
+
+    def do_last_operations(self) -> Operations:
+        return self.collective.last_operations()
 
     def do_sum_tensors(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Of TensorFlow's own."""

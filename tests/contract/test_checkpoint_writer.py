@@ -77,6 +77,19 @@ def test_says_when_a_checkpoint_is_whole(writer, store, listener):
     assert fields["seconds"] >= 0
 
 
+def test_only_what_nothing_else_is_done_in_holds_training_up(writer, listener):
+    def slow():
+        time.sleep(0.05)
+        return lambda file: time.sleep(0.6)
+
+    writer.begin(1, slow)
+    writer.wait(soon())
+    writer.finish(2, slow, soon())
+    beside, alone = (fields for _, fields in listener.said)
+    assert 0.05 <= beside["held"] < 0.6 <= beside["seconds"]
+    assert alone["held"] >= 0.65
+
+
 def test_leaves_one_out_while_another_is_being_written(writer, store, listener):
     slow = Slow()
     assert writer.begin(1, slow)

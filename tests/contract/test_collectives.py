@@ -106,6 +106,18 @@ def test_one_rank_alone_gets_what_rank_0_sends(group: Group, length: int) -> Non
 
 
 @ALL_ENGINES
+def test_each_member_tells_what_it_has_begun_in_this_world(group: Group) -> None:
+    members = group.add(2)
+    for _ in range(2):  # of an earlier world nothing counts
+        group.form(members)
+        group.all(members, "sum", [np.ones(3, np.float32)] * 2, ["gradients"] * 2)
+        first, second = group.all(members, "last_operations")
+        assert first.begun == second.begun == 1
+        assert first.last[0].startswith("gradients")
+        group.all(members, "stop")
+
+
+@ALL_ENGINES
 def test_a_world_of_one_needs_nobody(group: Group) -> None:
     members = group.add()
     group.form(members)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from elasticdl.common.environment import WORKER_ID
-from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.devices import Slots
 from elasticdl.master.launchers.fork_server import ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
@@ -25,7 +25,7 @@ class FakeLauncher:
         self.report = report
         self.known, self.pending, self.running, self.closed = set(), [], set(), False
 
-    async def launch(self, worker_id):
+    async def launch(self, worker_id, away_from=""):
         if worker_id in self.known:
             raise ValueError(worker_id)
         self.known.add(worker_id)
@@ -55,6 +55,10 @@ class FakeLauncher:
 
     def kill(self, worker_id):
         self.end(worker_id, -signal.SIGKILL)
+
+    def read_stacks(self, worker_id):
+        if worker_id in self.running:
+            self.report(StacksFound(worker_id, ""))
 
     async def close(self):
         self.closed = True
@@ -208,6 +212,21 @@ async def test_a_pending_worker_can_be_taken_back(bench):
 async def test_unknown_workers_are_none_of_its_business(bench):
     bench.launcher.kill(7)
     bench.launcher.terminate(7)
+    await bench.launcher.close()
+    assert bench.nothing_more()
+
+
+@contract
+async def test_where_a_worker_stands_is_told_while_it_runs(bench):
+    await bench.launcher.launch(0)
+    await bench.next(WorkerPlaced)
+    bench.launcher.read_stacks(0)
+    found = await bench.next(StacksFound)
+    assert found.worker_id == 0
+    bench.end(0, 0)
+    await bench.next(WorkerExited)
+    for worker_id in (0, 7):  # gone, and unknown
+        bench.launcher.read_stacks(worker_id)
     await bench.launcher.close()
     assert bench.nothing_more()
 

@@ -29,7 +29,7 @@ def look():
         "spec": [str(getattr(main["__spec__"], each, None)) for each in ("name", "origin", "parent")],
         "loader": getattr(main["__loader__"], "__name__", type(main["__loader__"]).__name__),
         "place": [os.getcwd(), os.umask(0o22), sorted(os.sched_getaffinity(0)), os.nice(0)],
-        "env": {name: value for name, value in os.environ.items() if name != "TMPDIR"},
+        "env": {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "ELASTICDL_STACKS")},
         "C sees it": os.popen("echo $ELASTICDL_WORKER_ID").read(),
         "temporary": tempfile.gettempdir() == os.environ["TMPDIR"],
         "handlers": [str(signal.getsignal(number)).split(" at ")[0] for number in sorted(signal.valid_signals())],

@@ -13,6 +13,7 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.session.session import Session
@@ -38,7 +39,7 @@ def count(session, world, broken, steps):
     for step in range(newest + 1, steps + 1):
         if broken.wait(STEP_SECONDS):
             return session.turn(p.CollectiveFailed("a member is gone"))
-        session.post(p.Advanced(waiting=False))
+        session.post(p.Advanced(Activity.ALIVE))
         session.post(p.BatchGiven(plan(step)))
         session.post(p.Voted(Vote(session.core.leaving, SAMPLES, float(step))))
         session.post(p.StepMade(0.1))

@@ -184,3 +184,35 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_when_it_is_reached(el
         assert process.wait(DEADLINE) == 130
     assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
     assert nothing_left(core, namespace)
+
+
+HANGS = """
+import ctypes, os, torch
+import elasticdl.elastic.torch as elastic
+
+def hold_pythons_lock():
+    ctypes.PyDLL(None).sleep(1000)
+
+data = torch.utils.data.TensorDataset(torch.ones(24, 2))
+model = torch.nn.Linear(2, 1)
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model, optimizer, loader = elastic.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+for epoch in range(100000):
+    for inputs, in loader:
+        optimizer.zero_grad()
+        model(inputs).mean().backward()
+        optimizer.step()
+    if epoch == 20 and os.environ["ELASTICDL_WORKER_ID"] == "1":
+        hold_pythons_lock()
+"""
+
+
+def test_a_worker_in_which_no_python_can_run_is_named_by_what_its_pod_has_logged(elasticdl, namespace):
+    options = ["--image", "local/host", "--job_name", "digits", "--num_workers", "2", "--heartbeat_timeout", "5"]
+    submitted = elasticdl("run", "--detach", *options, "--namespace", namespace, "--", "python", "-c", HANGS)
+    assert submitted.returncode == 0, submitted.stderr
+    wait_until(lambda: events(elasticdl, "worker_stuck"), elasticdl)
+    stuck = events(elasticdl, "worker_stuck")[0]
+    assert (stuck["worker"], stuck["where"]) == (1, "<string>:6 in hold_pythons_lock"), stuck
+    assert elasticdl("stop", "digits", "--now").returncode == 0
+    assert elasticdl("delete", "digits").returncode == 0

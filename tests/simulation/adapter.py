@@ -7,6 +7,7 @@ and in which order, is the loop's. Only its two tasks are replaced, since a simu
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -15,8 +16,10 @@ from unittest.mock import patch
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
+from elasticdl.master.core import worker_target
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.core.speedup import Curve, Observation, Point
 from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher
 from elasticdl.master.observers.journal_file import Journal
@@ -30,10 +33,12 @@ HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
 
 
-def make_settings(workers: WorkerRange) -> Settings:
+def make_settings(workers: WorkerRange, *, policy: bool = False) -> Settings:
     """Timeouts in proportion to a step of some 40 ms."""
     return Settings(
         workers,
+        scale_policy="efficiency" if policy else "all",
+        min_efficiency=0.6,
         join_window=0.1,
         start_timeout=6.0,
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
@@ -60,9 +65,37 @@ class MasterCore:
     def snapshot(self) -> JobSnapshot:
         return self.job.snapshot()
 
+    @property
+    def members(self) -> int:
+        """Of the newest world; 1 if there is none."""
+        world = self.job.snapshot().world
+        return len(world.members) if world else 1
+
+    @property
+    def target(self) -> int:
+        """Workers that the policy wants; 0 without one."""
+        return self.job.snapshot().target
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """The policy for the number of workers forgets within a moment what did not pay."""
+    with patch.multiple(worker_target, FIRST_BACKOFF=0.1, LONGEST_BACKOFF=0.5, HORIZON=1e9):
+        yield
+
+
+def learnt(draw: random.Random, workers: int) -> e.ScalingLearnt:
+    """How the job scales is something else each time."""
+    efficiency, points = 1.0, []
+    for n in range(1, 9):
+        points.append(Point(n, n * efficiency, 0.95 * n * efficiency, 1.05 * n * efficiency, 0.0, 0.0, 0.0))
+        efficiency *= draw.choice((1.0, 0.9, 0.5))
+    observed = tuple(Observation(n, 8, 1.0, 20, 0.1) for n in {workers, draw.randint(1, 4)})
+    return e.ScalingLearnt(workers, observed, Curve(tuple(points)))
+
 
 # Instructions that a person who follows a history need not see.
-QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps)
+QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps, i.TellLearnt)
 
 
 @contextmanager

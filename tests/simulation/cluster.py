@@ -19,7 +19,7 @@ REPORT_SECONDS = 0.02
 RESYNC_SECONDS = 1.0
 TERMINATION_GRACE = 3.5
 
-Report = e.WorkerPending | e.WorkerPlaced | e.WorkerExited
+Report = e.WorkerPending | e.WorkerPlaced | e.WorkerExited | e.StacksFound
 
 
 @dataclass(slots=True)
@@ -96,6 +96,12 @@ class Cluster:
             pod.cause = cause
             process.call(process.terminated)
             self._site.clock.after(TERMINATION_GRACE, process.end, ExitCause.KILLED, -9)
+
+    def read_stacks(self, worker_id: int) -> None:
+        """The answer comes as late as any report, whatever became of the worker."""
+        pod = self._pods.get(worker_id)
+        if pod is not None and pod.process is not None:
+            self._report(pod, e.StacksFound(worker_id, "", "simulated"))
 
     def kill_all(self) -> None:
         """The job has ended."""

@@ -12,7 +12,15 @@ from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.service.convert import connected, to_event
 from elasticdl.master.service.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
-from tests.simulation.adapter import HEARTBEAT_SECONDS, PATIENCE, LoopDriver, MasterCore, SaveRequest, make_settings
+from tests.simulation.adapter import (
+    HEARTBEAT_SECONDS,
+    PATIENCE,
+    LoopDriver,
+    MasterCore,
+    SaveRequest,
+    learnt,
+    make_settings,
+)
 from tests.simulation.network import Stream, require_hello
 
 if TYPE_CHECKING:
@@ -79,7 +87,7 @@ class _Launcher:
     async def find(self) -> Sequence[e.FoundWorker]:
         raise AssertionError("the master asks the cluster itself")
 
-    async def launch(self, worker_id: int) -> None:
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
         self._master.burn()
         self._cluster.launch(worker_id)
 
@@ -90,6 +98,10 @@ class _Launcher:
     def kill(self, worker_id: int) -> None:
         self._master.burn()
         self._cluster.kill(worker_id)
+
+    def read_stacks(self, worker_id: int) -> None:
+        self._master.burn()
+        self._cluster.read_stacks(worker_id)
 
     async def close(self) -> None:
         self._cluster.kill_all()
@@ -106,7 +118,7 @@ class Master:
         self.cut_off = False  # from the store and the launcher
         self.fuse: int | None = None  # instructions to its death
         self.streams = _Streams(self)
-        core = MasterCore(make_settings(limits), snapshot)
+        self._core = core = MasterCore(make_settings(limits, policy=site.plan.policy), snapshot)
         if site.trace is not None:
             trace = site.trace
             core.watch = lambda event, instructions: trace.decision(self, event, instructions)
@@ -153,11 +165,29 @@ class Master:
         for event in (e.WorkersFound(found), *early, *reports):
             self.post(event)
         self._tick()
+        if self.site.plan.policy:
+            self._learn()
 
     def _tick(self) -> None:
         if self.alive:
             self.post(e.Tick())
             self.site.clock.after(TICK_SECONDS, self._tick)
+
+    def _learn(self) -> None:
+        """Now and then it finds out how the job scales, and sometimes too late."""
+        draw = self.site.draw_policy
+        if self.alive and self.site.clock.now < self.site.plan.calm:
+            before = self._core.target
+            self.post(learnt(draw, self._core.members if draw.random() < 0.7 else draw.randint(1, 4)))
+            if self._core.target != before:
+                self.site.quiet_from = max(self.site.quiet_from, self.site.clock.now)
+            self.site.clock.after(draw.uniform(0.05, 0.8), self._learn)
+
+    @property
+    def most(self) -> int:
+        """Workers that it lets train."""
+        limits = self.site.limits
+        return max(limits.minimum, min(limits.maximum, self._core.target or limits.maximum))
 
     def _act(self) -> None:
         """What was decided, in order, up to what must be saved first."""

@@ -73,10 +73,12 @@ class Plan:
     noise: float  # of the launcher's reports, the share that comes twice, late or after a resync
     faults: tuple[Fault, ...]
     calm: float  # from when on there are no faults
+    policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
         about = f"{self.minimum}-{self.workers} workers, {self.epochs} epochs of {self.samples} samples, {batch}"
+        about += ", as many as pay" if self.policy else ""
         style = f"commits {self.commits}" + (", which copy the parameters" if self.copies_parameters else "")
         lines = [f"seed {self.seed}: {about}, {style}", *(f"  {fault}" for fault in self.faults)]
         return "\n".join([*lines, f"  {self.calm:6.2f} s  no more faults"])

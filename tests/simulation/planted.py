@@ -218,7 +218,7 @@ PLANTED = (
     PlantedFault(
         "two at one step are taken to hold one model", _method(World, "stands_with_root", _by_step_alone), 1500
     ),
-    PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 500),
+    PlantedFault("a request to join does not say that it has the state", _worker_step(_claims_no_state), 1200),
     PlantedFault(
         "a request to join is not said again to another master",
         _mute_worker(lambda message, event: isinstance(message, m.JoinRequest) and isinstance(event, p.SessionOpened)),

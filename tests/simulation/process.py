@@ -90,8 +90,11 @@ class Process:
 
     def thaw(self, seconds: float) -> None:
         self.frozen = False
-        if self.told_at is not None:
-            self.told_at += seconds
+        now = self.site.clock.now
+        for each in self.site.cluster.processes:  # the others of its world could make no step without it, nor leave
+            waited = each is self or self.worker_id in (member.worker_id for member in each.core.world.members)
+            if waited and each.told_at is not None:
+                each.told_at += min(seconds, now - each.told_at)
         held, self._held = self._held, []
         for function, arguments in held:
             self.call(function, *arguments)
@@ -166,7 +169,10 @@ class Process:
                     self._resume(self._awaits_entries, None)
             case p.RefuseMaster():
                 self.session.end_stream()
-            case p.Do.DUMP_STACKS | p.Warn():
+            case p.Do.DUMP_STACKS:
+                fields = {"where": "train.py:1 in train", "stack": ["train.py:1 in train"], "moves": False}
+                self.tell(p.Said(m.Notice("worker_stuck", {**fields, "collectives": 0, "last_collectives": []})))
+            case p.Warn():
                 pass
             case _:
                 if self.site.trace is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tests.simulation.adapter import impatient
 from tests.simulation.faults import plan_faults
 from tests.simulation.lineage import Violation
 from tests.simulation.plan import Plan, make_plan
@@ -29,7 +30,8 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     site = Site(plan, trace)
     plan_faults(site)
     try:
-        site.run()
+        with impatient():
+            site.run()
     except Violation as violation:
         return Failure(plan, violation.rule, violation.what)
     except Exception as error:  # noqa: BLE001  a core may raise anything
@@ -37,8 +39,8 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     return None
 
 
-def run_seed(seed: int) -> Failure | None:
-    return run(make_plan(seed))
+def run_seed(seed: int, *, policy: bool = False) -> Failure | None:
+    return run(replace(make_plan(seed), policy=policy))
 
 
 def shrink(failure: Failure, rerun: Callable[[Plan], Failure | None] = run) -> Failure:

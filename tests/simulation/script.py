@@ -9,6 +9,7 @@ from typing import Any
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.master.core.events import ExitCause
@@ -85,7 +86,7 @@ def life(process: Process) -> Steps:
 
 
 def _connect(process: Process, world: World) -> Steps:
-    process.tell(p.Advanced(waiting=True))
+    process.tell(p.Advanced(Activity.WAIT))
     process.tell(p.Said(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
     connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
@@ -176,14 +177,14 @@ class _Training:
             return
         samples = 0
         for indices in plan.micro_batches:
-            process.tell(p.Advanced(waiting=False))
+            process.tell(p.Advanced(Activity.COMPUTE))
             yield from process.sleep(MICRO_BATCH_SECONDS)
             samples |= sum(1 << number for number in indices.tolist())
         state.buffers = TORN
         if process.to_raise:
             yield from _raise(process)
             return
-        process.tell(p.Advanced(waiting=True))
+        process.tell(p.Advanced(Activity.WAIT))
         given = Given(state.weights, plan, samples, process.core.leaving)
         reduced = yield from _reduce(process, self._world, given)
         if reduced is None:

@@ -39,6 +39,7 @@ class Site:
         self.draw_network, self.draw_cluster, self.draw_master = (
             random.Random(plan.seed * 1000 + number) for number in (997, 998, 999)
         )
+        self.draw_policy = random.Random(plan.seed * 1000 + 996)
         policy = BatchPolicy(plan.global_batch, plan.worker_batch, plan.micro_batch)
         self.order = SampleOrder(plan.samples, policy, plan.seed % 1000, drop_last=plan.drop_last)
         self.origin = Model()
@@ -85,6 +86,12 @@ class Site:
         left = self.plan.samples - model.seen.bit_count()
         largest = self.order.policy.batch_size(self.plan.workers + 2)
         return 0 if self.plan.drop_last and left < largest else left
+
+    @property
+    def most(self) -> int:
+        """Workers that may train now."""
+        running = [master for master in self.masters if master.alive]
+        return running[-1].most if running else self.limits.maximum
 
     def hand_over(self, given: Broadcast) -> None:
         if self.handover is None or self.handover.progress.step <= given.progress.step:

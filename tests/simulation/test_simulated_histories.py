@@ -22,6 +22,11 @@ def test_promises_hold_whatever_befalls_a_job(first: int) -> None:
     assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
 
 
+def test_promises_hold_if_a_job_chooses_its_number_of_workers() -> None:
+    failures = [failure for seed in range(BLOCK) if (failure := run_seed(seed, policy=True))]
+    assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
+
+
 def test_a_history_is_its_seed() -> None:
     courses = []
     for _ in range(2):

@@ -93,6 +93,7 @@ class FakePods:
         self.calls = []
         self.uids = itertools.count()
         self.called = threading.Condition()
+        self.logs = {}  # by pod
         self.lingering = False  # deleted pods stay until forced
 
     def create(self, manifest):
@@ -116,6 +117,10 @@ class FakePods:
     def read(self, name):
         self._call("read", name)
         return self._find(name)
+
+    def log(self, name):
+        self._call("log", name)
+        return self.logs.get(name, "")
 
     def delete(self, name, grace):
         self._call("delete", name, grace)

@@ -46,6 +46,11 @@ class FakeMaster:
         return [dict(notice.fields) for notice in self.of(m.Notice) if notice.event == event]
 
     @property
+    def evaluations(self):
+        """What was measured, without how long it took."""
+        return [{name: value for name, value in one.items() if name != "seconds"} for one in self.notices("evaluation")]
+
+    @property
     def reports(self):
         self.session.post(p.On.TICK)
         return [step for message in self.of(m.StepReports) for step in message.steps]

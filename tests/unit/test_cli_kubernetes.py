@@ -43,10 +43,23 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
         (rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in job_objects.rules("j")
     } == {
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
+        ("pods/log",): ["get"],
         ("events",): ["create", "list", "watch"],
         ("configmaps", "j-state"): ["get", "patch"],
         ("jobs", "j-master"): ["get", "patch"],
     }
+
+
+def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
+    leases = [rule for rule in job_objects.rules("j", shares=True) if rule["resources"] == ["leases"]]
+    assert [(rule["verbs"], rule.get("resourceNames")) for rule in leases] == [
+        (["list"], None),
+        (["patch"], ["j-claim"]),
+    ]
+    made = {manifest["kind"]: manifest for manifest in job_objects.companions(parts(share_queue="team"))}
+    assert made["Lease"]["metadata"]["name"] == "digits-claim"
+    assert made["Lease"]["metadata"]["labels"]["elasticdl.org/share-queue"] == "team"
+    assert "Lease" not in {manifest["kind"] for manifest in job_objects.companions(parts())}
 
 
 def test_a_master_whose_owner_can_not_make_events_may_not_either():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import ValidationError
 
 import elasticdl
 from elasticdl.cli import entry, former
@@ -19,6 +20,8 @@ from elasticdl.common.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, Wor
 
 OTHER_VALUES = {
     "num_workers": "2-4",
+    "scale_policy": "efficiency",
+    "min_efficiency": "0.5",
     "learning_rate_scaling": "linear",
     "log_level": "DEBUG",
     "collective": "torch",
@@ -45,8 +48,10 @@ def spec_of(*argv: str) -> JobSpec:
     return make_spec(read_options(context.params, OPTION_GROUPS))
 
 
-def with_image(name: str) -> list[str]:
+def companion(name: str) -> list[str]:
     """What an option needs so that it is not refused."""
+    if name == "min_efficiency":
+        return ["--scale_policy", "efficiency"]
     return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 
@@ -77,21 +82,21 @@ def test_every_field_has_a_flag_and_the_program_none():
 @pytest.mark.parametrize("spelling", ["underscores", "dashes"])
 def test_every_field_is_set_by_its_flag(name, spelling):
     flag = f"--{name}" if spelling == "underscores" else f"--{name.replace('_', '-')}"
-    changed = spec_of(flag, other_value(name), *with_image(name)).model_dump(exclude_defaults=True)
-    image = {"image"} if with_image(name) else set()
-    assert set(changed) - {"command"} - image == ({name} if name != "restart_policy" else set())
+    changed = spec_of(flag, other_value(name), *companion(name)).model_dump(exclude_defaults=True)
+    others = {flag.removeprefix("--") for flag in companion(name)[:1]}
+    assert set(changed) - {"command"} - others == ({name} if name != "restart_policy" else set())
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_is_set_by_its_key_and_overridden_by_its_flag(name, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"{name}: {other_value(name)}\n")
-    image = with_image(name)
-    by_key, by_flag = spec_of("--config", str(config), *image), spec_of(f"--{name}", other_value(name), *image)
+    more = companion(name)
+    by_key, by_flag = spec_of("--config", str(config), *more), spec_of(f"--{name}", other_value(name), *more)
     assert by_key == by_flag
     default = JobSpec.model_fields[name].default
     if default not in (None, ""):
-        assert spec_of("--config", str(config), f"--{name}", str(default), *image) == spec_of(*image)
+        assert spec_of("--config", str(config), f"--{name}", str(default), *more) == spec_of(*more)
 
 
 def test_an_alias_is_the_option_itself(tmp_path):
@@ -152,6 +157,14 @@ def test_workers_are_a_number_or_a_range():
         (["--num_workers", "4-2"], "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
         (["--num_workers", "few"], "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
         (["--num_workers", "0"], "--num_workers 0: must be at least 1"),
+        (["--scale_policy", "best"], "--scale_policy best: must be 'all' or 'efficiency'"),
+        (["--scale_policy", "efficiency", "--min_efficiency", "1.2"], "--min_efficiency 1.2: must be at most 1"),
+        (["--scale_policy", "efficiency", "--min_efficiency", "0"], "--min_efficiency 0: must be above 0"),
+        (["--scale_policy", "efficiency", "--min_efficiency", "nan"], "--min_efficiency nan: must be at most 1"),
+        (
+            ["--min_efficiency", "0.5"],
+            "--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out",
+        ),
         (["--global_batch_size", "0"], "--global_batch_size 0: must be at least 1"),
         (["--minibatch_size", "-4"], "--minibatch_size -4: must be at least 1"),
         (["--num_epochs", "2.5"], "--num_epochs 2.5: must be a whole number"),
@@ -236,6 +249,19 @@ def test_run_offers_what_a_script_does_not_decide_itself():
     assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
 
 
+@pytest.mark.parametrize(("text", "limit"), [("auto", "auto"), ("7", 7.0), ("0.5", 0.5)])
+def test_a_limit_is_auto_or_seconds(text, limit):
+    spec = JobSpec.model_validate({"progress_timeout": text})
+    assert spec.progress_timeout == limit
+    assert JobSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", True, None])
+def test_nothing_else_is_a_limit(text):
+    with pytest.raises(ValidationError, match="auto"):
+        JobSpec.model_validate({"progress_timeout": text})
+
+
 def test_literal_and_pattern_fields_have_a_test_value():
     for name, field in JobSpec.model_fields.items():
         if typing.get_origin(field.annotation) is typing.Literal:
@@ -298,3 +324,11 @@ def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
     assert entry.main() == 130
+
+
+def test_the_help_says_what_kind_of_value_an_option_takes():
+    metavars = {option.name: option.metavar for option in train.params if isinstance(option, click.Option)}
+    taken = {
+        name: metavars[name] for name in ("min_efficiency", "join_window", "num_workers", "progress_timeout", "port")
+    }
+    assert [*taken.values()] == ["PART", "SECONDS", "N|MIN-MAX", "SECONDS|auto", "N"]

@@ -141,6 +141,18 @@ def test_a_worker_that_leaves_as_it_should_is_no_news():
     assert wording.news({**entry, "reason": "SIGKILL", "code": -9}) == "worker 1 left: SIGKILL"
 
 
+def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
+    entry = {"time": 0, "event": "worker_stuck", "worker": 3, "host": "node-b", "why": "stuck", "seconds": 31.2}
+    told = {**entry, "where": "train.py:31 in load", "stack": ["train.py:31 in load", "train.py:90 in main"]}
+    assert wording.news(told) == "worker 3 on node-b: stuck for 31 s, at train.py:31 in load"
+    assert wording.news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
+    stopped = "does not run: it is stopped (state T)"
+    assert wording.news({**entry, "where": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
+    head, *stack = wording.event_line(told).splitlines()
+    assert "where=train.py:31 in load" in head
+    assert [line.strip() for line in stack] == told["stack"]
+
+
 def test_pauses_are_counted_by_change_and_not_by_survivor():
     journal = [
         {"event": "pause", "world": 2, "worker": 0, "total": 0.2},
@@ -160,3 +172,25 @@ def test_the_summary():
         "  pauses   none",
         "  output   /out",
     ]
+
+
+def test_how_a_job_scales_is_shown_and_what_follows_from_it():
+    status = status_of(advice="2 workers: 1.3x of one (1.2-1.4)", decision="stays at 2: --num_workers allows no more")
+    lines = wording.scaling_lines(status)
+    assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
+    assert all(line in drawn(status) for line in lines)
+    assert wording.scaling_lines(status_of()) == []
+
+
+def test_a_curve_is_for_programs():
+    entry = {"time": 0.0, "event": "advice", "text": "2 workers: ...", "curve": [{"workers": 1, "speedup": 1.0}]}
+    assert wording.event_line(entry).endswith("text=2 workers: ...")
+    assert wording.news(entry) == "scaling: 2 workers: ..."
+    decision = {"time": 0.0, "event": "decision", "workers": 2, "reason": "stays at 2: ..."}
+    assert wording.news(decision) == "scaling: stays at 2: ..."
+
+
+def test_how_slow_a_worker_is_is_told_in_round_numbers():
+    entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
+    told = wording.news({**entry, "seconds": 0.100616})
+    assert told == "worker 1 on node-b is slow: update 283x the others, who wait 0.1 s a step for it"

@@ -12,6 +12,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.lifecycle import TABLE, WorkerState
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
 from elasticdl.elastic.core.world import Member, World
@@ -351,7 +352,7 @@ events = st.one_of(
                 p.On.EPOCH_ENDED,
             ),
             *(p.StepMade(0.1), p.On.COMMIT, p.CollectiveFailed("lost"), p.WorldLeft("moved"), p.On.RETURNED),
-            *(p.On.CLOSED, p.Advanced(waiting=True), p.On.CLOCK_RESUMED, p.On.PASSED, p.On.COUNTED),
+            *(p.On.CLOSED, p.Advanced(Activity.WAIT), p.On.CLOCK_RESUMED, p.On.PASSED, p.On.COUNTED),
             *(p.Totals(10, 2), p.Terminated("SIGTERM"), p.DrainOrdered("drained"), p.MasterLost("lost")),
             *(p.StopOrdered("enough", checkpoint=True), p.Said(m.Notice("warning", {"message": "x"}))),
             *(p.Said(m.Finished(1, 1, {}, together=True)), p.Said(m.failed("x", "", users=True))),

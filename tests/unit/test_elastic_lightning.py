@@ -28,6 +28,7 @@ from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
 from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
+from elasticdl.elastic.core.step_times import Activity  # noqa: E402
 from elasticdl.elastic.lightning import participant, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
@@ -346,10 +347,11 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         asked.append(name)
         return value
 
+    said = []
     job = SimpleNamespace(
         size=2,
         world=SimpleNamespace(version=3),
-        advance=lambda waiting: None,
+        advance=said.append,
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
@@ -360,6 +362,7 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
     decisions.steps.hand.clear()
     decisions.of_first("between two steps")
     assert len(asked) == 2
+    assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
 
 
 def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():

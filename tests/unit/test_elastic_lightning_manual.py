@@ -13,6 +13,7 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.fit_state import Gradients
 from elasticdl.elastic.lightning.manual import Manual
 
@@ -28,9 +29,8 @@ class Member:
         loops = types.SimpleNamespace(epoch_loop=types.SimpleNamespace())
         trainer = types.SimpleNamespace(optimizers=self.optimizers, fit_loop=loops)
         loops.epoch_loop.manual_optimization = self.loop = _ManualOptimization(trainer)
-        job = types.SimpleNamespace(
-            size=board.size, collective=SumOfThreads(rank, board), advance=lambda *, waiting: None
-        )
+        self.said = []
+        job = types.SimpleNamespace(size=board.size, collective=SumOfThreads(rank, board), advance=self.said.append)
         self.manual = Manual(trainer, job)
         self.parameters = [*self.first.parameters(), *self.second.parameters()]
 
@@ -69,6 +69,17 @@ def test_any_number_of_workers_makes_the_updates_of_one(workers, train_second):
         assert [each is None for each in of_ours] == [each is None for each in gradients]
         for mine, expected in zip(of_ours, gradients, strict=True):
             torch.testing.assert_close(mine, expected)
+
+
+def test_what_follows_a_sum_is_no_waiting():
+    def work(member):
+        member.backward(torch.ones(2, 3))
+        return member.said
+
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60))
+    assert said == [[Activity.WAIT, Activity.COMPUTE]] * 2
 
 
 def test_a_parameter_that_no_worker_has_a_gradient_of_has_none():

@@ -13,7 +13,7 @@ from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.keras.fit_stages import Stages
 
 
-def advance(*, waiting):
+def advance(activity):
     """Somebody listens."""
 
 

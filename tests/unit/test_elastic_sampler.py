@@ -33,7 +33,7 @@ class Host:
     def has_world(self):
         return self.world is not None
 
-    def advance(self, *, waiting):
+    def advance(self, activity):
         pass
 
     def post(self, event):

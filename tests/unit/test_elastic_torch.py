@@ -275,3 +275,14 @@ def test_alone_needs_no_horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
     context = ElasticContext.connect(BatchPolicy(8, None), seed=0, environ={})
     assert (context.rank, context.size) == (0, 1)
+
+
+def test_a_world_that_breaks_while_others_are_sent_what_was_loaded_takes_no_part_of_it_back():
+    ahead, loader = (Trainee(0, Board(1), BatchPolicy(16, None, None), batch_norm=True) for _ in range(2))
+    ahead.train()
+    loader.state.load_state_dict(ahead.state.state_dict())
+    lose_world(loader.context)
+    loader.state.restore()
+    for mine, its in zip(loader.model.state_dict().values(), ahead.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, its)
+    assert loader.state.progress == ahead.state.progress

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 
 transformers = pytest.importorskip("transformers")
@@ -17,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa:
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
+from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
 
 
 class Alone:
@@ -110,6 +113,14 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+def test_who_counts_items_waits_for_the_others_that_load_theirs():
+    said = []
+    job = SimpleNamespace(advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
+    participant = SimpleNamespace(_job=job, _count=len)
+    assert Participant._sum(participant, 0.0, ["a", "b"]) == 2.0
+    assert said == [Activity.WAIT, Activity.COMPUTE]
 
 
 def test_a_trainer_of_ones_own_is_patched(tmp_path):

@@ -70,9 +70,9 @@ def test_what_a_pod_waits_for(seen, events, image, reason):
 
 
 def test_a_pod_runs_when_its_container_does():
-    assert judge(pod(phase="Running", state=RUNNING), [], told=False) == Running("10.0.0.7")
+    assert judge(pod(phase="Running", state=RUNNING), [], told=False) == Running("10.0.0.7", "n0")
     leaving = pod(phase="Running", state=RUNNING, deleted=True)
-    assert judge(leaving, [event("Preempted")], told=False) == Running("10.0.0.7")
+    assert judge(leaving, [event("Preempted")], told=False) == Running("10.0.0.7", "n0")
 
 
 PREEMPTED_BY = "Preempted by lab/urgent on node n0"
@@ -380,3 +380,19 @@ def test_the_first_places_are_urgent(priority, urgent):
     pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, PODS.template, most=4, priority=priority)
     classes = [pods.manifest(10 + place, place)["spec"].get("priorityClassName") for place in range(5)]
     assert classes == ["high"] * urgent + [None] * (5 - urgent)
+
+
+def test_a_worker_may_be_kept_from_a_node_and_the_users_own_affinity_stays():
+    own = {"podAntiAffinity": {"x": 1}, "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["first"]}}
+    template = {**PODS.template, "spec": {**PODS.template["spec"], "affinity": own}}
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, template, most=4)
+    assert pods.manifest(1, 0)["spec"]["affinity"] == own
+    made = pods.manifest(1, 0, "node-b")["spec"]["affinity"]
+    assert made["podAntiAffinity"] == {"x": 1}
+    first, avoiding = made["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert first == "first"
+    assert avoiding["preference"]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-b"]}
+    ]
+    assert own["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == ["first"]
+    assert "affinity" not in PODS.manifest(1, 0)["spec"]

@@ -15,6 +15,7 @@ from elasticdl.master.core.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,
+    StacksFound,
     WorkerExited,
     WorkerPending,
     WorkerPlaced,
@@ -321,7 +322,7 @@ def test_what_a_master_before_has_left_is_found_and_then_told(play):
         scene.launcher = scene.another()
         found = await scene.launcher.find()
         assert scene.reports.empty()
-        assert set(found) == {FoundWorker(3, over=True), FoundWorker(4, "10.0.0.7", 1), FoundWorker(5)}
+        assert set(found) == {FoundWorker(3, over=True), FoundWorker(4, "10.0.0.7", 1, node="n0"), FoundWorker(5)}
         assert (await scene.next(WorkerExited)).worker_id == 3
         scene.show(5)
         assert (await scene.next(WorkerPlaced)).worker_id == 5
@@ -407,6 +408,23 @@ def test_closing_waits_until_all_is_gone_and_is_bounded(play):
         assert scene.reports.empty()
 
     play(hopeless, Patience(close=0.1, first_retry=0.01, longest_retry=0.02))
+
+
+def test_where_a_worker_stands_is_in_its_log_if_that_may_be_read(play):
+    async def story(scene):
+        await scene.placed(0)
+        name = f"{JOB}-worker-0"
+        scene.pods.logs[name] = "Timeout (0:00:04)!"
+        scene.launcher.read_stacks(0)
+        assert await scene.next(StacksFound) == StacksFound(0, "Timeout (0:00:04)!")
+        scene.pods.failures["log"] = [ApiError(403, f'pods "{name}" is forbidden')]
+        scene.launcher.read_stacks(0)
+        found = await scene.next(StacksFound)
+        assert (found.text, found.state) == ("", 'its log can\'t be read: pods "digits-worker-0" is forbidden')
+        scene.launcher.read_stacks(7)
+        assert scene.reports.empty()
+
+    play(story)
 
 
 def test_delays_double_up_to_a_bound_and_differ():

@@ -27,8 +27,8 @@ def causes(reports):
 def test_from_asked_for_to_gone():
     ledger = launched()
     assert ledger.refused(0, "quota") == [WorkerPending(0, "quota")]
-    assert ledger.created(pod()) == [WorkerPending(0, "it is being started on node n0")]
-    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1)]
+    assert ledger.created(pod()) == [WorkerPending(0, "it is being started on node n0", "n0")]
+    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1, "n0")]
     assert ledger.seen(DONE) == [WorkerExited(0, ExitCause.CLEAN, 0, "exit code 0")]
     assert ledger.gone(0) == []
     assert 0 not in ledger
@@ -46,7 +46,7 @@ def test_an_answer_that_was_overtaken_changes_nothing():
 def test_a_start_that_takes_its_course_is_no_news():
     ledger = launched()
     assert ledger.created(pod(node="")) == ledger.seen(pod()) == []
-    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1)]
+    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1, "n0")]
 
 
 def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
@@ -113,7 +113,7 @@ def test_an_event_tells_what_a_pod_waits_for():
     ledger = launched()
     ledger.seen(pod(state=waiting("ContainerCreating")))
     told = ledger.happened(0, event("FailedMount", "no such claim", "Warning"))
-    assert told == [WorkerPending(0, "it can't be started on node n0: no such claim")]
+    assert told == [WorkerPending(0, "it can't be started on node n0: no such claim", "n0")]
 
 
 def test_places_are_taken_again_lowest_first():

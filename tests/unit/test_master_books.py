@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.journal import dump_entry, read_journal
+from elasticdl.common.shared_values import Pace
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
@@ -140,13 +141,21 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     journal.append("world_formed", {"world": 2, "members": [0], "step": 1, "reason": "1 leaves", "seconds": 0.1})
     journal.append("pause", {"world": 2, "worker": 0, "kind": "shrink", "total": 0.2})
     journal.append("world_broken", {"world": 2, "reason": "worker 0 killed"})
+    journal.append(
+        "advice",
+        {"text": "1 worker: a 2nd would ...", "curve": [{"workers": 1, "speedup": 1.0, "low": 0.9, "high": 1.1}]},
+    )
+    journal.append("decision", {"workers": 1, "reason": "stays at 1"})
     journal.append("job_finished", {"phase": "stopped"})
     journal.close()
     training = Training()
     training.report(progress(1, 2), 11.0)
     summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 5.0)
-    first, second, paused, broken, _ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
+    first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
+    assert set(summary.pop("time")) == {"wall", "workers"}
+    (remark,) = summary.pop("remarks")
+    assert remark.startswith("the beginning of the journal is missing")
     assert summary == {
         "status": "stopped",
         "reason": "enough",
@@ -159,9 +168,20 @@ def test_the_summary_tells_the_whole_story(tmp_path):
             {"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": first, "ended_at": second},
             of_second,
         ],
-        "pauses": [{"time": paused, "world": 2, "worker": 0, "kind": "shrink", "total": 0.2}],
+        "pauses": [
+            {
+                "time": paused, "world": 2, "kind": "shrink", "workers": 1, "total": 0.2, "steps_torn": 0,
+                "notice": 0, "drain": 0, "rendezvous": 0, "init": 0, "sync": 0, "first_step": 0,
+            }
+        ],
+        "scaling": {
+            "advice": "1 worker: a 2nd would ...",
+            "curve": [{"workers": 1, "speedup": 1.0, "low": 0.9, "high": 1.1}],
+            "workers": 1,
+            "decision": "stays at 1",
+        },
         "wall_time": 5.0,
-    }
+    }  # fmt: skip
 
 
 def test_scalars_need_no_framework():
@@ -175,7 +195,7 @@ def test_scalars_reach_tensorboard(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
     board.recorded("world_formed", {"members": [0, 1, 2]})
-    board.trained(progress(1, 2).steps)
+    board.trained(progress(1, 2).steps, Pace())
     board.recorded("pause", {"world": 2, "kind": "grow", "total": 0.25})
     board.recorded("evaluation", {"step": 2, "metrics": {"accuracy": 0.5}})
     board.close()
@@ -192,7 +212,7 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(str(tmp_path))
     step = e.StepReport(1, 0, 0.0, 0, 0.0, 0.05, 1, 0, False)
-    board.trained((step,))
+    board.trained((step,), Pace())
     board.close()
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
@@ -202,8 +222,8 @@ def test_of_a_step_without_samples_no_loss_is_drawn(tmp_path):
 def test_a_tensorboard_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     board = TensorBoard(str(tmp_path / "file" / "below"))
-    board.trained(progress(1, 2).steps)
-    board.trained(progress(3).steps)
+    board.trained(progress(1, 2).steps, Pace())
+    board.trained(progress(3).steps, Pace())
     board.close()
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
 
@@ -255,6 +275,10 @@ def notice(event, /, **fields):
         notice("evaluation", metrics={"accuracy": 10**400}),
         notice("resumed", step=2**63),
         notice("resumed", epoch=2**31),
+        notice("worker_stuck", where="x", worker=2),
+        notice("worker_stuck", stack=["x"] * 101),
+        notice("worker_stuck", stack=["x" * 1001]),
+        notice("worker_stuck", last_collectives=[5]),
     ],
 )
 def test_messages_without_meaning_are_refused(message):

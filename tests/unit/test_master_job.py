@@ -11,13 +11,15 @@ from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
 
 TICK = 0.1
+DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 90 in say_goodbye\n'
 
 
 class Run:
     """A job with a clock, and a place for every worker that it launches."""
 
     def __init__(self, minimum=2, maximum=3, **settings):
-        self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), progress_timeout=10.0, **settings)
+        limits = WorkerRange(minimum=minimum, maximum=maximum)
+        self.settings = Settings(limits, **{"progress_timeout": 10.0, **settings})
         self.job = Job(self.settings)
         self.now = 0.0
         self.out = []
@@ -234,14 +236,15 @@ def test_programs_that_never_use_the_library_may_take_their_time():
     r = Run(own_program=True, start_timeout=20.0)
     r.post(e.Tick())
     r.post(*(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(3)))
-    assert r.pass_time(100) == []
+    assert r.pass_time(100) == [i.ReadStacks(worker_id) for worker_id in range(3)]
 
 
 def test_members_that_all_wait_for_one_another_are_sent_to_a_new_world():
     r = Run()
     r.train()
     r.waiting = {0, 1, 2}
-    (broken,) = r.pass_time(11)
+    *asked, broken = r.pass_time(11.5)
+    assert asked == [i.DumpStacks(worker_id) for worker_id in range(3)]
     assert (type(broken), broken.worker_ids) == (i.BreakWorld, (0, 1, 2))
 
 
@@ -439,6 +442,27 @@ def test_one_that_is_told_to_leave_after_its_last_step_has_finished_all_the_same
     r.finish(0)
     r.exit(1)
     assert r.clean_exit(0) == [i.EndJob(Phase.SUCCEEDED, "training is complete")]
+
+
+def test_of_the_users_own_program_it_is_told_that_it_does_not_connect_or_end_and_it_is_let_be():
+    r = Run(minimum=2, maximum=3, own_program=True, start_timeout=20.0)
+    r.post(e.Tick())
+    r.connect(0, 1)
+    r.post(e.WorkerPlaced(2, "h", 1), *(e.JoinRequested(worker_id, 0, 0, False) for worker_id in (0, 1)))
+    assert i.ReadStacks(2) in r.pass_time(21)
+    r.post(e.StacksFound(2, "", "its process runs"))
+    r.pass_time(0.1)
+    assert r.job.view().workers[2].remark == "not connected for 21 s, its process runs"
+    r.post(e.WorkerFinished(0, 10, 1, {}), e.WorkerFinished(1, 10, 1, {}), e.WorkerDisconnected(1))
+    r.exit(2)
+    r.clean_exit(0)
+    assert i.ReadStacks(1) in r.pass_time(21)
+    r.post(e.StacksFound(1, DUMP))
+    assert [(told["worker"], told["why"], told["where"]) for told in r.records("worker_stuck")] == [
+        (2, "not connected", "its process runs"),
+        (1, "runs on after its training", "/job/train.py:90 in say_goodbye"),
+    ]
+    assert only(i.KillWorker, r.pass_time(1000)) == []
 
 
 def test_the_users_own_program_is_waited_for_after_its_training():

@@ -18,6 +18,7 @@ from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.api_error import ApiError
 from elasticdl.kubernetes.manifests import job_objects, names
+from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.launchers.kubernetes.announcer import (
     BURST,
     SECONDS_EACH,
@@ -101,14 +102,131 @@ def test_every_entry_of_the_journal_is_told(tmp_path):
     assert told == [("exported", {"path": "x"})]
 
 
-def test_the_dashboard_asks_for_what_there_is_only():
-    there = {name.partition("{")[0] for name in collected(with_history())}
-    panels = json.loads((DOCS / "grafana_dashboard.json").read_text())["panels"]
-    asked = {
-        name for panel in panels for each in panel["targets"] for name in re.findall(r"elasticdl_\w+", each["expr"])
+def test_where_the_time_went_is_counted_as_the_report_counts_it():
+    now = [1000.0]
+    metrics = Prometheus(lambda: STATUS, clock=lambda: now[0])
+
+    def after(later, event, **fields):
+        now[0] += later
+        metrics.recorded(event, fields)
+
+    after(0, "job_started", job="j", workers="2")
+    for worker in (0, 1):
+        after(0, "worker_launched", worker=worker, reason="asked for", replaces=False)
+        after(0, "worker_started", worker=worker, host="n", pid=1)
+    after(10, "world_formed", world=1, members=[0, 1], step=0, reason="ready")
+    told = {"samples": 32, "loss": 1.0, "learning_rate": 0.1, "waited": 0.0, "slowest": 0.0, "world": 1}
+    after(2, "steps", step=1, steps=1, seconds=0, again=0, **told)
+    after(8, "steps", step=41, steps=40, seconds=8, again=0, **told)
+    after(1, "evaluation", step=41, metrics={"accuracy": 0.5}, seconds=1.0)
+    after(4, "steps", step=61, steps=20, seconds=3, again=10, **told)
+    after(4, "steps", step=81, steps=20, seconds=4, again=0, **told)
+    found = collected(metrics)
+    assert found['elasticdl_lost_seconds_total{cause="starting"}'] == 12
+    assert found['elasticdl_lost_seconds_total{cause="evaluation"}'] == 1
+    assert found['elasticdl_lost_seconds_total{cause="again"}'] == 1.5
+    assert found["elasticdl_productive_seconds_total"] == 13 - 2.5, "all but what was told last"
+    assert found['elasticdl_worker_seconds_total{spent="productive"}'] == 2 * 10.5
+
+
+def test_a_job_that_waits_is_seen_to_wait():
+    now = [1000.0]
+    metrics = Prometheus(lambda: STATUS, clock=lambda: now[0])
+    metrics.recorded("job_started", {"job": "j", "workers": "2"})
+    now[0] += 30
+    assert collected(metrics)['elasticdl_lost_seconds_total{cause="starting"}'] == 30
+    metrics.recorded("phase", {"phase": "waiting", "reason": "0 of 2 workers"})
+    now[0] += 3600
+    assert collected(metrics)['elasticdl_lost_seconds_total{cause="waiting"}'] == 3600
+    now[0] -= 5
+    metrics.recorded("job_finished", {"phase": "stopped", "reason": "", "steps": 0})
+    now[0] += 60
+    assert collected(metrics)['elasticdl_lost_seconds_total{cause="waiting"}'] == 3600, "a counter never falls"
+
+
+def test_the_last_step_and_slow_workers_are_told():
+    status = pb.JobStatus(phase="running", loss=0.25, epoch=3)
+    metrics = Prometheus(lambda: status)
+    metrics.trained((StepReport(1, 0, 0.25, 32, 0.125, 0.1, 1, 32, False),), Pace())
+    for worker in (1, 2, 3):
+        fields = {"worker": worker, "host": "n", "phase": "data", "factor": 2.5, "seconds": 0.1}
+        metrics.recorded("worker_slow", fields)
+    metrics.recorded("worker_recovered", {"worker": 2})
+    metrics.recorded("worker_left", {"worker": 3, "cause": "killed"})
+    found = collected(metrics)
+    assert (found["elasticdl_loss"], found["elasticdl_learning_rate"], found["elasticdl_epochs_total"]) == (
+        0.25,
+        0.125,
+        3,
+    )
+    assert {name for name in found if name.startswith("elasticdl_worker_slow")} == {
+        'elasticdl_worker_slow{host="n",phase="data",worker="1"}'
     }
-    assert len(asked) > 8
+
+
+# ---- the Grafana dashboard ----
+
+DASHBOARD = json.loads((DOCS / "grafana_dashboard.json").read_text())
+QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_what_there_is_only():
+    metrics = with_history()
+    metrics.recorded("worker_slow", {"worker": 1, "host": "n", "phase": "data", "factor": 2.0})
+    there = {name.partition("{")[0] for name in collected(metrics)}
+    asked = {name for query in QUERIES for name in re.findall(r"elasticdl_\w+", query)}
+    assert len(asked) > 16
     assert asked - {"elasticdl_org_job"} <= there
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_its_queries_are_promql(query):
+    parse = pytest.importorskip("promql_parser").parse
+    assert parse(query.replace("$job", "digits"))
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no other
+        parse(query + " by")
+
+
+def through_grafanas_types(dashboard):
+    """As it is after Grafana's own types have read and written it: what these do not know is gone."""
+    types = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
+    return json.loads(json.dumps(types.Dashboard.from_json(dashboard), cls=encoder.JSONEncoder))
+
+
+def lost(given, kept):
+    """Places of what is given and not kept."""
+    if isinstance(given, dict):
+        return [
+            f"{key}/{rest}"
+            for key, value in given.items()
+            for rest in (lost(value, kept[key]) if key in kept else [""])
+        ]
+    if isinstance(given, list):
+        return [place for one, other in zip(given, kept, strict=True) for place in lost(one, other)]
+    return [] if given == kept else [repr(given)]
+
+
+def test_the_dashboard_says_nothing_that_grafana_does_not_know():
+    assert lost(DASHBOARD, through_grafanas_types(DASHBOARD)) == []
+    wrong = json.loads(
+        json.dumps(DASHBOARD).replace('"gridPos"', '"gridPosition"').replace('"legendFormat"', '"legend"')
+    )
+    assert {place.rpartition("/")[0].rpartition("/")[2] for place in lost(wrong, through_grafanas_types(wrong))} >= {
+        "gridPosition"
+    }
+
+
+def test_its_panels_do_not_cover_each_other():
+    taken = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in DASHBOARD["panels"]
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
 def test_the_service_monitor_finds_the_service_of_a_job():

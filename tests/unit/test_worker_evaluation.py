@@ -9,6 +9,7 @@ from elastic_kit import Board, SumOfThreads
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.collective import HorovodTorch
 from elasticdl.worker.torch_learner import TorchEvaluator
 
@@ -22,7 +23,7 @@ def squared(labels, outputs):
     return (outputs.sum(dim=1) - labels).square().mean()
 
 
-def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda *, waiting: None, **changes):
+def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda activity: None, **changes):
     given = {
         "model": model or torch.nn.Identity(),
         "dataset": dataset,
@@ -96,9 +97,28 @@ def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
             sizes.append(len(inputs))
             return inputs
 
-    alone(data(10), model=Spy(), batch_size=4, advance=lambda *, waiting: beats.append(waiting)).evaluate()
+    alone(data(10), model=Spy(), batch_size=4, advance=beats.append).evaluate()
     assert sizes == [4, 3, 3]
-    assert beats.count(False) >= 3
+    assert beats.count(Activity.ALIVE) >= 3
+
+
+def test_while_rank_0_has_the_metrics_computed_the_others_wait_for_it_and_not_it_for_them():
+    board, said, meanwhile = Board(2), ([], []), []
+
+    def slow(labels, outputs):
+        meanwhile.extend(said[0][-1:])
+        return 0.0
+
+    def evaluate(rank):
+        evaluator = make_evaluator(
+            SumOfThreads(rank, board), data(6), metrics={"slow": slow}, advance=said[rank].append
+        )
+        evaluator.evaluate()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(evaluate, range(2)))
+    assert meanwhile == [Activity.ALIVE]
+    assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 2
 
 
 class Shaped(torch.nn.Module):

@@ -84,7 +84,7 @@ def test_leaving_and_breaking_worlds_changes_nothing(make_spec, left, failures):
     for job in (calm, moved):
         job.trainer.run()
     assert moved.script.worlds == 1 + len(left) + len(failures)
-    assert moved.script.notices("evaluation") == calm.script.notices("evaluation")
+    assert moved.script.evaluations == calm.script.evaluations
     assert [report.loss for report in moved.script.reports] == [report.loss for report in calm.script.reports]
     np.testing.assert_array_equal(weights(moved), weights(calm))
     assert set(moved.learner.state.train_step.traces.values()) == {1}

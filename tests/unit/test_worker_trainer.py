@@ -12,6 +12,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
+from elasticdl.proto import elasticdl_pb2 as pb
 
 # 40 samples in batches of 10: four steps an epoch.
 STEPS_PER_EPOCH = 4
@@ -52,6 +53,7 @@ def test_evaluates_at_the_end_of_each_epoch_and_finishes(make_spec):
     job.trainer.run()
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [4, 8, 12]
     assert [entry["epoch"] for entry in job.script.notices("evaluation")] == [0, 1, 2]
+    assert all(0 < entry["seconds"] < 60 for entry in job.script.notices("evaluation"))
     finished = job.script.last_word
     assert (finished.step, finished.epochs) == (12, 3)
     assert dict(finished.metrics) == job.script.notices("evaluation")[-1]["metrics"]
@@ -71,7 +73,7 @@ def test_leaving_worlds_changes_nothing_in_what_is_done(make_spec, left):
     for job in (calm, moved):
         job.trainer.run()
     assert moved.script.worlds == len(left) + 1
-    assert moved.script.notices("evaluation") == calm.script.notices("evaluation")
+    assert moved.script.evaluations == calm.script.evaluations
     assert [report.step for report in moved.script.reports] == list(range(1, 13))
     assert [report.step for report in moved.script.reports if report.ends_epoch] == [4, 8, 12]
     assert moved.script.reports[-1].total_samples == 120
@@ -88,7 +90,7 @@ def test_a_broken_world_changes_nothing_in_what_is_done(make_spec, failure):
     for job in (calm, broken):
         job.trainer.run()
     assert broken.script.worlds == 2
-    assert broken.script.notices("evaluation") == calm.script.notices("evaluation")
+    assert broken.script.evaluations == calm.script.evaluations
     assert [report.step for report in broken.script.reports] == list(range(1, 13))
     torch.testing.assert_close(weights(broken), weights(calm), rtol=0, atol=0)
 
@@ -171,10 +173,19 @@ def test_resumes_with_the_same_order_optimizer_and_numbers(make_spec, tmp_path):
     ]
     assert second.script.reports[-1].total_samples == 120
     torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
-    seen = first.script.notices("evaluation") + second.script.notices("evaluation")
+    seen = first.script.evaluations + second.script.evaluations
     # The first was told to leave in step 6 and so before its evaluation, which the second made up for.
     assert [entry["step"] for entry in seen] == [3, 4, 6, 8, 9, 12]
-    assert seen == whole.script.notices("evaluation")
+    assert seen == whole.script.evaluations
+
+
+def test_a_checkpoint_holds_what_the_master_has_learnt_of_the_job(make_spec, tmp_path):
+    first, second = (make_job(make_spec(checkpoint_dir=str(tmp_path / "kept"))) for _ in range(2))
+    first.script.session.receive(pb.MasterMessage(welcome=pb.Welcome(learnt="at first")))
+    first.script.session.receive(pb.MasterMessage(learnt=pb.Learnt(json="later")))
+    first.trainer.run()
+    second.trainer.run()
+    assert [notice["learnt"] for notice in second.script.notices("resumed")] == ["later"]
 
 
 def test_resuming_what_is_complete_only_exports(make_spec, tmp_path):

@@ -13,7 +13,8 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from elasticdl.cli.cluster.job_streams import Told, follow_logs, read_logs
-from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
+from elasticdl.cli.cluster.stream_feed import StreamFeed
+from elasticdl.cli.job_handle import JournalFeed, Lines, choose, described, wait_for_end
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.wording import is_over
@@ -139,6 +140,9 @@ class ClusterJob:
             TlsFiles.from_mapping(files).write(Path(folder))
             title = f"the master of job {self.name} in namespace {self.client.namespace}"
             yield Endpoint(address, TlsFolder(Path(folder)), title)
+
+    def feed(self) -> JournalFeed:
+        return StreamFeed(self.master, self.has_ended, lambda: self.state().journal.splitlines())
 
     def journal(self, *, follow: bool) -> Lines:
         """The master's own, if there is one that answers; each entry is told once, whichever masters tell it."""

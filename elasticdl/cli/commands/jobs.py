@@ -20,6 +20,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.journal import STEPS
 from elasticdl.common.spec import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
@@ -70,9 +71,12 @@ def show_one(console: Console, job: JobHandle) -> None:
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
         print(wording.progress_line(status))
+        for line in wording.scaling_lines(status):
+            print(line)
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
-            print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {worker.reason}' if worker.reason else ''}")
+            why = wording.why(worker)
+            print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {why}' if why else ''}")
     if status.metrics:
         print(f"metrics: {wording.metrics_text(status.metrics)}")
     print(job.whereabouts)
@@ -91,7 +95,10 @@ _FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     with closing(find(job, given).journal(follow=follow)) as journal:
         for line in journal:
-            print(line if as_json else wording.event_line(json.loads(line)), flush=follow)
+            if as_json:
+                print(line, flush=follow)
+            elif (entry := json.loads(line))["event"] != STEPS:  # one a second, which nobody wants to read
+                print(wording.event_line(entry), flush=follow)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -67,7 +67,11 @@ def find(name: str | None, given: Given) -> JobHandle:
         return elsewhere
 
 
-def all_jobs(given: Given) -> Sequence[JobHandle]:
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
     """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
     if given["namespace"] or given["kube_context"]:
         jobs: Sequence[JobHandle] = cluster_module("cluster_job").list_jobs(given["namespace"], given["kube_context"])
@@ -77,7 +81,7 @@ def all_jobs(given: Given) -> Sequence[JobHandle]:
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs("", "") if cluster else ())]
     except ElasticDLError as error:
-        print(f"warning: the cluster's jobs are missing: {error}", file=sys.stderr, flush=True)
+        warn(f"the cluster's jobs are missing: {error}")
         return here
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from elasticdl.cli.job_handle import Lines, choose, described, wait_for_end
+from elasticdl.cli.job_handle import JournalFeed, Lines, choose, described, wait_for_end
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.wording import by_writer, merged, prefix
 from elasticdl.common.errors import UserError
@@ -22,6 +22,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
 POLL = 0.05
+FEED_BYTES = 4_000_000  # of a journal that are read at once
 LOOK_SECONDS = 0.2  # between two looks at a file that grows
 STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
 
@@ -119,8 +120,17 @@ class LocalJob:
         with connect(address.endpoint) as client:
             yield client
 
+    def feed(self) -> JournalFeed:
+        return FileFeed(self.folder.journal)
+
     def journal(self, *, follow: bool) -> Lines:
-        yield from followed(Tail(self.folder.journal).lines, lambda: follow and _goes_on(self.folder))
+        tail = Tail(self.folder.journal)
+
+        def look() -> Iterator[str]:
+            while lines := tail.lines(FEED_BYTES):  # in parts, as a long job's takes much room
+                yield from lines
+
+        yield from followed(look, lambda: follow and _goes_on(self.folder))
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
@@ -154,24 +164,48 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = 0
+        self.position = 0  # up to which it has been read
         self._rest = b""
 
-    def lines(self) -> list[str]:
-        """Whole lines that have come since the last look, without their ends."""
+    def lines(self, most: int = -1) -> list[str]:
+        """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._position)
-                fresh = file.read()
+                file.seek(self.position)
+                fresh = file.read(most) + file.readline()
         except FileNotFoundError:
             return []
-        self._position += len(fresh)
+        self.position += len(fresh)
         *whole, self._rest = (self._rest + fresh).split(b"\n")
         return [line.decode(errors="replace") for line in whole]
 
     def rest(self) -> str:
         """The unfinished last line."""
         return self._rest.decode(errors="replace")
+
+
+class FileFeed:
+    """A journal as it grows. See `elasticdl.cli.job_handle.JournalFeed`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._tail = Tail(path)
+
+    def read(self) -> tuple[bool, list[str]]:
+        try:
+            about = self._path.stat()
+            inode = about.st_ino  # which another file may be given once this one is gone
+            anew = inode != self._inode or about.st_size < self._tail.position  # another job has taken its name
+            tail = Tail(self._path) if anew else self._tail
+            lines = tail.lines(FEED_BYTES)
+        except OSError:
+            return False, []
+        self._inode, self._tail = inode, tail
+        return anew, lines
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def followed(look: Callable[[], Iterable[str]], may_grow: Callable[[], bool]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,7 @@ GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
 
 ENGINE = ("elasticdl", "engine")  # the entry of a world's store in which rank 0 says what it uses
 ENGINE_SECONDS = 10.0
+LAST_OPERATIONS = 8
 TORCH, TORCH_NCCL = "torch", "torch with NCCL"
 
 
@@ -39,6 +41,14 @@ class Endpoint:
 
     store: KvStore
     interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """``begun``: in the present world. ``last``: the newest last, in words."""
+
+    begun: int = 0
+    last: tuple[str, ...] = ()
 
 
 class Collective(ABC):
@@ -53,6 +63,8 @@ class Collective(ABC):
     def __init__(self) -> None:
         self.world: World = ALONE
         self._has_compared = False  # its engine with rank 0's
+        self._begun, self._begun_in = 0, ALONE  # operations, and in which world
+        self._last: deque[str] = deque(maxlen=LAST_OPERATIONS)
 
     @abstractmethod
     def start(self, world: World) -> None:
@@ -159,6 +171,11 @@ class Collective(ABC):
                     whole.append(part)
         return [np.concatenate(part) if part else np.empty(0, np.uint8) for part in parts if self.world.rank == 0]
 
+    def last_operations(self) -> Operations:
+        """What this member has begun in the present world, ended or not; from any thread. For people who look for the member
+        that does something else than the others."""
+        return Operations(self._begun, tuple(self._last)) if self._begun_in is self.world else Operations()
+
     @contextlib.contextmanager
     def pretend_size(self, workers: int) -> Iterator[None]:
         """Within, the world tells this number of workers: to see whether a user's function depends on it."""
@@ -168,6 +185,14 @@ class Collective(ABC):
             yield
         finally:
             self.world = world
+
+    def _count(self, name: str) -> None:
+        """An operation of this name begins."""
+        if self._begun_in is not self.world:
+            self._begun, self._begun_in = 0, self.world
+            self._last.clear()
+        self._begun += 1
+        self._last.append(name)
 
     @abstractmethod
     def _sum_array(self, array: Any, name: str) -> Any:

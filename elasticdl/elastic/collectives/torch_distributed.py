@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -25,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, memory_of_the_worker
+from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, Operations, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import break_connections
 from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
@@ -38,6 +40,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 GRACE_SECONDS = 0.05
 LOOK = timedelta(milliseconds=25)  # while waiting, for a break
 DEVICE_SECONDS = 60.0  # at most until a world's group for its GPUs is connected, or has failed
+FLIGHT_RECORDS = 4  # told of those that torch has kept
 Group: Any = dist.ProcessGroupGloo  # of which torch's annotations tell nothing
 
 
@@ -104,6 +107,21 @@ def broadcast(group: Any, tensor: torch.Tensor) -> Any:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor, options.timeout = 0, 0, COLLECTIVE_TIMEOUT
     return group.broadcast([tensor], options)
+
+
+def flight_record() -> tuple[str, ...]:
+    """The last collectives of all groups of this process, as in ``torch 12: gloo:all_reduce of Float [[100]]``."""
+    # Not public in torch: without it there is no record.
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    try:
+        entries = json.loads(dump())["entries"] if dump is not None else []
+    except (ValueError, KeyError, RuntimeError):
+        return ()
+    return tuple(
+        f"torch {entry.get('collective_seq_id')}: {entry.get('profiling_name')} of "
+        f"{', '.join(entry.get('input_dtypes', ()))} {entry.get('input_sizes')}"
+        for entry in entries[-FLIGHT_RECORDS:]
+    )
 
 
 class _Attempt:
@@ -249,6 +267,11 @@ class TorchDistributed(Collective):
                 self._device_group.abort()
         break_connections(self._endpoint.store.values(version), listening=False)
 
+    def last_operations(self) -> Operations:
+        """With what torch's own recorder has of all groups of this process, the user's included."""
+        told = super().last_operations()
+        return replace(told, last=(*told.last, *flight_record()))
+
     @contextlib.contextmanager
     def _guard(self) -> Iterator[Any]:
         """Within, an error whose cause is the world becomes `WorldBroken`, and one of memory the worker's; others pass."""
@@ -304,6 +327,7 @@ class TorchDistributed(Collective):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
+        self._count(name)
         out = torch.empty(sum(received), dtype=torch.uint8)
         options = dist.AllToAllOptions()
         options.timeout = COLLECTIVE_TIMEOUT

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from elasticdl.common.shared_values import StepReport as StepReport
+from elasticdl.common.shared_values import StepTimes
 from elasticdl.elastic.core.world import Member
 
 # Characters. What the master keeps of a job has to fit into one object of a cluster, and each worker may fail.
@@ -29,6 +30,8 @@ class Heartbeat:
     step: int
     progress: int  # grows with everything that the worker does
     waiting: bool  # in a collective
+    times: StepTimes | None = None
+    ending: bool = False  # its training function has returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ class Position:
         self._committed = False
         return [*out, Restore(self.saved)]
 
+    def loaded(self, progress: Progress) -> list[Instruction]:
+        """All parts of the state are others now; the world may break before this is told as a moment of its own."""
+        self.progress = progress
+        return [Save(Part.WITH_PARAMETERS), *self._save()]
+
     def synced(self, progress: Progress, world_version: int) -> list[Instruction]:
         self.progress, self.synced_in = progress, world_version
         self.has_state = True

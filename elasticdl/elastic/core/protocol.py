@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 
 from elasticdl.elastic.core.messages import Failed, Finished, Message, Notice, StoreEntry
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
@@ -177,11 +178,13 @@ class BatchGiven(Event):
 class Voted(Event):
     """The gradients of all members have arrived, and with them their votes.
 
-    ``remedy``: what a script should do that has made its step on too few samples.
+    ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
+    batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
     """
 
     vote: Vote
     remedy: str = ""
+    device_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +208,9 @@ class WorldLeft(Event):
 
 @dataclass(frozen=True, slots=True)
 class Advanced(Event):
-    """Something was done. ``waiting``: a collective was begun, which may last as long as another member takes."""
+    """Something was done, and this is begun."""
 
-    waiting: bool
+    activity: Activity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity, StepClock
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
@@ -26,12 +27,13 @@ class Reporting:
     def __init__(self) -> None:
         self.interval = HEARTBEAT_SECONDS
         self.clock = PauseClock()
+        self.times = StepClock()
         self.total_steps = self.total_epochs = 0
         self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
         self._sent = (0, 0)  # world and step of the last report that was sent
         self._is_reporter = False
         self._progress = 0
-        self._waiting = False
+        self._activity = Activity.UPDATE
         self._beat_at: float | None = None
         self._last_step_at: float | None = None
         self._world: World | None = None
@@ -45,17 +47,29 @@ class Reporting:
     def leave(self) -> None:
         """Between two worlds nobody reports."""
         self._is_reporter = False
+        self.times.forget()
 
-    def advance(self, *, waiting: bool) -> None:
+    def training_begins(self, now: float) -> None:
+        self.clock.mark("synced", now)
+        self.times.resume(now)
+
+    def advance(self, activity: Activity, now: float) -> None:
         self._progress += 1
-        self._waiting = waiting
+        self._activity = activity
+        self.times.turn_to(activity, now)
+
+    def voted(self, device_seconds: float, now: float) -> None:
+        self.advance(Activity.UPDATE, now)
+        self.times.passes_ended(device_seconds)
 
     def resume_clock(self, now: float) -> None:
         self.clock.resume(now)
+        self.times.resume(now)
         self._last_step_at = now
 
     def count(self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool) -> None:
         assert self._world is not None, "steps are made in a world"
+        self.times.step_made(now)
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
         self._last_step_at = now
         self._steps.append(
@@ -69,6 +83,8 @@ class Reporting:
                 world_version=self._world.version,
                 total_samples=progress.samples,
                 ends_epoch=ends_epoch,
+                gradient_variance=vote.noise.variance,
+                gradient_square=vote.noise.square,
             )
         )
 
@@ -97,8 +113,9 @@ class Reporting:
     def tick(self, world_version: int, step: int, now: float) -> list[Message]:
         out = self.flush()
         if self._beat_at is None or now - self._beat_at >= self.interval:
-            self._beat_at = now
-            out.append(Heartbeat(world_version, step, self._progress, self._waiting))
+            self._beat_at, ending = now, self._activity is Activity.END
+            waiting = ending or self._activity is Activity.WAIT
+            out.append(Heartbeat(world_version, step, self._progress, waiting, self.times.last_steps(), ending))
         return out
 
 

@@ -1,8 +1,7 @@
 """The worker's part of the protocol: the actions that the table of `elasticdl.elastic.core.lifecycle` names.
 
-`WorkerCore.step` is the only way in. An event becomes a trigger (`_trigger`); the table gives, for the state that the
-worker is in, the next state and the action. What may happen at any time, such as a message of the master, is in
-`_note`: it changes what the worker knows.
+`WorkerCore.step` is the only way in. An event becomes a trigger; the table gives the next state and the action. What may
+happen at any time, such as a message of the master, is in `_note`: it changes what the worker knows.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerSt
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.protocol import Do, On
 from elasticdl.elastic.core.reporting import Reporting
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import ALONE, World
 
@@ -147,15 +147,15 @@ class WorkerCore:
 
     def _note(self, event: p.Event, now: float) -> list[p.Instruction]:
         match event:
-            case On.COMMIT | p.BatchGiven() | p.StepMade():
-                pass  # these tell no more than what they trigger
-            case p.Advanced(waiting):
-                self.reporting.advance(waiting=waiting)
+            case On.COMMIT | p.BatchGiven() | p.StepMade():  # these tell no more than what they trigger
+                pass
+            case p.Advanced(activity):
+                self.reporting.advance(activity, now)
             case On.TICK:
                 return self._tick(now)
-            case p.Voted(vote):
+            case p.Voted(vote, _, device_seconds):
                 self.position.vote = vote
-                self.reporting.advance(waiting=False)
+                self.reporting.voted(device_seconds, now)
             case On.BATCHES_OVER:
                 self.position.batch = None
             case On.EPOCH_ENDED:
@@ -173,7 +173,7 @@ class WorkerCore:
                     return []  # the members have not got one of it each
                 self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
             case p.Loaded(progress):
-                self.position.progress = self.position.saved = progress
+                return self.position.loaded(progress)
             case p.Totals(steps, epochs):
                 self.reporting.total_steps, self.reporting.total_epochs = steps, epochs
             case p.Terminated(reason):
@@ -227,9 +227,8 @@ class WorkerCore:
         out: list[p.Instruction] = []
         if self._linger_until is not None and now >= self._linger_until and self._draining:
             out += self._drain(self._draining.reason)
-        if self.under_master:
-            out += _send(*self.reporting.tick(self.inside, self.position.progress.step, now))
-        return out
+        beat = self.reporting.tick(self.inside, self.position.progress.step, now) if self.under_master else []
+        return [*out, *_send(*beat)]
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
         holds_alone = self.world.size == 1 and self.position.has_state and self.under_master
@@ -299,7 +298,7 @@ class WorkerCore:
         return [p.Synchronize(self.world)]
 
     def _train(self, event: p.Synced, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.clock.mark("synced", now)
+        self.reporting.training_begins(now)
         self._entered_at = event.progress.step
         out = self.position.synced(event.progress, self.world.version)
         if self._draining is not None and self._draining.lingers and self.world.size > 1:
@@ -307,6 +306,7 @@ class WorkerCore:
         return [*out, p.Train(self.world)]
 
     def _begin_step(self, event: p.BatchGiven, before: WorkerState, now: float) -> list[p.Instruction]:
+        self.reporting.times.samples = sum(map(len, event.plan.micro_batches))
         return self.position.begin(event.plan, settings_changed=event.settings_changed)
 
     def _step_made(self, event: p.StepMade, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -320,7 +320,7 @@ class WorkerCore:
         return [*out, *_send(self.reporting.pause_ended(now))]
 
     def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.advance(waiting=True)
+        self.reporting.advance(Activity.WAIT, now)
         return _send(self.reporting.pause_ended(now))
 
     def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -365,8 +365,8 @@ class WorkerCore:
                 "the training function must return after the same step on all workers"
             )
         else:
-            text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}"
-            text += f": {event.remedy}" if event.remedy else ""
+            remedy = f": {event.remedy}" if event.remedy else ""
+            text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"
         self.position.batch = None
         return [p.Fail(RuntimeError, text)]
 

@@ -29,6 +29,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
@@ -283,4 +284,4 @@ class ScriptWorker:
         never is to blame as long as any of them moves, unless its world is broken: that it must leave.
         """
         if not self._session.core.broken and self._stillness.moved():
-            self._session.post(p.Advanced(waiting=True))
+            self._session.post(p.Advanced(Activity.WAIT))

@@ -6,12 +6,11 @@ that waits for it in a collective: who of them is to blame is for the master to 
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+
+from elasticdl.common.own_stacks import current_frames
 
 # Of one core, in the mean over the window. A process whose training hangs uses some, as Horovod's threads wait by looking
 # again each millisecond: where that is expensive it comes to a third of a core, with peaks above a half.
@@ -38,7 +37,7 @@ class Stillness:
     def moved(self) -> bool:
         """Whether the thread has left the call in which it was the last time, or anything was computed lately."""
         computed = self._computed()
-        frame = _frame_of(self._thread)
+        frame = current_frames().get(self._thread)
         if frame is None:
             return True  # it has ended: nothing is known of the one that may have taken over
         place = (id(frame), frame.f_lasti)
@@ -57,16 +56,3 @@ class Stillness:
             self._busy = cpu - self._cpu > BUSY * (now - self._begun)
             self._begun, self._cpu = now, cpu
         return self._busy
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """CPython holds a lock of its interpreter meanwhile. A collection then, one of whose finalizers lets other threads run
-    (TensorFlow's do), would stop the process for good as soon as one of them wants that lock.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames().get(thread)
-    finally:
-        if collects:
-            gc.enable()

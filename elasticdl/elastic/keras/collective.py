@@ -29,7 +29,10 @@ class KerasCollective(Collective):
         Raises:
             WorldBroken: a member was lost, and nothing was received.
         """
-        return tf.convert_to_tensor(tensor) if self.world.size == 1 else self._sum_tensor(tensor, name)
+        if self.world.size == 1:
+            return tf.convert_to_tensor(tensor)
+        self._count(name)
+        return self._sum_tensor(tensor, name)
 
     def sum_into(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """As `sum`, of a tensor that nobody uses again: its memory may be that of the result."""
@@ -53,6 +56,7 @@ class HorovodKeras(HorovodCollective, KerasCollective):
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         if self.world.size == 1:
             return array
+        self._count(name)
         with self._guard() as hvd, tf.device("CPU:0"):
             return np.asarray(hvd.broadcast(array, 0, name=name))
 
@@ -62,6 +66,7 @@ class HorovodKeras(HorovodCollective, KerasCollective):
             return hvd.mpi_ops._allreduce(tf.convert_to_tensor(tensor), name=name, op=hvd.Sum)
 
     def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
+        self._count(name)
         with self._guard() as hvd, tf.device("CPU:0"):
             return np.asarray(hvd.alltoall(array, np.array(sent, np.int32), name=name)[0])
 
@@ -102,6 +107,7 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
 
         def broadcast_array(self, array: Bytes, name: str) -> Bytes:
             if self.world.size > 1:
+                self._count(name)
                 with self._guard():
                     self._wait(self._begin_broadcast(torch.from_numpy(array), name))
             return array
@@ -109,6 +115,7 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
         def sum_into(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
             if self.world.size == 1 or not tensor.device.endswith("CPU:0"):
                 return self.sum(tensor, name)
+            self._count(name)
             self._sum_here(torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor)), name)
             return tensor
 

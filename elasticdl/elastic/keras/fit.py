@@ -16,6 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
 from elasticdl.elastic.keras.context import ElasticContext
@@ -218,7 +219,7 @@ class Fit(EpochDriver[FitLedger]):
 
     def on_world(self, world: World) -> None:
         self._tell_totals()
-        self._stopping = self.callbacks.agree(self._context.collective, entering=True)
+        self._stopping = self._agree(entering=True)
 
     def _begin_epoch(self, epoch: int) -> None:
         self.callbacks.on_epoch_begin(epoch)
@@ -238,8 +239,14 @@ class Fit(EpochDriver[FitLedger]):
                 found.update(self._validate(self._validation))
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
-        self._stopping = self.callbacks.agree(self._context.collective, entering=False) or self._stopping
+        self._stopping = self._agree(entering=False) or self._stopping
         self._context.post(p.On.CLOCK_RESUMED)
+
+    def _agree(self, *, entering: bool) -> bool:
+        self._context.advance(Activity.WAIT)
+        agreed = self.callbacks.agree(self._context.collective, entering=entering)
+        self._context.advance(Activity.UPDATE)
+        return agreed
 
     def _complete(self) -> None:
         self.callbacks.end()
@@ -257,11 +264,12 @@ class Fit(EpochDriver[FitLedger]):
         sums = [np.zeros(shape) for shape in shapes]
         with closing(fetch(data.dataset, batches)) as loaded:
             for batch, (inputs, targets) in zip(batches, loaded, strict=True):
-                self._context.advance(waiting=False)
+                self._context.advance(Activity.ALIVE)
                 loss, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
                 sums = [total + delta for total, delta in zip(sums, (loss * len(batch), *deltas), strict=True)]
-        self._context.advance(waiting=True)
+        self._context.advance(Activity.WAIT)
         flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
+        self._context.advance(Activity.UPDATE)
         ends = np.cumsum([total.size for total in sums])[:-1]
         loss, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
         return self._step.logs(float(loss) / len(data), deltas)

@@ -20,6 +20,7 @@ import numpy as np
 from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
@@ -132,4 +133,4 @@ class KeepAlive:
 
     def _run(self) -> None:
         while not self._stop.wait(KEEP_ALIVE_SECONDS):
-            self._advance(waiting=False)
+            self._advance(Activity.ALIVE)

@@ -18,6 +18,7 @@ import keras
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions, complete, refuse, verbosity
@@ -180,7 +181,7 @@ class _Advance(keras.callbacks.Callback):  # type: ignore[misc]
     """Tells that a worker which others may wait for gets on."""
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        own.context().advance(waiting=False)
+        own.context().advance(Activity.ALIVE)
 
     on_predict_batch_end = on_test_batch_end
 

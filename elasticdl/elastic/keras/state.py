@@ -18,6 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
@@ -101,12 +102,12 @@ class KerasState(state.TrainingState):
         Raises:
             WorldBroken: the step is torn; model and optimizer are untouched.
         """
-        self._job.advance(waiting=True)
         if self._whole is not None:
             whole, self._whole = self._whole, None
             self._before_update()
             self._voted(self._count_votes(self.train_step.whole(*whole)))
         else:
+            self._job.advance(Activity.WAIT)
             sums = self._reduce()
             self._voted(self._count_votes(self.train_step.read_report(sums)))
             self._before_update()

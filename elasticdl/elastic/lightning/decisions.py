@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.steps import Steps
 
@@ -25,24 +26,28 @@ class Decisions:
         """Rank 0's value, on all workers."""
         if self._is_passed_over():
             return value
-        self._job.advance(waiting=True)
+        self._job.advance(Activity.WAIT)
         try:
             return pickle.loads(self._job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
         except WorldBroken as failure:
             self._fall_silent("a decision", failure)
             return value
+        finally:
+            self._job.advance(Activity.UPDATE)
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""
         if not torch.is_floating_point(tensor) or self._is_passed_over():
             return tensor
-        self._job.advance(waiting=True)
+        self._job.advance(Activity.WAIT)
         total = tensor.detach().double() / self._job.size
         try:
             self._job.collective.sum_([total], "elasticdl.mean")
         except WorldBroken as failure:
             self._fall_silent("a mean", failure)
             return tensor
+        finally:
+            self._job.advance(Activity.UPDATE)
         return total.to(tensor.dtype)
 
     def _fall_silent(self, what: str, failure: WorldBroken) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.view_state import ViewState
@@ -23,7 +24,7 @@ class FitState(ViewState):
     complete: Callable[[], None]
 
     def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
-        self._job.advance(waiting=True)
+        self._job.advance(Activity.WAIT)
         self.gather()
         super().reduce(plan, objective, samples)
 

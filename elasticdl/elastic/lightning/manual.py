@@ -13,6 +13,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.fit_state import Optimizers
 from elasticdl.elastic.lightning.trainer_state import plain_holders
 from elasticdl.elastic.torch.context import ElasticContext
@@ -101,11 +102,12 @@ class Manual:
         reducer = self._reducers[trained]
         reducer.begin_counting()
         reducer.cast(leaving=False, share=0.0)
-        self._job.advance(waiting=True)
+        self._job.advance(Activity.WAIT)
         try:
             reducer.reduce()
         except WorldBroken as failure:
             raise TornStep(failure) from failure
+        self._job.advance(Activity.COMPUTE)
         for parameter, before in zip(self._parameters, earlier, strict=True):
             # Into memory of its own: the next sum of these parameters takes place where this one did.
             if before is None:

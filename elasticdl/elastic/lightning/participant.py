@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
@@ -142,7 +143,7 @@ class Participant:
     def may_give(self, batch: GlobalBatch) -> bool:
         """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
         steps = self._steps
-        self.job.advance(waiting=False)
+        self.job.advance(Activity.DATA)
         self.close_window()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite, or the script leaves the step out
             steps.close()

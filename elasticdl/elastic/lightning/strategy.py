@@ -14,6 +14,7 @@ import torch
 
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.participant import WHO, Participant
 from elasticdl.elastic.lightning.requirements import (
@@ -174,7 +175,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def _advance(self) -> None:
             """The master hears that something is being done."""
             if self._participant is not None:
-                self._participant.job.advance(waiting=False)
+                self._participant.job.advance(Activity.ALIVE)
 
         def step_again(self, batch: Any, index: int) -> Any:
             """The training step on another part of a batch."""

@@ -16,6 +16,7 @@ from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.session.stream import MasterStream
+from elasticdl.elastic.session.witness import DUMP_SHARE, DumpTimer
 
 
 def prepare_horovod(environ: Mapping[str, str]) -> None:
@@ -33,8 +34,9 @@ class MasterConnection:
 
     def __init__(self, environment: WorkerEnvironment) -> None:
         core = WorkerCore(environment.worker_id)
-        self.session = Session(core, lambda session: MasterStream(environment, session))
         self._environment = environment
+        timer = DumpTimer(os.environ, DUMP_SHARE * self.spec.heartbeat_timeout)
+        self.session = Session(core, lambda session: MasterStream(environment, session), dump_timer=timer)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -7,10 +7,8 @@ needs one.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -18,12 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.collectives.store import Key, KvStore
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.session.wire import to_event
+from elasticdl.elastic.session.witness import DumpTimer, Witness
 from elasticdl.proto import elasticdl_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ class Session:
         core: WorkerCore,
         make_stream: Callable[[Session], MasterStream] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        dump_timer: DumpTimer | None = None,
     ) -> None:
+        """``dump_timer``: is put off as long as heartbeats are sent."""
         self.core = core
         self.store = KvStore(self._put)
         self.break_collective: Callable[[int], None] = lambda version: None
+        self.witness = Witness()
         self._clock = clock
+        self._dump_timer = dump_timer
         self._stream = make_stream(self) if make_stream else None
         # A signal's handler may post while its own thread is at it: that event waits for its turn.
         self._changed = threading.Condition(threading.RLock())
@@ -56,8 +60,13 @@ class Session:
         self._stepping = False
         self._for_training: list[p.Instruction] = []
         self._jobs_place: tuple[int, int] | None = None
+        self.learnt = ""  # what the master last said of how the job scales, for checkpoints
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
+
+    def serve(self, collective: Collective) -> None:
+        """Break it when that is ordered, and tell of it where this process stands."""
+        self.break_collective, self.witness.operations = collective.break_world, collective.last_operations
 
     def open(self) -> None:
         if self._stream is not None:
@@ -71,6 +80,8 @@ class Session:
         self._closing.set()
         if self._beat.ident is not None:
             self._beat.join(timeout=CLOSE_SECONDS)
+        if self._dump_timer is not None:
+            self._dump_timer.close()
         self.post(p.On.TICK)
         self._stream.close()
 
@@ -93,6 +104,7 @@ class Session:
 
     def turn(self, event: p.Event) -> list[p.Instruction]:
         """Post an event; returns what the training thread is to do now."""
+        self.witness.thread = threading.get_ident()
         self.post(event)
         return self._take() if self._for_training else []
 
@@ -129,10 +141,13 @@ class Session:
         if message.HasField("welcome"):
             with self._changed:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
+                self.learnt = message.welcome.learnt
                 self._changed.notify_all()
         event = to_event(message, self.core.worker_id)
         if event is not None:
             self.post(event)
+        elif message.HasField("learnt"):
+            self.learnt = message.learnt.json
         elif message.HasField("kv_entry"):
             entry = message.kv_entry
             self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)
@@ -188,8 +203,7 @@ class Session:
             case p.RefuseMaster(reason) if self._stream is not None:
                 self._stream.refuse(reason)
             case p.Do.DUMP_STACKS:
-                print("elasticdl: the master asks for the stacks of all threads", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback()
+                self.witness.look(lambda fields: self.notify("worker_stuck", **fields))
             case p.BreakCollective(version, reason, entered):
                 self.store.break_world(version)
                 if entered:
@@ -202,6 +216,8 @@ class Session:
     def _tick(self) -> None:
         try:
             while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
+                if self._dump_timer is not None:
+                    self._dump_timer.arm()
                 self.post(p.On.TICK)
         except Exception as error:
             log.exception("the heartbeat has failed")

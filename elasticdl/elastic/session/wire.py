@@ -36,6 +36,8 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
         case m.Hello(_, _, members):
             fields.update(members=[_fields(member) for member in members])
             fields.update(worker_id=environment.worker_id, host=environment.host, pid=os.getpid())
+        case m.Heartbeat(times=times):
+            fields.update(times=_fields(times) if times else None)
         case m.StepReports(steps):
             fields.update(steps=[_fields(step) for step in steps])
         case m.Pause():

@@ -108,6 +108,7 @@ class TorchCollective(Collective):
         if self.world.size == 1:
             return Transfer(tensor)
         with self._guard():
+            self._count(name)
             transfer = Transfer(tensor, name, begin)
             if tensor.device.type == "cpu" or self._reduce_on_gpu:
                 transfer.staged = self._prepare(tensor)
@@ -180,6 +181,7 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
     def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
         splits = torch.tensor(sent, dtype=torch.int32)
+        self._count(name)
         with self._guard() as hvd:
             arrived, _ = self._wait(hvd.alltoall_async(torch.from_numpy(array), splits, name))
             return np.asarray(arrived)

@@ -98,6 +98,33 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+class PassTimer:
+    """How long the passes of a step take by the device's clock. On a CPU, which has none of its own: 0."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = self._end = None  # events
+
+    def begin(self) -> None:
+        self._begin, self._end = self._mark(), None
+
+    def end(self) -> None:
+        """All passes were handed to the device."""
+        self._end = self._mark()
+
+    @property
+    def seconds(self) -> float:
+        """0 if the device is not through yet: it is not waited for."""
+        if self._begin is None or self._end is None or not self._end.query():
+            return 0.0
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+    def _mark(self) -> Any:
+        if self._device.type != GPU:
+            return None
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
 # -- from the device to the host --
 
 

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, SQUARES, STOPPING, VOTE_SIZE, GradientNoise, Vote
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.flat import strides_of
-from elasticdl.elastic.torch.gpu import HostCopy
+from elasticdl.elastic.torch.gpu import HostCopy, PassTimer
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
 
@@ -41,6 +41,7 @@ class GradientReducer:
         self._collective = collective
         self._buffers = Buffers(buffers)
         device = next((each.device for each in parameters()), torch.device("cpu"))
+        self.passes = PassTimer(device)
         self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
         self._vote = torch.zeros(VOTE_SIZE + 1)
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
@@ -50,6 +51,7 @@ class GradientReducer:
             torch.zeros(0) if keeps_absent else None
         )  # of each trained parameter, workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
+        self._batch = 0  # samples of this step, if the noise of its gradients is measured
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
 
@@ -70,7 +72,9 @@ class GradientReducer:
         if self._loss is not None:
             self._loss.zero_()
         self._read_loss = None
+        self._batch = 0
         self._buffers.begin()
+        self.passes.begin()
 
     def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool) -> None:
         """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
@@ -100,9 +104,14 @@ class GradientReducer:
             # It comes to the host while the device is on the backward pass, which is not waited for.
             self._read_loss = HostCopy(self._loss)
 
+    def measure_noise(self, batch: int) -> None:
+        """All members do so in this step, which has so many samples, weighed by their counts. Their own gradients have to be
+        there at its end, so it does without `launching`."""
+        self._batch = batch if self._collective.world.size > 1 else 0
+
     def launching(self) -> AbstractContextManager[None]:
         """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
-        if self._buckets is None or self._agreed != self._collective.world.version:
+        if self._buckets is None or self._agreed != self._collective.world.version or self._batch:
             return contextlib.nullcontext()
         self._fill_vote()
         return self._buckets.launching()
@@ -116,6 +125,7 @@ class GradientReducer:
             UserError: the workers train different parameters.
             WorldBroken: gradients are gone; parameters and buffers are untouched.
         """
+        self.passes.end()
         if self._collective.world.size == 1:
             self._complete_alone(scale)
         else:
@@ -138,7 +148,10 @@ class GradientReducer:
     def _result(self) -> Vote:
         if self._loss is not None:
             self._votes[LOSS] = (self._read_loss or HostCopy(self._loss)).wait().item()
-        return Vote.of(self._votes)
+        if not self._batch or self._batch != round(self._votes[SAMPLES]):  # of others nothing was measured
+            return Vote.of(self._votes)
+        squares, reduced = self._votes[SQUARES] * self._batch**2, _square(self._trained)
+        return Vote.of(self._votes, GradientNoise.of(squares, reduced, self._batch, self._collective.world.size))
 
     def _fill_vote(self) -> None:
         self._votes[CHANGED] = self._has_changed()
@@ -163,6 +176,8 @@ class GradientReducer:
                 self._present_anywhere = torch.zeros(len(self._trained))
                 tail.append(self._present_anywhere)
             self._buckets = Buckets(self._trained, tail, self._collective)
+        if self._batch and self._votes[SAMPLES]:  # its gradients are b_i / B times the mean over its samples
+            self._votes[SQUARES] = _square(self._trained) / self._votes[SAMPLES]
         self._fill_vote()
         self._buckets.finish(scale)
         self._votes = self._vote.tolist()
@@ -171,6 +186,7 @@ class GradientReducer:
                 parameter.grad = parameter.grad if workers else None
         if self._votes[CHANGED]:
             self._sum_changed(scale)
+            self._batch = 0  # the squares were those of other gradients
 
     # -- which parameters are trained --
 
@@ -220,3 +236,13 @@ class GradientReducer:
 def _order(parameter: torch.Tensor) -> list[int]:
     """In which its elements lie, and those of its gradient."""
     return [stride for size, stride in zip(parameter.shape, strides_of(parameter), strict=True) if size > 1]
+
+
+def _square(parameters: Iterable[torch.nn.Parameter]) -> float:
+    """Of the gradients of all of these, as one vector."""
+    gradients = [each.grad for each in parameters if each.grad is not None and not each.grad.is_sparse]
+    if not gradients:
+        return 0.0
+    with torch.no_grad():
+        norms = [norm.float() for norm in torch._foreach_norm(gradients)]
+        return float(torch.stack(norms).square().sum())

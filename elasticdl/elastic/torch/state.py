@@ -16,7 +16,8 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
@@ -113,11 +114,19 @@ class TorchState(state.TrainingState):
         self._reducer.cast(
             leaving=self._job.leaving, stopping=self._wants_to_stop, share=batch.share if batch else part
         )
+        if batch and self._measures_noise:
+            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
         if backward is not None:
             with self._reducer.launching():
                 backward()
-        self._job.advance(waiting=True)
-        self._voted(self._reducer.reduce(1.0 if batch else part))
+        self._job.advance(Activity.WAIT)
+        vote = self._reducer.reduce(1.0 if batch else part)
+        self._voted(vote, self._reducer.passes.seconds)
+
+    @property
+    def _measures_noise(self) -> bool:
+        """What more workers are worth depends on it only where they make the batch larger."""
+        return not self._job.policy.fixed and self.progress.step % NOISE_STEPS == 0
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])

@@ -19,6 +19,7 @@ import torch
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
@@ -158,6 +159,7 @@ class Steps:
             self.state.begin_step()
             self.place.means = 0
         self.hand.append(given)
+        self.job.advance(Activity.COMPUTE)
 
     def weighed_backward(
         self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any], scale: float
@@ -231,7 +233,7 @@ class Steps:
         pieces = [(given, self._load_anew(given)) for given in self.hand]
         self._script.begin_remake(pieces)
         for given, samples in pieces:
-            self.job.advance(waiting=False)
+            self.job.advance(Activity.ALIVE)
             self.seed(given.batch)
             for sample in samples:
                 self._script.remake(given, sample.content, sample.weight)

@@ -21,6 +21,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
@@ -161,7 +162,7 @@ class View:
             self._draw(batch.epoch)
             batch = self.drawn[number]
         steps = self._steps
-        self._job.advance(waiting=False)
+        self._job.advance(Activity.DATA)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
         while not steps.hand:
@@ -271,11 +272,14 @@ class View:
                 if self._skipped_means >= self._begun.place.means:
                     return own
             total = torch.tensor([self._weighed(value, own)], dtype=torch.float64)
+            self._job.advance(Activity.WAIT)
             try:
                 self._job.collective.sum_([total], "elasticdl.mean")
             except WorldBroken as failure:
                 log.info("a mean is that of this worker's samples alone: %s", failure)  # the next step mends the world
                 return own
+            finally:
+                self._job.advance(Activity.UPDATE)
             return float(total)
 
     def _weighed(self, value: Any, own: float) -> float:

@@ -10,6 +10,7 @@ import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.reducer import GradientReducer
@@ -67,8 +68,9 @@ class ViewState(TorchState):
             rank = self._job.world.rank
             self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
         self._reducer.cast(leaving=self._job.leaving, share=share)
-        self._job.advance(waiting=True)
-        self._voted(self._reducer.reduce())
+        self._job.advance(Activity.WAIT)
+        vote = self._reducer.reduce()
+        self._voted(vote, self._reducer.passes.seconds)
 
     @property
     def has_gradients(self) -> bool:

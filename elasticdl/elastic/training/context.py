@@ -28,6 +28,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
@@ -100,7 +101,7 @@ class JobContext(ABC, Generic[CollectiveT]):
                 link.close()
             raise
         context = cls(link.session, collective, policy, seed)
-        link.session.break_collective = collective.break_world
+        link.session.serve(collective)
         if not opened:
             link.open()
         context._closers.callback(collective.close)
@@ -188,7 +189,7 @@ class JobContext(ABC, Generic[CollectiveT]):
             self._next_world(state, Hooks())
 
     def end(self, state: TrainingState) -> None:
-        """The script is done; return when all members' are, so that one that is lost has somebody to do its part."""
+        """The script is done; return when all members' are: who is lost till then has somebody to do its part."""
         with self._handing_over(state):
             world: World | None = self.world
             while world is not None:
@@ -196,9 +197,9 @@ class JobContext(ABC, Generic[CollectiveT]):
                 world = self._next_world(state, Hooks())
         self.collective.stop()
 
-    def advance(self, *, waiting: bool) -> None:
-        """Something is done, or begun that may last as long as another member takes."""
-        self.session.post(p.Advanced(waiting))
+    def advance(self, activity: Activity) -> None:
+        """Something was done, and this is begun."""
+        self.session.post(p.Advanced(activity))
 
     def adopt(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
         """From now on the core speaks of this state, except in a world, whose members train another.
@@ -331,7 +332,7 @@ class JobContext(ABC, Generic[CollectiveT]):
                 case p.Warn(message):
                     self.warn(message)
                 case p.Do.CAST_END_VOTE if self._state:
-                    self.session.post(p.Advanced(waiting=True))
+                    self.session.post(p.Advanced(Activity.END))
                     self._tell(p.Voted(self._state.cast_end_vote()))
                 case p.LeaveJob(reason, checkpoint, drained):
                     raise Stopped(reason, checkpoint=checkpoint, drained=drained)
@@ -373,16 +374,14 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.session.notify("resumed", **where, path=str(path))
 
     def _warn_of_double_correction(self, state: TrainingState) -> None:
-        if state.rate is None:
-            return
-        warning = state.rate.double_correction(state.progress.epoch, self.collective.pretend_size(self.size + 1))
-        if warning:
+        epoch, pretended = state.progress.epoch, self.collective.pretend_size(self.size + 1)
+        if state.rate and (warning := state.rate.double_correction(epoch, pretended)):
             self.warn(warning)
 
     @contextlib.contextmanager
     def _told_of_sigterm(self) -> Iterator[None]:
         in_main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGTERM, self._on_sigterm) if in_main else None
+        before = in_main and signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.context import JobContext
 
 BatchT = TypeVar("BatchT", bound="StepBatch")
@@ -63,9 +64,10 @@ class StepBatch:
             )
         for number in range(len(self.plan.micro_batches)):
             self.require_present()
-            self._job.advance(waiting=False)
+            self._job.advance(Activity.DATA)
             self.micro_batch = number
             sample = next(self._samples, _END)
+            self._job.advance(Activity.COMPUTE)
             if sample is _END:
                 raise RuntimeError("nothing was loaded for this batch: iterate over it within the loop that gave it")
             yield sample

@@ -249,9 +249,9 @@ class TrainingState(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._load_own(state)
         self._load_values(state["values"])
-        self._job.post(p.Loaded(Progress(**state["progress"])))
         if self.rate is not None and state["rate"] is not None:
             self.rate.state = RateState(**state["rate"])
+        self._job.post(p.Loaded(Progress(**state["progress"])))
 
     def write(self, file: IO[bytes]) -> None:
         """All of the state, for a worker of the same job."""
@@ -311,13 +311,13 @@ class TrainingState(ABC):
     def _wants_to_stop(self) -> bool:
         return self.stopping and self._job.world.rank == 0
 
-    def _voted(self, vote: Vote) -> None:
-        """The gradients of all members have arrived.
+    def _voted(self, vote: Vote, device_seconds: float = 0.0) -> None:
+        """The gradients of all members have arrived; see `p.Voted`.
 
         Raises:
             RuntimeError: the members do not make the same step.
         """
-        self._job.post(p.Voted(vote, self._remedy))
+        self._job.post(p.Voted(vote, self._remedy, device_seconds))
 
     def _before_update(self) -> None:
         """The parameters change next."""

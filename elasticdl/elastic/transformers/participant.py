@@ -19,6 +19,7 @@ import torch
 from transformers.trainer_callback import ProgressCallback
 
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
@@ -225,7 +226,7 @@ class Participant:
     def _begin_step(self, epoch: int, number: int) -> None:
         """The world may change here."""
         steps = self._begun
-        self._job.advance(waiting=False)
+        self._job.advance(Activity.DATA)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             steps.close()
         while True:
@@ -262,11 +263,13 @@ class Participant:
     def _sum(self, like: Any, samples: list[Any]) -> Any:
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
+        self._job.advance(Activity.WAIT)
         try:
             self._job.collective.sum_([total], "elasticdl.items")
         except WorldBroken as failure:
             log.info("items are counted again: %s", failure)  # as the step that follows is torn
             total.fill_(1.0)
+        self._job.advance(Activity.COMPUTE)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
@@ -334,13 +337,14 @@ class Participant:
         """Until it is there, or has not come for long."""
         deadline = time.monotonic() + CHECKPOINT_SECONDS
         while not is_whole(folder) and time.monotonic() < deadline:
-            self._job.advance(waiting=True)
+            self._job.advance(Activity.WAIT)
             if self._job.session.core.broken:
                 self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
                 self.tell_rank()
             if self.is_first:
                 self._write_unwritten()
             time.sleep(POLL_SECONDS)
+        self.advance()
 
     def _write_unwritten(self) -> None:
         """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
@@ -368,7 +372,7 @@ class Participant:
         self._place.outside = RandomStreams.capture()
 
     def advance(self) -> None:
-        self._job.advance(waiting=False)
+        self._job.advance(Activity.ALIVE)
 
     def end_of_training(self) -> None:
         """There is no further step."""

@@ -88,6 +88,10 @@ def companions(parts: Parts) -> list[Manifest]:
     data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
     made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    if spec.share_queue:
+        claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
+        labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
+        made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
     # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
     # out. Metrics may be collected from any namespace; the certificate decides who gets them.
     own = {"matchLabels": {names.JOB_LABEL: job}}
@@ -114,10 +118,16 @@ def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
-def rules(job: str, *, announces: bool = True) -> list[Manifest]:
-    """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand."""
+def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Manifest]:
+    """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand.
+
+    ``shares``: it shares a queue with other jobs, whose claims it reads.
+    """
+    group, claim = "coordination.k8s.io", names.claim_name(job)
     return [
+        *([_rule(group, "leases", ["list"]), _rule(group, "leases", ["patch"], claim)] if shares else []),
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
+        _rule("", "pods/log", ["get"]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
@@ -129,9 +139,13 @@ def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manife
     return {**made, "resourceNames": [only]} if only else made
 
 
+def _rules(parts: Parts) -> list[Manifest]:
+    return rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
+
+
 def _account(parts: Parts) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": rules(parts.spec.job_name, announces=parts.announces)}
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": _rules(parts)}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),
         "roleRef": {"apiGroup": group, "kind": "Role", "name": name},

@@ -11,6 +11,9 @@ ROLE_LABEL = "elasticdl.org/role"
 WORKER_LABEL = "elasticdl.org/worker"  # its id
 # Which of the job's places a worker takes: 0 is the first to be filled and the last to be given up.
 PLACE_LABEL = "elasticdl.org/place"
+# Of a job's claim: the queue that it shares with others, and what it claims.
+QUEUE_LABEL = "elasticdl.org/share-queue"
+CLAIM_ANNOTATION = "elasticdl.org/claim"
 ELASTIC_LABEL = "elastic"
 CONTAINER = "elasticdl"  # in every pod of a job, so that one template fits all
 MASTER_PORT = 50001
@@ -49,6 +52,11 @@ def environment_name(job: str) -> str:
 
 def state_name(job: str) -> str:
     return f"{job}-state"
+
+
+def claim_name(job: str) -> str:
+    """Of the Lease by which it shares a queue."""
+    return f"{job}-claim"
 
 
 def master_address(job: str, namespace: str) -> str:

@@ -6,23 +6,23 @@ the whole: whether workers are to be launched or let go, whether a world can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.fleet import Departure, Fleet
 from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, STARTING, Trigger, WorkerState
+from elasticdl.master.core.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
 from elasticdl.master.core.liveness import Liveness
-from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
+from elasticdl.master.core.patience import Patience
+from elasticdl.master.core.rendezvous import Rendezvous
+from elasticdl.master.core.sizing import Sizing
+from elasticdl.master.core.slowness import SlowWorkers
 from elasticdl.master.core.snapshot import JobSnapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.transitions import Ending, Happening, Transitions
 from elasticdl.master.core.values import Settings, World
+from elasticdl.master.core.watching import Watch
 from elasticdl.master.core.worker_record import NotificationLevel, Pulse, WorkerRecord
 
-# Between asking a stuck worker for its stacks and killing it.
-TIME_TO_DUMP = 1.0
 _S = WorkerState
 
 
@@ -35,8 +35,11 @@ class Coordinator:
         self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
-        self.liveness = Liveness(self.records, settings.heartbeat_timeout, settings.progress_timeout)
+        self.liveness = Liveness(self.records, settings.heartbeat_timeout, Patience(settings.progress_timeout))
+        self.slow_workers = SlowWorkers(replace=settings.replace_slow)
+        self.watch = Watch(self.records, self.liveness, self.rendezvous, settings, self.give_up)
         self.training = Training.restore(past.training)
+        self.sizing = Sizing(settings, past, self.rendezvous, self.training)
         self.listening = False  # another master came before, and it is not known yet what there is
 
     def act(self, event: e.Event, now: float) -> list[Instruction]:
@@ -48,6 +51,8 @@ class Coordinator:
             case e.ScaleRequested(workers):
                 self.limits = workers
                 return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
+            case e.NeighboursSeen(claims):
+                return [*self.sizing.see(claims, self.limits, now), *self.reconcile(now)]
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
@@ -55,6 +60,8 @@ class Coordinator:
                 self.ending.decide(Outcome(Phase.STOPPED, event.reason, checkpoint=checkpoint))
                 out: list[Instruction] = [Record("stop_requested", {"reason": event.reason, "checkpoint": checkpoint})]
                 return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
+            case e.StacksFound():
+                return self.watch.found(event, now)
             case e.WorkerFinished():
                 return self.finished(event, now)
             case e.WorkerEvent():
@@ -68,16 +75,19 @@ class Coordinator:
     def _hear(self, event: e.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
         """What a worker has said that still counts, or what was said about it."""
         match event:
-            case e.WorkerPending(_, reason) if not record.pid:
+            case e.WorkerPending(_, reason, node) if not record.pid:
+                record.node = node
                 known = (record.state, record.reason) == (_S.PENDING, reason)
                 out = [] if known else self._fire(record, Trigger.NO_PLACE, Happening(now, reason))
                 if self.fleet.nobody_comes:  # who waits for a replacement may have its place
                     waiting = self.rendezvous.lingering()
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
-            case e.WorkerPlaced(_, host, pid) if not record.pid and record.state in STARTING:
-                record.host, record.pid = host, pid
-                if not self.settings.own_program:  # which may do without the library, and then never connects
+            case e.WorkerPlaced(_, host, pid, node) if not record.pid and record.state in STARTING:
+                record.host, record.pid, record.node = host, pid, node
+                if self.settings.own_program:  # which may do without the library, and then never connects
+                    record.quiet_since = now
+                else:
                     record.deadline = now + self.settings.start_timeout
                 return self._fire(record, Trigger.PLACED, Happening(now, record.reason))
             case e.WorkerConnected():
@@ -163,7 +173,8 @@ class Coordinator:
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, happening)
         if held_place and not record.holds_place and record.state not in DONE:
-            self.fleet.departures.append(departure or f"worker {record.worker_id} leaves")
+            why = departure or f"worker {record.worker_id} leaves"
+            self.fleet.departures.append(Departure(why, away_from=record.node if record.slow else ""))
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out
@@ -174,66 +185,22 @@ class Coordinator:
         self.forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
-        out: list[Instruction] = []
-        for record, reason in self.liveness.silent(now):
-            out += self.give_up(record, reason, now)
-        for record in self._late(now):
-            if record.lingers or record.state in LEAVING:
-                out += self.give_up(record, f"had not left {self.settings.stop_grace:g} s after it was to", now)
-        stuck, late = self._find_stuck(now), [record for record in self._late(now) if record.live]
-        suspects = {record.worker_id for record in (*stuck, *late)}
-        for record in self.records.values():
-            if record.worker_id not in suspects:
-                record.kill_at = None
-        limit = f"no progress for {self.settings.progress_timeout:g} s"
-        if self._hangs(now):
-            hangs = f"{limit}, all members wait for one another"
-            self.rendezvous.begin(now, broken=True).causes[NOBODY] = hangs
-        out += self._warn_or_give_up(stuck, limit, now)
-        late_reason = f"not ready {self.settings.start_timeout:g} s after its start"
-        out += self._warn_or_give_up(late, late_reason, now, crashed=True)
+        out = [*self.watch.look(now), *self._judge_slow(now), *self.sizing.claim(self.limits, now)]
         return [*out, *self.reconcile(now)]
+
+    def _judge_slow(self, now: float) -> list[Instruction]:
+        records, to_replace = self.slow_workers.judge(self.rendezvous.of(_S.MEMBER), now)
+        out: list[Instruction] = []
+        for record in () if self.liveness.patience.ending else to_replace:
+            why = f"worker {record.worker_id} is slow: {record.slow}"
+            out += self._fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why), departure=why)
+        return [*out, *records]
 
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
         absence = self.liveness.forgive_own_absence(now)
         self.ending.deadline += absence
         return absence
-
-    def _late(self, now: float) -> list[WorkerRecord]:
-        """Those whose time to get ready, or to leave, is over."""
-        return [r for r in self.records.values() if r.deadline is not None and now > r.deadline]
-
-    def _find_stuck(self, now: float) -> list[WorkerRecord]:
-        """Who makes no progress and has no excuse. A broken world must be left, so there waiting for others is none."""
-        members = self.liveness.still(self.rendezvous.active_members(), now)
-        blamed = [r for r in members if self.rendezvous.broken or not (r.pulse and r.pulse.waiting)]
-        return [*blamed, *self.liveness.still(self.rendezvous.of(_S.EXCLUDED), now)]
-
-    def _hangs(self, now: float) -> bool:
-        """All members wait for one another."""
-        members = self.rendezvous.active_members()
-        waiting = [r for r in self.liveness.still(members, now) if r.pulse and r.pulse.waiting]
-        return bool(members) and len(waiting) == len(members) and not self.rendezvous.broken
-
-    def _warn_or_give_up(
-        self, records: Sequence[WorkerRecord], reason: str, now: float, *, crashed: bool = False
-    ) -> list[Instruction]:
-        """Have them show where they are stuck, and give them up a moment later."""
-        out: list[Instruction] = []
-        for record in records:
-            if record.kill_at is None:
-                record.kill_at = now + TIME_TO_DUMP
-                warning = f"worker {record.worker_id}: {reason}"
-                if record.connected:
-                    out.append(i.DumpStacks(record.worker_id))
-                    warning += "; its stacks are in its log"
-                out.append(Record("warning", {"message": warning}))
-            elif now >= record.kill_at:
-                if crashed:  # others may do no better, so it counts against the job
-                    record.failure = record.failure or reason
-                out += self.give_up(record, reason, now)
-        return out
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
@@ -247,15 +214,16 @@ class Coordinator:
         if self.listening or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
             return []
         out: list[Instruction] = []
-        missing, too_many = self.fleet.plan(self.limits.maximum, rendezvous.retention_order, now)
-        reason = f"the job was scaled to at most {self.limits.maximum}"
+        most, reason = self.sizing.most(self.limits)
+        missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"
             out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
         for _ in range(missing):
-            record, replaces = self.fleet.launch()
-            fields = {"worker": record.worker_id, "reason": record.reason, "replaces": replaces}
-            out += [i.LaunchWorker(record.worker_id, record.reason), Record("worker_launched", fields)]
+            record, departure = self.fleet.launch()
+            fields = {"worker": record.worker_id, "reason": record.reason, "replaces": departure is not None}
+            launch = i.LaunchWorker(record.worker_id, record.reason, departure.away_from if departure else "")
+            out += [launch, Record("worker_launched", fields)]
         return out
 
     def advance(self, now: float) -> list[Instruction]:
@@ -271,9 +239,9 @@ class Coordinator:
         if rendezvous.reopened:
             self._reopen(now)
             out += self.reconcile(now)
-        rendezvous.let_newcomers_in(now, self.limits)
+        rendezvous.let_newcomers_in(now, self.sizing.allowed(self.limits))
         out += self._tell_members(now)
-        if world := rendezvous.next_world(now, self.limits):
+        if world := rendezvous.next_world(now, self.sizing.allowed(self.limits)):
             out += self._publish(world, now)
         if self._is_complete():
             self.ending.decide(Outcome(Phase.SUCCEEDED, "training is complete"))

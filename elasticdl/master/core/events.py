@@ -12,8 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core.sharing import Claim
+from elasticdl.master.core.speedup import Curve, Observation
 from elasticdl.master.core.values import Member
 from elasticdl.master.core.values import StepReport as StepReport
+from elasticdl.master.core.values import StepTimes as StepTimes
 
 
 class ExitCause(StrEnum):
@@ -72,6 +75,8 @@ class HeartbeatReceived(WorkerEvent):
     step: int
     progress: int
     waiting: bool
+    times: StepTimes | None = None
+    ending: bool = False  # it has returned from its training
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class FoundWorker:
     pid: int = 0
     over: bool = False  # its process has ended; a WorkerExited follows
     doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +159,19 @@ class WorkersFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPending(WorkerEvent):
-    """There is no place for this worker yet; the launcher goes on trying."""
+    """This worker can't run yet; the launcher goes on trying. ``node``: where its place is, if it waits only for its start."""
 
     reason: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaced(WorkerEvent):
-    """The worker's process has been started."""
+    """The worker's process has been started. ``node``: of a cluster, on which it is."""
 
     host: str
     pid: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +188,44 @@ class WorkerExited(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StacksFound(WorkerEvent):
+    """The answer to `ReadStacks`. ``text``: with the dump that the worker has left, if any. ``state``: in words, if its process
+    can't run, or why nothing is known."""
+
+    text: str
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LauncherFailed(Event):
     """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
 
     reason: str
+
+
+# ---- from other jobs ----
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursSeen(Event):
+    """What the other jobs of the queue claim at present."""
+
+    claims: tuple[Claim, ...]
+
+
+# ---- from those who measure ----
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingLearnt(Event):
+    """How fast the job is with how many workers, from the steps so far.
+
+    ``workers``: how many made the newest steps, and enough of them to judge by.
+    """
+
+    workers: int
+    observations: tuple[Observation, ...]
+    curve: Curve
 
 
 # ---- from the store ----

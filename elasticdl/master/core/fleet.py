@@ -21,7 +21,7 @@ gave it up; else its exit code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elasticdl.master.core.events import ExitCause, WorkerExited
 from elasticdl.master.core.lifecycle import DONE, WorkerState
@@ -88,6 +88,14 @@ def after_training(event: WorkerExited) -> tuple[str, str]:
     return "", f"{late}; what its program does after training may not have been done"
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Of a worker that is to be replaced. ``away_from``: its node, if that may be to blame."""
+
+    reason: str
+    away_from: str
+
+
 class Crashes:
     """Counts crashes: says how long a replacement has to wait, and when the job can't go on."""
 
@@ -134,7 +142,7 @@ class Fleet:
     def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
-        self.departures: list[str] = []  # why replacements are due
+        self.departures: list[Departure] = []  # for which replacements are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
         self.crashes = Crashes(past.crashes)
         self.next_id = past.next_id
@@ -186,10 +194,10 @@ class Fleet:
         taken = sum(record.holds_place for record in records) + self.crashes.held(now)
         return max(0, wanted - taken), []
 
-    def launch(self) -> tuple[WorkerRecord, bool]:
-        """A new worker, and whether it replaces another."""
-        replaces = bool(self.departures)
-        reason = f"in place of one that left: {self.departures.pop(0)}" if replaces else "asked for"
+    def launch(self) -> tuple[WorkerRecord, Departure | None]:
+        """A new worker, and which other's place it takes, if it does."""
+        departure = self.departures.pop(0) if self.departures else None
+        reason = f"in place of one that left: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         self.next_id += 1
-        return record, replaces
+        return record, departure

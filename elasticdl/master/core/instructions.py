@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.common.shared_values import StepReport
+from elasticdl.common.shared_values import Pace, StepReport
+from elasticdl.master.core.learnt import Learnt
+from elasticdl.master.core.sharing import Claim
 from elasticdl.master.core.values import Member as Member
 from elasticdl.master.core.values import Outcome as Outcome
 from elasticdl.master.core.values import Phase as Phase
@@ -76,6 +78,14 @@ class DumpStacks(Instruction):
     worker_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class TellLearnt(Instruction):
+    """Whoever writes a checkpoint puts this into it."""
+
+    worker_ids: tuple[int, ...]
+    json: str
+
+
 # ---- to the store ----
 
 
@@ -99,12 +109,21 @@ class AdoptWorld(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorker(WorkerInstruction):
-    """It has never been launched before."""
+    """It has never been launched before. ``away_from``: a node to avoid, if there is another."""
+
+    away_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminateWorker(WorkerInstruction):
     """Ask the process to end (SIGTERM); for workers that have no session to be told over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStacks(Instruction):
+    """Find out where a worker stands that does not answer; `StacksFound` tells."""
+
+    worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +135,18 @@ class KillWorker(WorkerInstruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Recall(Instruction):
+    """What an earlier job has learnt, from whose checkpoint this one goes on."""
+
+    learnt: Learnt
+
+
+@dataclass(frozen=True, slots=True)
 class NewSteps(Instruction):
     """Those that were not reported before."""
 
     steps: tuple[StepReport, ...]
+    pace: Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +155,13 @@ class Record(Instruction):
 
     event: str
     fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishClaim(Instruction):
+    """To the other jobs of the queue."""
+
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +174,4 @@ class EndJob(Instruction):
 
 
 # These come before `SaveState`: no successor must know of them, and workers wait for some.
-UNSAVED = (AnnounceChange, BreakWorld, DumpStacks, Record, NewSteps)
+UNSAVED = (AnnounceChange, BreakWorld, DumpStacks, ReadStacks, Record, NewSteps, TellLearnt, Recall, PublishClaim)

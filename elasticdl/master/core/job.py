@@ -14,8 +14,10 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.coordinator import Coordinator
 from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
+from elasticdl.master.core.learnt import Learnt
 from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
 from elasticdl.master.core.recovery import Recovery
+from elasticdl.master.core.slowness import pace_of
 from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
@@ -34,6 +36,8 @@ class JobView:
     world_version: int
     last_change: str
     limits: WorkerRange
+    advice: str  # how fast it is with how many workers
+    decision: str  # why it wants as many as it does
     workers: tuple[WorkerView, ...]
 
 
@@ -53,6 +57,11 @@ class Job:
         """What the training has achieved so far."""
         return self._workers.training
 
+    @property
+    def learnt(self) -> Learnt:
+        """How it scales, as far as it knows."""
+        return self._workers.sizing.learnt
+
     def step(self, event: e.Event, now: float) -> list[Instruction]:
         if self._phase.final:
             return []
@@ -65,10 +74,17 @@ class Job:
             case e.ProgressReported():
                 steps, milestones = self._workers.training.report(event, now)
                 self._workers.fleet.crashes.trained(len(steps))
-                return self._in_order([i.NewSteps(steps), *milestones]) if milestones else [i.NewSteps(steps)]
+                self._workers.liveness.patience.stepped(steps, event.total_steps, now)
+                news = i.NewSteps(steps, pace_of(self._workers.rendezvous.of(_S.MEMBER)))
+                return self._in_order([news, *milestones]) if milestones else [news]
+            case e.NoticeReported(event="worker_stuck"):
+                return self._workers.watch.told(event, now)
             case e.NoticeReported():
                 self._workers.training.notice(event)
-                return self._in_order([Record(event.event, {**event.fields, "worker": event.worker_id})])
+                return self._in_order(self._workers.sizing.notice(event, now))
+            case e.ScalingLearnt():  # the next tick acts on it
+                learnt = [] if self._recovery else self._workers.sizing.learn(event, self._workers.limits, now)
+                return self._in_order(learnt)
             case e.StateSaveStalled(problem):
                 self._workers.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
@@ -94,7 +110,8 @@ class Job:
         if self._recovery:  # of those whom it has found nothing is known yet
             workers = self._past.workers
         numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
-        return replace(self._durable(), training=numbers, workers=workers, crashes=crashes)
+        learnt = self._workers.sizing.learnt
+        return replace(self._durable(), training=numbers, workers=workers, crashes=crashes, learnt=learnt)
 
     def view(self) -> JobView:
         world, outcome = self._workers.rendezvous.world, self._workers.ending.outcome
@@ -108,6 +125,8 @@ class Job:
             world_version=self._workers.rendezvous.version,
             last_change=world.reason if world else "",
             limits=self._workers.limits,
+            advice=self._workers.sizing.advice,
+            decision=self._workers.sizing.decision(self._workers.limits),
             workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 
@@ -211,6 +230,7 @@ class Job:
             self._phase,
             self._workers.ending.outcome,
             TrainingSnapshot(self._workers.training.epochs_done),
+            target=self._workers.sizing.target,
         )
 
     def _in_order(self, out: list[Instruction]) -> list[Instruction]:

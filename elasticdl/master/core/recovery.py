@@ -34,7 +34,8 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
         state = WorkerState.STARTING if found.host else WorkerState.PENDING
         known = WorkerSnapshot(found.worker_id, state, "found by this master")
     state = WorkerState.INITIALIZING if known.state in LIVE and known.state not in STARTING else known.state
-    record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.pid, unheard=True, ready=known.ready)
+    record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.node, found.pid)
+    record.unheard, record.ready = True, known.ready
     record.world_version, record.failure = known.world_version, known.failure
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
     if state in LEAVING:

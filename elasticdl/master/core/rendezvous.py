@@ -74,6 +74,21 @@ class Rendezvous:
         """Those who train, or leave their world and have not asked for the next."""
         return self.of(_S.MEMBER)
 
+    def places(self) -> tuple[int, int]:
+        """Workers that have a place, those that leave among them, and such as wait for one.
+
+        One that is being started has its place, though its image may take minutes. So may one that was just asked for: if
+        not, that is told in moments.
+        """
+        there = [record for record in self._records.values() if record.state is not _S.COMPLETED]
+        held = sum(bool(record.pid or record.node) or record.state is _S.STARTING for record in there)
+        return held, sum(record.state is _S.PENDING and not record.node for record in there)
+
+    @property
+    def live(self) -> int:
+        """Workers that are there, or on their way, and not leaving."""
+        return sum(record.live for record in self._records.values())
+
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
         return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=lambda r: r.queued_at)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core.learnt import Learnt
 from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.values import Outcome, Phase, World
 
@@ -74,6 +75,8 @@ class JobSnapshot:
     training: TrainingSnapshot = field(default_factory=TrainingSnapshot)
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
     crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
+    target: int = 0  # workers that the policy wants; 0 if there is none
+    learnt: Learnt = field(default=Learnt(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Transitions:
         self._settings = settings
         self._actions: Mapping[Action, Callable[[WorkerRecord, Happening], Instruction | None]] = {
             Action.NOTE_PENDING: lambda r, h: _note("worker_pending", r, reason=h.reason),
-            Action.NOTE_STARTED: lambda r, h: _note("worker_started", r, host=r.host, pid=r.pid),
+            Action.NOTE_STARTED: lambda r, h: _note("worker_started", r, host=r.place, pid=r.pid),
             Action.NOTE_READY: lambda r, h: _note("worker_ready", r),
             Action.NOTE_DRAINING: lambda r, h: _note("worker_draining", r, reason=h.reason),
             Action.TAKE_POSITION: self._take_position,
@@ -87,13 +87,16 @@ class Transitions:
 
     def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
-        record.kill_at = None
+        record.suspicion, record.remark = None, ""
         if record.state in LEAVING and not overstays:
             record.deadline = happening.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:
             record.deadline = happening.now + self._settings.start_timeout
         elif record.state in _NO_DEADLINE and not record.lingers:
             record.deadline = None
+        if record.state is not WorkerState.STARTING:
+            ended = record.state is WorkerState.FINISHED and self._settings.own_program
+            record.quiet_since = happening.now if ended else None
         if record.state in (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.KILLING):
             record.pulse = None
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from elasticdl.common.shared_values import Member as Member
+from elasticdl.common.shared_values import Pace as Pace
 from elasticdl.common.shared_values import StepReport as StepReport
-from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.common.shared_values import StepTimes as StepTimes
+from elasticdl.common.spec import AUTO, JobSpec, WorkerRange
 
 
 class Phase(StrEnum):
@@ -57,15 +59,22 @@ class Settings:
     join_window: float = 0.3
     start_timeout: float = 600.0
     heartbeat_timeout: float = 10.0
-    progress_timeout: float = 300.0
+    progress_timeout: float | None = None  # learnt
     stop_grace: float = 30.0
     # For workers to come back to a master that was started again: its address may take long to be known everywhere.
     recovery_timeout: float = 60.0
+    scale_policy: str = "all"
+    min_efficiency: float = 0.0
     # The workers run the user's own program, which may never connect.
     own_program: bool = False
+    replace_slow: bool = False
+    job_name: str = ""
+    share_queue: str = ""
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> Settings:
         names = {field.name for field in fields(cls)} - {"workers", "own_program"}
-        times = {name: getattr(spec, name) for name in names}
-        return cls(spec.num_workers, own_program=bool(spec.command), **times)
+        given = {name: getattr(spec, name) for name in names}
+        if spec.progress_timeout == AUTO:
+            given["progress_timeout"] = None
+        return cls(spec.num_workers, own_program=bool(spec.command), **given)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
+from elasticdl.master.core.standing import Suspicion
+from elasticdl.master.core.values import StepTimes
+
+MOST_FACTOR = 99.0  # of what the others need; above it they need next to nothing
 
 _SHOWN = {
     WorkerState.PENDING: "pending",
@@ -36,6 +40,20 @@ class WorkerView:
     host: str
     pid: int
     reason: str
+    remark: str  # what is the matter with it, if anything
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a slow worker needs longer for than the median worker."""
+
+    phase: str  # data, compute or update
+    factor: float
+    seconds: float  # a step, by which the others are held up
+
+    def __str__(self) -> str:
+        factor = f"{self.factor:.1f}" if self.factor <= MOST_FACTOR else f"over {MOST_FACTOR:.0f}"
+        return f"{self.phase} {factor}x the others"
 
 
 @dataclass(slots=True)
@@ -46,6 +64,9 @@ class Pulse:
     moved: float  # when its count of progress last changed
     progress: int = -1
     waiting: bool = False  # blocked inside a collective
+    times: StepTimes | None = None  # of its steps in the present world
+    steps: int = 0  # that were seen since something new was asked of it
+    trained: float = 0.0  # seconds
 
 
 @dataclass(slots=True)
@@ -54,6 +75,7 @@ class WorkerRecord:
     reason: str  # why it is in its state
     state: WorkerState = WorkerState.STARTING
     host: str = ""
+    node: str = ""  # of a cluster, on which it is
     pid: int = 0
     connected: bool = False
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
@@ -61,7 +83,9 @@ class WorkerRecord:
     lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     deadline: float | None = None  # until it has to be ready, or gone
-    kill_at: float | None = None  # it was asked for its stacks
+    quiet_since: float | None = None  # a user's own program does, without a session, what nobody knows
+    suspicion: Suspicion | None = None  # it was asked where it stands
+    remark: str = ""  # what is wrong with it, for people
     pulse: Pulse | None = None  # None if silence means nothing
     # of its last JoinRequested; the step also of its heartbeats while it is in a world or leaves
     step: int = 0
@@ -73,6 +97,12 @@ class WorkerRecord:
     world_version: int = 0
     rank: int = -1
     notified: NotificationLevel = NotificationLevel.NOTHING
+    slow: Verdict | None = None  # it holds the others up
+
+    @property
+    def place(self) -> str:
+        """Where a person looks for it."""
+        return self.node or self.host
 
     @property
     def live(self) -> bool:
@@ -97,4 +127,6 @@ class WorkerRecord:
     def view(self) -> WorkerView:
         state = "draining" if self.lingers else _SHOWN.get(self.state, "draining")
         reason = "finished" if self.state is WorkerState.FINISHED else self.reason
-        return WorkerView(self.worker_id, state, self.rank if state == "member" else -1, self.host, self.pid, reason)
+        rank = self.rank if state == "member" else -1
+        remark = self.remark or (f"slow: {self.slow}" if self.slow and rank >= 0 else "")
+        return WorkerView(self.worker_id, state, rank, self.place, self.pid, reason, remark)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from elasticdl.master.core.events import FoundWorker, LauncherFailed, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import (
+    FoundWorker,
+    LauncherFailed,
+    StacksFound,
+    WorkerExited,
+    WorkerPending,
+    WorkerPlaced,
+)
 
-Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | LauncherFailed], None]
+Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | LauncherFailed], None]
+
+
+STACKS_SECONDS = 3.0
 
 
 class Launcher(Protocol):
     """Runs workers and reports what becomes of them, on the event loop that called it.
 
-    For each worker launched: `WorkerPending` while there is no place (again when the reason changes), `WorkerPlaced`
+    For each worker launched: `WorkerPending` while it can't run (again when the reason changes), `WorkerPlaced`
     once it runs, and in the end exactly one `WorkerExited`, after its process is gone and its place is free again.
     Every failure is reported that way, none is raised. No method waits for a worker except `close` and `detach`.
     """
@@ -24,8 +34,8 @@ class Launcher(Protocol):
         From then on they count as launched: what became of them is reported after the call.
         """
 
-    async def launch(self, worker_id: int) -> None:
-        """Start this worker, or keep it until there is a place.
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
+        """Start this worker, or keep it until there is a place; on another node than ``away_from``, if there is one.
 
         Raises:
             ValueError: this id was launched before.
@@ -36,6 +46,10 @@ class Launcher(Protocol):
 
     def kill(self, worker_id: int) -> None:
         """End the process and its children at once. Nothing happens for a worker that is gone or unknown."""
+
+    def read_stacks(self, worker_id: int) -> None:
+        """Find out where this worker stands, and report it as `StacksFound` within `STACKS_SECONDS`; nothing comes for a
+        worker that does not run, or is gone meanwhile."""
 
     async def close(self) -> None:
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""

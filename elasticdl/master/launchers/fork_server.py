@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.common.environment import SHARED_GPU, WORKER_ID
+from elasticdl.common.environment import SHARED_GPU, STACKS, WORKER_ID
 from elasticdl.common.startup import python_path
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
 from elasticdl.common.tether import tethered
 
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
-OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR"})
+OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})
 IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
 END_SECONDS = 5.0

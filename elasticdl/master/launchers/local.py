@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elasticdl.common.environment import STACKS
 from elasticdl.common.tether import tethered
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
 from elasticdl.master.launchers.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
+from elasticdl.master.launchers.hung_process import look_at
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
@@ -85,6 +87,7 @@ class LocalLauncher:
         self._told: set[str] = set()  # why workers were started plainly
         self._known: set[int] = set()
         self._pending: dict[int, str] = {}  # by the reason last reported
+        self._dumps: dict[int, Path] = {}  # of those that run
         self._running: dict[int, PlainWorker | ForkedWorker] = {}
         self._starting: dict[int, asyncio.Event] = {}  # which says that it was killed meanwhile
         self._watchers: set[asyncio.Task[Any]] = set()
@@ -95,7 +98,7 @@ class LocalLauncher:
         """None: workers of this machine die with their master."""
         return ()
 
-    async def launch(self, worker_id: int) -> None:
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
         if worker_id in self._known:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)
@@ -116,6 +119,16 @@ class LocalLauncher:
             kill_group(process.pid)
         elif killed := self._starting.get(worker_id):
             killed.set()
+
+    def read_stacks(self, worker_id: int) -> None:
+        if worker_id in self._running and not self._closed:
+            self._track(self._read_stacks(worker_id))
+
+    async def _read_stacks(self, worker_id: int) -> None:
+        pid, dump, log = self._running[worker_id].pid, self._dumps[worker_id], self._command.log(worker_id)
+        found = await asyncio.to_thread(look_at, worker_id, pid, dump, log)
+        if worker_id in self._running:
+            self._report(found)
 
     async def detach(self) -> None:
         await self.close()
@@ -166,6 +179,7 @@ class LocalLauncher:
         try:
             # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
             folder = _temporary_folder(f"{worker_id}-")
+            self._dumps[worker_id] = _dump_in(folder)
             spawning = self._track(self._spawn(worker_id, slot, folder))
             if not await self._started(worker_id, spawning):
                 self._report(_killed_at_start(worker_id))
@@ -178,6 +192,7 @@ class LocalLauncher:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {_what_failed(error)}")
         finally:
             self._starting.pop(worker_id, None)
+            self._dumps.pop(worker_id, None)
         await self._free(slot, folder)
         self._report(exited)
         self._place_pending()
@@ -204,7 +219,7 @@ class LocalLauncher:
         self._slots.release(slot)
 
     async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
-        environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder}
+        environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder, STACKS: str(_dump_in(folder))}
         with self._command.log(worker_id).open("ab") as log:
             if self._server is not None:
                 try:
@@ -245,6 +260,10 @@ class LocalLauncher:
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, _end_of(log))
+
+
+def _dump_in(folder: str) -> Path:
+    return Path(folder) / "elasticdl-stacks"
 
 
 def _temporary_folder(prefix: str) -> str:

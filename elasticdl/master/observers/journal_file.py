@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticdl.common.journal import dump_entry
+from elasticdl.common.journal import STEPS, dump_entry
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Journal:
 
     def append(self, event: str, fields: Mapping[str, Any]) -> None:
         line = dump_entry({"time": time.time(), "event": event, **fields})
-        _log.info("%s %s", event, fields)
+        _log.log(logging.DEBUG if event == STEPS else logging.INFO, "%s %s", event, fields)
         try:
             self._file.write(line + "\n")
             self._file.flush()

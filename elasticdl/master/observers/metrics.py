@@ -10,23 +10,28 @@ waiting. The certificate is read anew for each, so that it may be renewed while 
 from __future__ import annotations
 
 import logging
-import socket
+import math
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
 from elasticdl.common.journal import Entry
+from elasticdl.history.job_history import JobHistory
+from elasticdl.history.records import Doing
 from elasticdl.master.core.instructions import Phase
+from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -40,10 +45,24 @@ _log = logging.getLogger(__name__)
 
 
 class Prometheus(Observer, Collector):
-    """``status`` is called by whoever collects, in its thread; ``past`` are the entries of earlier masters."""
+    """``status`` is called by whoever collects, in its thread; ``past`` are the entries of earlier masters.
 
-    def __init__(self, status: Callable[[], pb.JobStatus], past: Iterable[Entry] = ()) -> None:
+    ``clock``: seconds since the epoch. Where the time went is told as far as nothing can change it any more: training up to
+    the last but one report of steps, waiting and starting up to now.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], pb.JobStatus],
+        past: Iterable[Entry] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._status = status
+        self._clock = clock
+        self._history = JobHistory()
+        self._taking = threading.Lock()  # the history is told by one thread and asked by others
+        self._learning_rate = math.nan
+        self._slow: dict[int, tuple[tuple[str, str, str], float]] = {}  # labels and factor, by worker
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._launched = self._counter("elasticdl_workers_launched", "Workers that were asked for")
@@ -59,14 +78,30 @@ class Prometheus(Observer, Collector):
             registry=self._registry,
         )
         for entry in past:
-            self.recorded(entry["event"], entry)
+            self._history.take(entry)
+            self._count(entry["event"], entry)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        with self._taking:
+            self._history.take({"time": self._clock(), **fields, "event": event})
+        self._count(event, fields)
+
+    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
+        for step in steps:
+            self._learning_rate = step.learning_rate if step.samples else math.nan
+
+    def _count(self, event: str, fields: Mapping[str, Any]) -> None:
         match event:
             case "worker_launched":
                 self._launched.inc()
                 self._restarts.inc(fields.get("replaces") is True)
+            case "worker_slow":
+                labels = (str(fields["worker"]), str(fields.get("host", "")), str(fields.get("phase", "")))
+                self._slow[fields["worker"]] = labels, fields.get("factor", 0.0)
+            case "worker_recovered":
+                self._slow.pop(fields["worker"], None)
             case "worker_left":
+                self._slow.pop(fields.get("worker", -1), None)
                 self._left.labels(fields.get("cause", "")).inc()
             case "world_formed":
                 self._worlds.inc()
@@ -99,6 +134,28 @@ class Prometheus(Observer, Collector):
         yield CounterMetricFamily("elasticdl_samples", "Samples the model was trained on since its first", now.samples)
         rate = now.samples_per_second
         yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
+        yield CounterMetricFamily("elasticdl_epochs", "Epochs of the model that are complete", now.epoch)
+        yield GaugeMetricFamily("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss)
+        yield GaugeMetricFamily("elasticdl_learning_rate", "Learning rate of the last step", self._learning_rate)
+        text = "1 and more: how many times the median worker's time a slow worker takes"
+        slow = GaugeMetricFamily("elasticdl_worker_slow", text, labels=["worker", "host", "phase"])
+        for labels, factor in tuple(self._slow.values()):
+            slow.add_metric(labels, factor)
+        yield slow
+        yield from self._time_spent()
+
+    def _time_spent(self) -> Iterator[Metric]:
+        with self._taking:
+            spent = self._history.settled(self._clock())
+        productive = spent.wall[Doing.PRODUCTIVE]
+        text = "Seconds of the job in which it made steps that it had not made before"
+        yield CounterMetricFamily("elasticdl_productive_seconds", text, productive)
+        text = "Seconds of the job that went to something else, by what"
+        lost = {str(doing): seconds for doing, seconds in spent.wall.items() if doing is not Doing.PRODUCTIVE}
+        yield _counters("elasticdl_lost_seconds", text, "cause", lost)
+        text = "Seconds of all workers that had a place together, by what they went to"
+        by_worker = {str(doing): seconds for doing, seconds in spent.workers.items()}
+        yield _counters("elasticdl_worker_seconds", text, "spent", by_worker)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, text, labels, registry=self._registry)
@@ -106,6 +163,13 @@ class Prometheus(Observer, Collector):
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
     for value, number in values.items():
         family.add_metric([value], number)
     return family
@@ -124,44 +188,19 @@ class MetricsServer(Observer):
     def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
         self._server = _Server(address, tls, exposition)
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
-        self._thread.start()
+        self._server.start("metrics")
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
+class _Server(BoundedHTTPServer):
     def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
         self._tls = tls
-        self._room = threading.BoundedSemaphore(CONNECTIONS)
         job = identify(tls, serves=True).job
         self.readers = {Identity(role, job).dns_name for role in READERS}
         self.exposition = exposition
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)  # the base class asks for the host's name, which may take long
-        self.server_address = self.socket.getsockname()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+        super().__init__(address, _Handler, CONNECTIONS)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(SILENCE_SECONDS)

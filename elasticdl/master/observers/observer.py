@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.core.events import StepReport
+from elasticdl.master.core.learnt import Learnt
+from elasticdl.master.core.sharing import Claim
+from elasticdl.master.core.values import Pace, StepReport
 
 _log = logging.getLogger(__name__)
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "total")
@@ -18,8 +20,14 @@ class Observer:
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         """Every entry of the journal that this master makes; `elasticdl.common.journal.EVENTS` names them."""
 
-    def trained(self, steps: Sequence[StepReport]) -> None:
-        """Steps that were not reported before."""
+    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
+        """Steps that were not reported before, and what the members' last steps went into."""
+
+    def recalled(self, learnt: Learnt) -> None:
+        """An earlier job has learnt this of how it scales, and this one goes on from its checkpoint."""
+
+    def claimed(self, claim: Claim) -> None:
+        """What the other jobs of the queue are to know of this one."""
 
     def close(self) -> None:
         """Nothing more happens."""
@@ -34,8 +42,14 @@ class Observers(Observer):
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.recorded(event, fields))
 
-    def trained(self, steps: Sequence[StepReport]) -> None:
-        self._tell(lambda observer: observer.trained(steps))
+    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
+        self._tell(lambda observer: observer.trained(steps, pace))
+
+    def recalled(self, learnt: Learnt) -> None:
+        self._tell(lambda observer: observer.recalled(learnt))
+
+    def claimed(self, claim: Claim) -> None:
+        self._tell(lambda observer: observer.claimed(claim))
 
     def close(self) -> None:
         self._tell(lambda observer: observer.close())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from elasticdl.common.jobdir import write_aside
-from elasticdl.common.journal import plain, read_journal
+from elasticdl.common.journal import plain
+from elasticdl.history.job_history import JobHistory
+from elasticdl.history.records import Doing, History, PauseRecord, WorldSpan
 from elasticdl.master.core.instructions import EndJob
 from elasticdl.master.core.training import Training
-
-# A world that nobody broke lasts until the next is formed: its members leave it together.
-WORLD_ENDS = ("world_broken", "world_formed", "job_finished")
 
 
 def write_summary(folder: str, end: EndJob, training: Training, journal: Path, wall_time: float) -> Path:
@@ -28,18 +28,44 @@ def write_summary(folder: str, end: EndJob, training: Training, journal: Path, w
 
 
 def summarize(end: EndJob, training: Training, journal: Path, wall_time: float) -> dict[str, Any]:
-    worlds: list[dict[str, Any]] = []
-    pauses: list[dict[str, Any]] = []
-    for entry in read_journal(journal):
-        if worlds and entry["event"] in WORLD_ENDS:
-            worlds[-1].setdefault("ended_at", entry["time"])
-        if entry["event"] == "world_formed":
-            world = {key: entry[key] for key in ("members", "reason", "step")}
-            worlds.append({"version": entry["world"], **world, "formed_at": entry["time"]})
-        elif entry["event"] == "pause":
-            pauses.append({key: value for key, value in entry.items() if key != "event"})
-    found = {"worlds": worlds, "pauses": pauses, "wall_time": round(wall_time, 3)}
-    return {"status": str(end.phase), **achieved(end, training), **found}
+    """``time``: seconds by what they went to, of the job (``wall``) and of its workers together. ``remarks``: what was
+    left out, as of lists that are too long, and what can't be known."""
+    history = JobHistory()
+    with journal.open() as lines:
+        history.read(lines)
+    found = history.result()
+    return {
+        "status": str(end.phase),
+        **achieved(end, training),
+        "worlds": [_world(world) for world in found.worlds],
+        "pauses": [_pause(pause) for pause in found.pauses],
+        "wall_time": round(wall_time, 3),
+        "scaling": _scaling(found),
+        "time": {"wall": _rounded(found.spent.wall), "workers": _rounded(found.spent.workers)},
+        "remarks": list(found.remarks),
+    }
+
+
+def _world(world: WorldSpan) -> dict[str, Any]:
+    about = {"version": world.version, "members": list(world.members), "reason": world.reason, "step": world.step}
+    return {**about, "formed_at": world.since, **({"ended_at": world.until} if world.until is not None else {})}
+
+
+def _pause(pause: PauseRecord) -> dict[str, Any]:
+    about = {"time": pause.time, "world": pause.world, "kind": pause.kind, "workers": pause.workers}
+    return {**about, **pause.parts, "total": pause.total, "steps_torn": pause.steps_torn}
+
+
+def _scaling(found: History) -> dict[str, Any]:
+    """What is known of other numbers of workers, and what was decided by that; empty if nothing."""
+    names = ("workers", "speedup", "low", "high")
+    curve = [dict(zip(names, row, strict=True)) for row in found.speedup]
+    advice = {"advice": found.advice, "curve": curve} if found.advice else {}
+    return {**advice, **({"workers": found.target, "decision": found.decision} if found.decision else {})}
+
+
+def _rounded(seconds: Mapping[Doing, float]) -> dict[str, float]:
+    return {str(doing): round(value, 3) for doing, value in seconds.items()}
 
 
 def achieved(end: EndJob, training: Training) -> dict[str, Any]:

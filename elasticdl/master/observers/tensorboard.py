@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from elasticdl.master.core.events import StepReport
+from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class TensorBoard(Observer):
                 metrics = fields.get("metrics", {})
                 self._write({f"evaluation/{name}": value for name, value in metrics.items()}, fields.get("step", 0))
 
-    def trained(self, steps: Sequence[StepReport]) -> None:
+    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         for report in steps:
             self._step = report.step
             scalars: dict[str, float] = {"world_size": self._world_size}
@@ -60,6 +60,8 @@ class TensorBoard(Observer):
                 scalars |= {"loss": report.loss, "learning_rate": report.learning_rate}
             if report.samples and report.seconds > 0:
                 scalars["samples_per_second"] = report.samples / report.seconds
+            if pace.busy:
+                scalars |= {"seconds/busy": pace.busy, "seconds/waited": pace.waited}
             self._write(scalars, report.step)
 
     def close(self) -> None:

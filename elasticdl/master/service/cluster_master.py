@@ -18,7 +18,8 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,11 +40,13 @@ from elasticdl.kubernetes.kubeconfig import Place
 from elasticdl.kubernetes.manifests.job_objects import EXIT_LEFT
 from elasticdl.kubernetes.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kubernetes.manifests.pod import TEMPLATE_FILE
+from elasticdl.master.core.events import NeighboursSeen
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.kubernetes.announcer import Announcer
 from elasticdl.master.launchers.kubernetes.judge import crash_loop
 from elasticdl.master.launchers.kubernetes.launcher import KILL_GRACE, KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes.neighbours import Neighbours
 from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, request
 from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.master.observers.metrics import MetricsServer, Prometheus
@@ -170,6 +173,8 @@ class Master:
             RelievedError: the master was told to leave.
         """
         launchers: list[KubernetesLauncher] = []
+        queue = self.spec.share_queue
+        neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
         job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
         pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
@@ -180,9 +185,17 @@ class Master:
 
         def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
             state.status = lambda: _unless_over(status())
-            return [announcer, *self._metrics(status)]
+            return [announcer, *neighbours, *self._metrics(status)]
 
-        platform = Platform(self._server(), make_launcher, state, lambda post: state.keeping_journal(), make_observers)
+        @asynccontextmanager
+        async def lifespan(post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(state.keeping_journal())
+                for each in neighbours:
+                    await stack.enter_async_context(each.sharing(post))
+                yield
+
+        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
         serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
         awaited: set[asyncio.Future[Any]] = {serving, relieved}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)

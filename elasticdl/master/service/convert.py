@@ -12,19 +12,23 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
 from elasticdl.proto import elasticdl_pb2 as pb
 
+_NUMBER = (int, float)
 # What a worker may have written into the journal: the rest is the master's to say.
 _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "evaluation": {"step": int, "epoch": int, "samples": int, "metrics": dict},
-    "checkpoint": {"step": int, "path": str, "seconds": (int, float)},
+    "evaluation": {"step": int, "epoch": int, "samples": int, "metrics": dict, "seconds": _NUMBER},
+    "checkpoint": {"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER},
     "checkpoint_failed": {"step": int, "path": str, "reason": str},
-    "resumed": {"step": int, "epoch": int, "samples": int, "path": str},
+    "resumed": {"step": int, "epoch": int, "samples": int, "path": str, "learnt": str},
     "collective": {"engine": str},
     "exported": {"path": str},
     "warning": {"message": str},
+    "worker_stuck": {"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list},
 }
+_MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
 _MEMBER, _STEP = attrgetter(*i.Member.__match_args__), attrgetter(*e.StepReport.__match_args__)
+_TIMES = attrgetter(*e.StepTimes.__match_args__)
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
     i.BreakWorld: "broken",
@@ -32,6 +36,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
     i.DrainWorker: "drain",
     i.StopWorkers: "stop_work",
     i.DumpStacks: "dump_stacks",
+    i.TellLearnt: "learnt",
 }
 
 
@@ -50,7 +55,10 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
     match body:
         case "heartbeat":
             beat = message.heartbeat
-            return e.HeartbeatReceived(worker_id, beat.world_version, beat.step, beat.progress, beat.waiting)
+            times = e.StepTimes(*_TIMES(beat.times)) if beat.HasField("times") else None
+            return e.HeartbeatReceived(
+                worker_id, beat.world_version, beat.step, beat.progress, beat.waiting, times, beat.ending
+            )
         case "ask":
             ask = message.ask
             where = (ask.left_world, ask.step, ask.has_state)
@@ -87,7 +95,7 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
 
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
     view, training = job.view(), job.training
-    shown = ("phase", "reason", "traceback", "world_version", "last_change")
+    shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
     achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective")
     return pb.JobStatus(
         job_name=job_name,
@@ -125,6 +133,8 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     for name, value in fields.items():
         if name not in kinds or not isinstance(value, kinds[name]):
             raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
+        if isinstance(value, list):
+            _require_lines(notice.event, name, value)
     metrics = fields.get("metrics", {})
     if not all(isinstance(metric, int | float) for metric in metrics.values()):
         raise ValueError(f"metrics must be numbers, not {metrics!r}")
@@ -133,3 +143,10 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
         if isinstance(value, int) and abs(value) > most:
             raise ValueError(f"{name} of a notice must be at most {most}, not {value}")
     return fields
+
+
+def _require_lines(event: str, name: str, lines: list[object]) -> None:
+    if len(lines) > _MOST_LINES or not all(isinstance(line, str) and len(line) <= _MOST_OF_LINE for line in lines):
+        raise ValueError(
+            f"{name} of a notice {event} must be at most {_MOST_LINES} lines of {_MOST_OF_LINE} characters"
+        )

@@ -170,8 +170,8 @@ class Loop:
         """Carry one out; what precedes it in `pending` has to be done."""
         ports = self._ports
         match instruction:
-            case i.LaunchWorker(worker_id):
-                await ports.launcher.launch(worker_id)
+            case i.LaunchWorker(worker_id, away_from=away_from):
+                await ports.launcher.launch(worker_id, away_from)
             case i.TerminateWorker(worker_id):
                 ports.launcher.terminate(worker_id)
             case i.KillWorker(worker_id):
@@ -189,11 +189,17 @@ class Loop:
 
     def _tell(self, instruction: i.Instruction) -> None:
         match instruction:
-            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids):
+            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids) | i.TellLearnt(ids):
                 self._ports.sessions.send(ids, to_message(instruction))
             case i.DrainWorker(worker_id) | i.DumpStacks(worker_id):
                 self._ports.sessions.send((worker_id,), to_message(instruction))
+            case i.ReadStacks(worker_id):
+                self._ports.launcher.read_stacks(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
-            case i.NewSteps(steps):
-                self._ports.observer.trained(steps)
+            case i.NewSteps(steps, pace):
+                self._ports.observer.trained(steps, pace)
+            case i.PublishClaim(claim):
+                self._ports.observer.claimed(claim)
+            case i.Recall(learnt):
+                self._ports.observer.recalled(learnt)

@@ -20,12 +20,15 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
 from elasticdl.master.core.job import Job
+from elasticdl.master.core.learnt import Learnt
 from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.core.training import Training
 from elasticdl.master.core.values import Settings
 from elasticdl.master.launchers.base import Launcher, Report
 from elasticdl.master.observers.journal_file import Journal
 from elasticdl.master.observers.observer import Observer, Observers
+from elasticdl.master.observers.scaling_observer import ScalingObserver
+from elasticdl.master.observers.step_log import StepLog
 from elasticdl.master.observers.summary import achieved, write_summary
 from elasticdl.master.service.convert import to_status
 from elasticdl.master.service.loop import Loop, Mailbox, Ports
@@ -114,7 +117,15 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     saver = StateSaver(platform.store)
     await _save_generation(saver, wrap(job.snapshot()))
     mailbox, sessions = Mailbox(), Sessions()
-    observers = Observers([*_tensorboard(spec), *platform.make_observers(status)])
+    running = asyncio.get_running_loop()
+
+    def post_from_thread(event: e.Event) -> None:
+        running.call_soon_threadsafe(mailbox.post, event)
+
+    scaling = ScalingObserver(spec, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
+    # The last to hear, as it adds to what the others hear.
+    steps = StepLog(lambda event, fields: journal.append(event, fields), time.time, started, job.training.counted)
+    observers = Observers([*_tensorboard(spec), scaling, *platform.make_observers(status), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post)
     ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
@@ -126,6 +137,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
             job_name=job_dir.name,
             heartbeat_interval=heartbeat_interval,
             generation=generation,
+            learnt=job.learnt.to_json(),
             **{name: getattr(job.training, name) for name in stands},
         )
 
@@ -138,7 +150,10 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         async with platform.lifespan(mailbox.post):
             end = await Loop(job, ports, mailbox).run()
             await launcher.close()
-        _write_books(spec, job_dir, journal, end, job.training, time.monotonic() - began)
+        steps.flush()
+        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
+        # In a thread, as reading a long journal takes seconds, in which the job's status may be asked for.
+        await asyncio.to_thread(_write_summary, spec, job_dir, end, job.training, time.monotonic() - began)
         write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
@@ -171,10 +186,7 @@ def _tensorboard(spec: JobSpec) -> list[Observer]:
     return [TensorBoard(spec.tensorboard_log_dir)]
 
 
-def _write_books(
-    spec: JobSpec, job_dir: JobDir, journal: Journal, end: EndJob, training: Training, wall_time: float
-) -> None:
-    journal.append("job_finished", {"phase": str(end.phase), **achieved(end, training)})
+def _write_summary(spec: JobSpec, job_dir: JobDir, end: EndJob, training: Training, wall_time: float) -> None:
     if spec.output:
         try:
             write_summary(spec.output, end, training, job_dir.journal, wall_time)

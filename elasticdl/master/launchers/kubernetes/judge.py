@@ -69,11 +69,13 @@ _QUIET = ("ContainerCreating", "PodInitializing")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it."""
+    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it.
+    ``node``: on which it has its place; empty if it waits for one."""
 
     reason: str
     image: bool = False
     lasting: bool = False
+    node: str = ""
 
     @property
     def on_its_way(self) -> bool:
@@ -84,6 +86,7 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class Running:
     host: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
     if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
         return judge_end(pod, events, told=told, gone=False)
     if "running" in main:
-        return Running(str(_status(pod).get("podIP") or _status(pod).get("hostIP") or ""))
+        host = _status(pod).get("podIP") or _status(pod).get("hostIP") or ""
+        return Running(str(host), str(pod["spec"].get("nodeName") or ""))
     return _judge_wait(pod, events)
 
 
@@ -204,19 +208,19 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         if message := scheduled.get("message"):
             return Waiting(flat(message))
         return Waiting(ON_ITS_WAY[0])
-    status = _status(pod)
+    status, node = _status(pod), str(pod["spec"]["nodeName"])
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
         if trouble := image_trouble(waiting):
-            return Waiting(trouble.reason, image=True, lasting=trouble.lasting)
+            return Waiting(trouble.reason, image=True, lasting=trouble.lasting, node=node)
         if reason and reason not in _QUIET:
-            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}")
+            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
     for event in reversed(events):
         if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
             why = flat(event.get("message") or event["reason"])
-            return Waiting(f"it can't be started on {_node(pod)}: {why}")
-    return Waiting(ON_ITS_WAY[1] + _node(pod))
+            return Waiting(f"it can't be started on {_node(pod)}: {why}", node=node)
+    return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)
 
 
 def _main_status(pod: Object) -> Object:

@@ -28,8 +28,8 @@ from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, INVALID, ApiError
 from elasticdl.kubernetes.manifests.names import without_name, worker_name
 from elasticdl.kubernetes.retry import Backoff, retry
 from elasticdl.kubernetes.watch import Listing, Receiver, Watch
-from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed
-from elasticdl.master.launchers.base import Report
+from elasticdl.master.core.events import ExitCause, FoundWorker, LauncherFailed, StacksFound
+from elasticdl.master.launchers.base import STACKS_SECONDS, Report
 from elasticdl.master.launchers.kubernetes.judge import Ended, Running, is_doubtful, judge
 from elasticdl.master.launchers.kubernetes.ledger import PID, Ledger, Reports
 from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPodApi, WorkerPods, worker_id_of
@@ -95,18 +95,34 @@ class KubernetesLauncher:
         asyncio.get_running_loop().call_soon(self._begin, listing)
         return tuple(_found(pod) for pod in ours)
 
-    async def launch(self, worker_id: int) -> None:
+    async def launch(self, worker_id: int, away_from: str = "") -> None:
         if self._ledger.known(worker_id):
             raise ValueError(f"worker {worker_id} was launched before")
         place = self._ledger.launch(worker_id)
         self._creating[worker_id] = asyncio.Event()
-        self._start(self._create(worker_id, self._pods.manifest(worker_id, place)))
+        self._start(self._create(worker_id, self._pods.manifest(worker_id, place, away_from)))
 
     def terminate(self, worker_id: int) -> None:
         self._end(worker_id, None)
 
     def kill(self, worker_id: int) -> None:
         self._end(worker_id, KILL_GRACE)
+
+    def read_stacks(self, worker_id: int) -> None:
+        """From the log of its pod, where a worker that hangs has written them."""
+        if worker_id in self._ledger and worker_id not in self._creating and not self._closed:
+            self._start(self._read_stacks(worker_id))
+
+    async def _read_stacks(self, worker_id: int) -> None:
+        name, text, why = worker_name(self._pods.job, worker_id), "", ""
+        try:
+            text = await asyncio.wait_for(self._call(self._api.log, name), STACKS_SECONDS)
+        except TimeoutError:
+            why = f"its node has not shown its log within {STACKS_SECONDS:g} s"
+        except ApiError as failure:
+            why = f"its log can't be read: {without_name(str(failure))}"
+        if worker_id in self._ledger:
+            self._report(StacksFound(worker_id, text, why))
 
     async def close(self) -> None:
         if self._closed:
@@ -309,7 +325,8 @@ class KubernetesLauncher:
 def _found(pod: Manifest) -> FoundWorker:
     verdict = judge(pod, (), told=False)
     host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
-    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod))
+    node = "" if isinstance(verdict, Ended) else verdict.node
+    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod), node)
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

@@ -117,7 +117,7 @@ class Ledger:
             if entry.placed:
                 return []
             entry.placed, entry.waits, self.ever_placed = True, None, True
-            return [WorkerPlaced(worker_id, verdict.host, PID)]
+            return [WorkerPlaced(worker_id, verdict.host, PID, verdict.node)]
         return self._wait(worker_id, entry, verdict)
 
     def gone(self, worker_id: int, pod: Object | None = None) -> Reports:
@@ -183,7 +183,7 @@ class Ledger:
         if entry.waits and entry.waits.image and waiting.image and not waiting.lasting:
             return []
         entry.waits = waiting
-        return [WorkerPending(worker_id, waiting.reason)]
+        return [WorkerPending(worker_id, waiting.reason, waiting.node)]
 
 
 def _judge_end(entry: Entry) -> Ended:

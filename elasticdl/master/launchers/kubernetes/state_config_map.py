@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.journal import read_journal
+from elasticdl.common.journal import STEPS, read_journal, thinned
 from elasticdl.kubernetes.api_error import CONFLICT, ApiError
 from elasticdl.kubernetes.client import Client
 from elasticdl.kubernetes.manifests.names import master_name, state_name
@@ -30,6 +30,9 @@ JOURNAL_SECONDS = 1.0
 BYTES_PER_SECOND = 100_000
 # A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
 MOST_BYTES = 600_000
+# Long before, entries on steps are joined, so many to one, and again when it has grown by this: they push nothing out.
+LONG_BYTES = 150_000
+BUNCHES = (8, 64)
 ATTEMPTS = 5
 # For the cluster to answer at the beginning, and to take the last status at the end.
 PATIENCE = 120.0
@@ -56,6 +59,8 @@ class ClusterState:
         self._journal = journal
         self._packer = Packer()
         self._kept_from = 0  # the first byte of the journal that is packed
+        self._bunch = 1  # entries on steps that are made one
+        self._join_at = LONG_BYTES  # size beyond which that is done anew
         self._read = 0  # the byte behind the last one
         self._size = 0  # of what was packed last
         self._version = ""  # empty: to be asked for
@@ -122,9 +127,15 @@ class ClusterState:
     async def _keep_journal(self) -> None:
         while True:
             await asyncio.sleep(max(JOURNAL_SECONDS, self._size / BYTES_PER_SECOND))
-            if self._journal.stat().st_size > self._read:
+            if self._has_news():
                 with contextlib.suppress(OSError):  # the next time, then
                     await self._write({})
+
+    def _has_news(self) -> bool:
+        """Whether anything has been added but steps, which the next snapshot takes along."""
+        with self._journal.open() as file:
+            file.seek(self._read)
+            return any(f'"event": "{STEPS}"' not in line for line in file)
 
     async def _write(self, data: dict[str, str]) -> None:
         """What could not be loaded stays as it is."""
@@ -136,6 +147,11 @@ class ClusterState:
     def _pack_journal(self) -> str:
         """The journal so far, less a line that is still being written, and less the oldest if it is too long."""
         packed = self._pack_from(self._read)
+        if len(packed) > self._join_at:
+            self._bunch = BUNCHES[self._bunch > 1]
+            self._packer = Packer()
+            packed = self._pack_from(self._kept_from)
+            self._join_at = len(packed) + LONG_BYTES
         while len(packed) > MOST_BYTES:
             self._kept_from = self._middle()
             self._packer = Packer()
@@ -148,7 +164,8 @@ class ClusterState:
         with self._journal.open("rb") as file:
             file.seek(start)
             whole, newline, _ = file.read().rpartition(b"\n")
-        self._packer.add((whole + newline).decode())
+        text = (whole + newline).decode()
+        self._packer.add("".join(thinned(text.splitlines(keepends=True), self._bunch)) if self._bunch > 1 else text)
         self._read = start + len(whole + newline)
         return self._packer.packed()
 

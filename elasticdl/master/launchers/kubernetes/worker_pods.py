@@ -15,6 +15,7 @@ from elasticdl.kubernetes.manifests.names import CONTAINER, PLACE_LABEL, WORKER_
 from elasticdl.kubernetes.watch import Source
 
 Manifest = dict[str, Any]
+LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -66,7 +67,8 @@ class WorkerPods:
     most: int
     priority: Priority | None = None
 
-    def manifest(self, worker_id: int, place: int) -> Manifest:
+    def manifest(self, worker_id: int, place: int, away_from: str = "") -> Manifest:
+        """``away_from``: a node to avoid, if the scheduler finds another."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
@@ -82,6 +84,8 @@ class WorkerPods:
         }
         if self.priority and place < self.urgent:
             made["spec"]["priorityClassName"] = self.priority.class_name
+        if away_from:
+            made["spec"]["affinity"] = _avoiding(away_from, spec.get("affinity") or {})
         return made
 
     @property
@@ -122,6 +126,14 @@ class WorkerPodApi:
     def read(self, name: str) -> Manifest:
         return self._client.read("Pod", name)
 
+    def log(self, name: str) -> str:
+        """The end of its container's log."""
+        answer = self._client.log(name, tail=LOG_LINES)
+        try:
+            return bytes(answer.read()).decode(errors="replace")
+        finally:
+            answer.close()
+
     def delete(self, name: str, grace: int | None) -> bool:
         """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
         return self._client.delete("Pod", name, grace)
@@ -137,6 +149,15 @@ def worker_id_of(pod: Mapping[str, Any]) -> int:
 
 def place_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
+
+
+def _avoiding(node: str, affinity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's own affinity, and one away from this node that outweighs it, where nodes are only preferred."""
+    of_nodes = affinity.get("nodeAffinity") or {}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    others = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]}
+    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": others}]
+    return {**affinity, "nodeAffinity": {**of_nodes, preferred: terms}}
 
 
 def _numbered(container: Mapping[str, Any], worker_id: int) -> Mapping[str, Any]:

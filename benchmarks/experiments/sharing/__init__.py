@@ -1,0 +1,1 @@
+"""Experiment 4: several jobs that scale unequally share a cluster."""

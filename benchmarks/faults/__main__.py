@@ -1,0 +1,122 @@
+"""Plant faults into real jobs, one after the other, and see whether the right worker is named, and how soon.
+
+    python -m benchmarks.faults [--faults spin,stop] [--workers 3] [--collective torch] [--out FILE]
+
+Each job trains with short limits. After: seconds without progress, or a sign of life, until the journal tells of it; for slow
+workers, for whom there is no limit, since the fault began. Exit code 0 only if each was noticed and named rightly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.faults.catalogue import BY_NAME, FAULTS, Fault
+from benchmarks.faults.run import Finding, find
+from benchmarks.harness import Results, add_out, describe_machine, names, show_table
+from benchmarks.processes import ROOT, Failed, scratch
+from benchmarks.storm.__main__ import NAMESPACES
+from tests.cluster.processes import Leashed
+
+PROGRESS_TIMEOUT, HEARTBEAT_TIMEOUT = 8.0, 5.0
+APART_SECONDS = 300.0
+
+
+def main() -> int:
+    args = parse()
+    results = Results("faults", args.out)
+    print(describe_machine(results.machine))
+    limits = {"progress_timeout": args.progress_timeout, "heartbeat_timeout": args.heartbeat_timeout}
+    findings = [measure(fault, limits, args, results) for fault in FAULTS if fault.name in args.faults]
+    columns = ("fault", "after, s", "limit, s", "named", "what was told", "what was done")
+    rows = [
+        (
+            f.words,
+            f"{f.after:.1f}",
+            _limit(BY_NAME[f.fault], limits),
+            "rightly" if f.right else "WRONGLY",
+            f.told,
+            f.done,
+        )
+        for f in findings
+    ]
+    show_table(f"Faults in a job of {args.workers} workers", columns, rows)
+    print(f"results: {results.path}")
+    return 0 if all(finding.right for finding in findings) else 1
+
+
+def parse() -> argparse.Namespace:
+    every = [fault.name for fault in FAULTS]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=names, default=every, help=",".join(every))
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--collective", default="auto")
+    parser.add_argument("--progress_timeout", type=float, default=PROGRESS_TIMEOUT)
+    parser.add_argument("--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT)
+    add_out(parser)
+    args = parser.parse_args()
+    if unknown := set(args.faults) - set(every):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
+    if args.workers < 2:
+        parser.error(f"--workers {args.workers}: at least 2, so that somebody waits")
+    return args
+
+
+def measure(fault: Fault, limits: dict[str, float], args: argparse.Namespace, results: Results) -> Finding:
+    limits = {**limits, **({fault.limit: fault.seconds} if fault.seconds else {})}
+    keep = Path(results.path).parent / f"failed-fault-{fault.name}-{time.time():.0f}"
+    try:
+        with scratch(keep) as processes:
+            if fault.outside == "cut":
+                finding = find_apart(fault, processes.folder)
+            else:
+                finding = find(fault, limits, args.workers, args.collective, processes)
+    except Failed as failure:
+        finding = Finding(fault.name, fault.words, float("nan"), False, str(failure).splitlines()[0], "", ())
+    setting = {
+        "workers": args.workers,
+        "collective": args.collective,
+        "limit": fault.limit,
+        "seconds": _limit(fault, limits),
+    }
+    results.add("fault", **asdict(finding), **setting)
+    right = "rightly" if finding.right else "WRONGLY"
+    print(f"{fault.name}: named after {finding.after:.1f} s, {right}: {finding.told}; {finding.done}", flush=True)
+    return finding
+
+
+def _limit(fault: Fault, limits: dict[str, float]) -> str:
+    """At the latest it is named then; the job may have learnt a shorter one."""
+    seconds = fault.seconds or limits.get(fault.limit)
+    return f"{seconds:g}" if seconds else "none"
+
+
+def find_apart(fault: Fault, folder: Path) -> Finding:
+    """In namespaces of its own, where that is allowed; with the limits of a storm.
+
+    Raises:
+        Failed: it found nothing.
+    """
+    found, log = folder / "finding.json", folder / "cut.log"
+    command = [*NAMESPACES, sys.executable, "-m", "benchmarks.faults.cut", str(folder), str(found)]
+    inside = Leashed.start(command, log, {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT)
+    try:
+        inside.wait(APART_SECONDS)
+    except TimeoutError as late:
+        raise Failed(str(late)) from late
+    finally:
+        inside.stop()
+    if not found.exists():
+        raise Failed(f"{fault.name}: {log.read_text().strip() or 'nothing was found'}")
+    return Finding(**json.loads(found.read_text()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

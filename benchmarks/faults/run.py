@@ -1,0 +1,130 @@
+"""One fault in one job: begun, noticed, told by whom and where, and what was done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.faults.catalogue import Fault, Way
+from benchmarks.job import COMMAND, ElasticJob, JobSettings
+from benchmarks.processes import Processes, wait_until
+from elasticdl.common.journal import Entry
+
+VICTIM = 1
+START_SECONDS = 120.0
+SETTLE_SECONDS = 4.0
+NOTICE_SECONDS = 90.0
+DONE_SECONDS = 60.0
+LOOK_SECONDS = 60.0
+# Of a process that is throttled: it runs for so long, and is stopped for the rest of the period.
+PERIOD, SHARE = 0.1, 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``after``: seconds since the last sign of progress, or of life; of a slow worker, since it began.
+    ``told``: of whom, and what. ``shown``: what commands print meanwhile, if somebody looks."""
+
+    fault: str
+    words: str
+    after: float
+    right: bool
+    told: str
+    done: str
+    stack: tuple[str, ...]
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+
+def find(
+    fault: Fault, limits: dict[str, float], workers: int, collective: str, processes: Processes, *, look: bool = False
+) -> Finding:
+    """
+    Raises:
+        Failed: it was not noticed, or the job did not come to train.
+    """
+    folder = processes.folder
+    program = [sys.executable, "-m", "benchmarks.faults.program", str(folder), fault.name, str(VICTIM)]
+    program += ["--loader_processes", str(fault.loader_processes)]
+    options = {"collective": collective, **{name: f"{seconds:g}" for name, seconds in limits.items()}}
+    job = ElasticJob("faults", JobSettings(str(workers), program, options), processes)
+    job.start()
+    formed = job.journal.wait(lambda e: e["event"] == "world_formed", 0, START_SECONDS, "a first world")
+    job.journal.wait(lambda e: e["event"] == "epoch_finished", 0, START_SECONDS, "a first epoch")
+    time.sleep(SETTLE_SECONDS)
+    mark, pid = job.journal.mark(), job.pid_of(VICTIM)
+    with _disturbed(fault, pid):
+        began = time.time()
+        if not fault.outside:
+            (folder / "begin").touch()
+            wait_until((folder / "began").exists, NOTICE_SECONDS, "the fault begins")
+            began = float((folder / "began").read_text())
+        noticed = job.journal.wait(lambda e: _tells(fault, e), mark, NOTICE_SECONDS, f"{fault.way} of {fault.name}")
+        shown = {name: _print(name, processes) for name in ("status", "events")} if look else {}
+        done = _done(job, mark, formed) if limits.get(fault.limit) else "told"
+    job.stop(60.0)
+    told = [e for e in job.journal.read()[mark:] if e["event"] == fault.way and e["time"] <= noticed["time"] + 0.5]
+    where = str(noticed.get("where", noticed.get("phase", "")))
+    named = {entry["worker"] for entry in told}
+    right = fault.named in where and (VICTIM in named if fault.others_too else named == {VICTIM})
+    after = noticed["time"] - began if fault.way is Way.SLOW else noticed["seconds"]
+    who = "workers" if len(named) > 1 else "worker"
+    text = f"{who} {', '.join(map(str, sorted(named)))}: {where}"
+    return Finding(fault.name, fault.words, round(after, 2), right, text, done, tuple(noticed.get("stack", ())), shown)
+
+
+def _print(command: str, processes: Processes) -> str:
+    environment = {**processes.env, "ELASTICDL_HOME": str(processes.folder)}
+    asked = [*COMMAND, command, "faults"]
+    return subprocess.run(
+        asked, env=environment, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True
+    ).stdout
+
+
+def _tells(fault: Fault, entry: Entry) -> bool:
+    return bool(entry["event"] == fault.way and entry["worker"] == VICTIM)
+
+
+def _done(job: ElasticJob, mark: int, formed: Entry) -> str:
+    """What the master did: the worker was replaced, or all have left the world."""
+
+    def acts(entry: Entry) -> bool:
+        left = entry["event"] == "worker_left" and entry["worker"] == VICTIM
+        return left or (entry["event"] == "world_broken" and "all members" in entry["reason"])
+
+    act = job.journal.wait(acts, mark, DONE_SECONDS, "something is done")
+    job.journal.wait(lambda e: e["event"] == "world_formed", mark, DONE_SECONDS, "another world")
+    return "replaced" if act["event"] == "worker_left" else "world formed anew"
+
+
+@contextlib.contextmanager
+def _disturbed(fault: Fault, pid: int) -> Iterator[None]:
+    """Within, what befalls the process from outside."""
+    over = threading.Event()
+    thread = threading.Thread(target=_throttle, args=(pid, over))
+    if fault.outside == "throttle":
+        thread.start()
+    elif fault.outside == "stop":
+        os.killpg(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        over.set()
+        if fault.outside == "throttle":
+            thread.join()
+
+
+def _throttle(pid: int, over: threading.Event) -> None:
+    """As a group of processes with a small quota: it runs for a part of each period."""
+    with contextlib.suppress(ProcessLookupError):
+        while not over.is_set():
+            os.killpg(pid, signal.SIGSTOP)
+            over.wait(PERIOD * (1 - SHARE))
+            os.killpg(pid, signal.SIGCONT)
+            over.wait(PERIOD * SHARE)

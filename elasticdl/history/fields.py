@@ -1,0 +1,66 @@
+"""What stands in an entry, whoever wrote it: a journal may be of another version, damaged, or made up."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.common.journal import Entry
+
+LONGEST_TEXT = 2000
+
+
+def parse_entry(line: str) -> Entry | None:
+    """None if it is none: it is damaged, or has no time or event."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str) or number(entry, "time") is None:
+        return None
+    return entry
+
+
+def number(entry: Mapping[str, Any], name: str) -> float | None:
+    """None if there is none, or it is infinite."""
+    value = entry.get(name)
+    if type(value) is not float and type(value) is not int:  # True is none
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def seconds(entry: Mapping[str, Any], name: str) -> float:
+    """0 if it is not known."""
+    return max(number(entry, name) or 0.0, 0.0)
+
+
+def count(entry: Mapping[str, Any], name: str) -> int:
+    """0 if it is not known."""
+    return int(seconds(entry, name))
+
+
+def worker_of(entry: Mapping[str, Any], name: str = "worker") -> int | None:
+    value = entry.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text(entry: Mapping[str, Any], name: str) -> str:
+    """Empty if there is none."""
+    value = entry.get(name, "")
+    return ("" if value is None else str(value))[:LONGEST_TEXT]
+
+
+def members(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    value = entry.get("members")
+    return tuple(each for each in value if isinstance(each, int)) if isinstance(value, list) else ()
+
+
+def numbers(entry: Mapping[str, Any], name: str) -> dict[str, float | None]:
+    """Those that are none are None."""
+    value = entry.get(name)
+    return {str(key): number(value, key) for key in value} if isinstance(value, dict) else {}

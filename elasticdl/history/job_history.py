@@ -1,0 +1,393 @@
+"""A job's history, entry by entry: `JobHistory.take`. It holds a few MB however long the journal is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from elasticdl.common.journal import EVENTS, Entry
+from elasticdl.history import fields as f
+from elasticdl.history.bounded import Curve, Foremost
+from elasticdl.history.facts import Changing, Facts
+from elasticdl.history.lanes import MOST_LANES, Lanes
+from elasticdl.history.records import Doing, History, Mark, PauseRecord, Point, Post, TimeSpent, WorldSpan
+from elasticdl.history.timeline import Timeline
+
+MOST_WORLDS = 2000
+MOST_PAUSES = 2000
+MOST_MARKS = 2000
+MOST_WARNINGS = 200
+MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
+MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
+PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
+FINAL = ("succeeded", "failed", "stopped")
+_KINDS = {"grow": Doing.GROW, "shrink": Doing.SHRINK, "failure": Doing.FAILURE}
+# Journals of jobs, too, that were made before an event was: it says nothing, then.
+_MARKED = frozenset({"evaluation", "checkpoint", "checkpoint_failed", "scale_requested", "decision", "stop_requested",
+                     "master_restarted", "phase", "resumed", "exported", "worker_slow", "worker_recovered", "worker_stuck",
+                     "epoch_finished"})  # fmt: skip
+_AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
+_TROUBLE = {"worker_slow": "slow", "worker_stuck": "stuck", "worker_recovered": ""}
+
+
+class JobHistory:
+    """``job``: its name, if the journal does not tell."""
+
+    def __init__(self, job: str = "") -> None:
+        self._facts = Facts(job=job)
+        self._time: Timeline | None = None
+        self._began = 0.0
+        self._lanes = Lanes()
+        self._worlds: Foremost[WorldSpan] = Foremost(
+            MOST_WORLDS, lambda world: (world.until or float("inf")) - world.since
+        )
+        self._pauses: Foremost[PauseRecord] = Foremost(MOST_PAUSES, lambda pause: pause.total)
+        self._marks: Foremost[Mark] = Foremost(MOST_MARKS)
+        self._warnings: Foremost[Mark] = Foremost(MOST_WARNINGS, lambda warning: warning.time)
+        self._curve = Curve()
+        self._members = 0
+        self._changing: Changing | None = None
+        self._reported = 0.0  # when steps were told last
+        self._told = (0, 0)  # world and step of that
+        self._counts: Counter[str] = Counter()
+        self._causes: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+        self._damaged = self._went_back = 0
+        self._furthest_back = 0.0
+        self._cut = False
+        self._acts: Mapping[str, Callable[[Entry, float], None]] = {
+            "job_started": self._job_started,
+            "worker_launched": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
+            "worker_pending": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
+            "worker_started": self._worker_started,
+            "worker_ready": lambda entry, now: self._become(entry, Post.WARM, now),
+            "worker_draining": lambda entry, now: self._become(entry, Post.LEAVING, now, f.text(entry, "reason")),
+            "worker_left": self._worker_left,
+            "world_broken": self._world_broken,
+            "world_formed": self._world_formed,
+            "master_restarted": self._master_restarted,
+            "pause": self._pause,
+            "steps": self._steps,
+            "evaluation": self._evaluation,
+            "checkpoint": lambda entry, now: self._line.take(Doing.CHECKPOINT, f.seconds(entry, "held")),
+            "collective": self._collective,
+            "resumed": self._resumed,
+            "warning": lambda entry, now: self._warnings.add(Mark(now, "warning", f.text(entry, "message"))),
+            "scale_requested": self._wanted,
+            "decision": self._decided,
+            "phase": self._phase,
+            "worker_slow": self._trouble,
+            "worker_stuck": self._trouble,
+            "worker_recovered": self._trouble,
+            "advice": self._advice,
+            "job_finished": self._job_finished,
+        }
+
+    # ---- what is told ----
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Lines of a journal. What is no entry is left out, and remarked."""
+        for line in lines:
+            if not line.strip():
+                continue
+            entry = f.parse_entry(line)
+            if entry is None:
+                self._damaged += 1
+            else:
+                self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """The next entry, which has a time and an event; nothing in it makes this raise."""
+        event, time = str(entry["event"]), float(entry["time"])
+        if self._time is None:
+            self._cut = event != "job_started"
+            self._began = time
+            self._time = Timeline(time, Doing.PRODUCTIVE if self._cut else Doing.STARTING)
+        line = self._line
+        if time < line.now:
+            self._went_back += 1
+            self._furthest_back = max(self._furthest_back, line.now - time)
+        line.advance(time)
+        now = line.now
+        self._counts[event if event in EVENTS else ""] += 1
+        if event not in EVENTS and len(self._unknown) < MOST_NAMES:
+            self._unknown.add(event[:MOST_NAMES])
+        if act := self._acts.get(event):
+            act(entry, now)
+        if event in _MARKED:
+            words = {
+                key: value
+                for key, value in entry.items()
+                if key in ("phase", "reason", "message", "path", "workers", "where")
+            }
+            said = " ".join(f.text(words, key) for key in words)
+            value = {
+                **f.numbers(entry, "metrics"),
+                **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
+            }
+            known = {key: each for key, each in value.items() if each is not None or key in f.numbers(entry, "metrics")}
+            self._marks.add(Mark(now, event, said, f.count(entry, "step"), known))
+        line.change(crew=self._lanes.crew)
+
+    # ---- what is asked ----
+
+    def settled(self, until: float = 0.0) -> TimeSpent:
+        """Where the time went as far as nothing can change it any more: these numbers never fall.
+
+        ``until``: the present, for a job that goes on; from now on nothing is taken to have happened before it.
+        """
+        line = self._time or Timeline(until, Doing.STARTING)
+        if not self._facts.over:
+            line.advance(until)
+        return line.settled()
+
+    def result(self, until: float = 0.0) -> History:
+        """``until``: the present, for a job that goes on."""
+        facts = self._facts
+        line = self._time or Timeline(until, Doing.STARTING)
+        if facts.over:
+            until = line.now
+        change = self._changing
+        if change and not change.told and not self._tells_no_steps:  # nothing was trained since
+            line = line.copy()
+            line.advance(until)
+            line.relabel(change.doing, change.since, line.now)
+        return History(
+            job=facts.job,
+            phase=facts.phase,
+            reason=facts.reason,
+            began=self._began if self._time else until,
+            until=max(line.now, until),
+            over=facts.over,
+            wanted=facts.wanted,
+            step=facts.step,
+            samples=facts.samples,
+            epochs=facts.epochs,
+            collective=facts.collective,
+            metrics=facts.metrics,
+            lanes=self._lanes.result(),
+            worlds=tuple(self._worlds),
+            pauses=tuple(self._pauses),
+            marks=tuple(self._marks),
+            warnings=tuple(self._warnings),
+            points=self._curve.result(),
+            spent=line.spent(until),
+            counts={**self._counts, "pauses": self._pauses.count},
+            changes=dict(self._changes),
+            causes=dict(self._causes),
+            advice=facts.advice,
+            speedup=facts.speedup,
+            target=facts.target,
+            decision=facts.decision,
+            remarks=tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> Iterable[str]:
+        if self._cut:
+            yield "the beginning of the journal is missing: what came before its first entry is not counted"
+        if self._damaged:
+            yield f"{self._damaged:,} lines of the journal are damaged and left out"
+        if self._unknown:
+            names = ", ".join(sorted(self._unknown)[:5])
+            yield f"{self._counts['']:,} entries are of kinds that this version does not know: {names}"
+        if self._went_back:
+            yield (
+                f"{self._went_back:,} entries are older than the one before, by up to {self._furthest_back:.3g} s, as clocks "
+                "go back: they count as of the moment before"
+            )
+        if self._tells_no_steps:
+            yield "the journal tells no steps: an older version wrote it, and there are no curves"
+        if self._lanes.forgotten:
+            yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
+        dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
+        for what, number in {**dropped, "other events": self._marks.dropped}.items():
+            if number:
+                yield f"{number:,} {what} are counted, but not shown one by one"
+
+    @property
+    def _tells_no_steps(self) -> bool:
+        """There were some all the same."""
+        facts = self._facts
+        made = (facts.over and facts.step > facts.resumed) or any(self._counts[event] for event in _AFTER_STEPS)
+        return made and not self._counts["steps"]
+
+    # ---- the job ----
+
+    @property
+    def _line(self) -> Timeline:
+        assert self._time is not None, "it begins with the first entry"
+        return self._time
+
+    def _job_started(self, entry: Entry, now: float) -> None:
+        self._facts.job = f.text(entry, "job") or self._facts.job
+        self._facts.wanted = f.text(entry, "workers")
+
+    def _phase(self, entry: Entry, now: float) -> None:
+        facts, line = self._facts, self._line
+        facts.phase, facts.reason = f.text(entry, "phase") or facts.phase, f.text(entry, "reason")
+        if facts.phase == "waiting":
+            line.change(Doing.WAITING)
+        elif facts.phase in ("stopping", *FINAL):
+            line.change(Doing.ENDING)
+        elif facts.phase == "running" and line.doing is Doing.WAITING:
+            line.change(Doing.PRODUCTIVE)
+
+    def _job_finished(self, entry: Entry, now: float) -> None:
+        facts = self._facts
+        self._line.change(Doing.ENDING)
+        facts.over = True
+        facts.phase, facts.reason = f.text(entry, "phase") or facts.phase, f.text(entry, "reason")
+        facts.step = f.count(entry, "steps") or facts.step
+        facts.samples, facts.epochs = (
+            f.count(entry, "samples") or facts.samples,
+            f.count(entry, "epochs") or facts.epochs,
+        )
+        facts.metrics = f.numbers(entry, "metrics") or facts.metrics
+        self._lanes.end(now)
+        self._end_world(now)
+
+    def _wanted(self, entry: Entry, now: float) -> None:
+        self._facts.wanted = f.text(entry, "workers")
+
+    def _collective(self, entry: Entry, now: float) -> None:
+        self._facts.collective = f.text(entry, "engine")
+
+    def _resumed(self, entry: Entry, now: float) -> None:
+        self._facts.step = self._facts.resumed = f.count(entry, "step")
+        self._facts.samples = f.count(entry, "samples")
+
+    def _evaluation(self, entry: Entry, now: float) -> None:
+        self._line.take(Doing.EVALUATION, f.seconds(entry, "seconds"))
+        self._facts.metrics = f.numbers(entry, "metrics") or self._facts.metrics
+
+    def _advice(self, entry: Entry, now: float) -> None:
+        self._facts.advice = f.text(entry, "text")
+        curve = entry.get("curve")
+        rows = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+        found = [tuple(f.number(row, name) for name in ("workers", "speedup", "low", "high")) for row in rows]
+        self._facts.speedup = tuple((a, b, c, d) for a, b, c, d in found if None not in (a, b, c, d))  # type: ignore[misc]
+
+    def _decided(self, entry: Entry, now: float) -> None:
+        self._facts.target, self._facts.decision = f.count(entry, "workers"), f.text(entry, "reason")
+
+    # ---- workers ----
+
+    def _become(self, entry: Entry, post: Post, now: float, reason: str = "") -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.become(worker, post, now, reason)
+
+    def _worker_started(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.started(worker, f.text(entry, "host"), now)
+
+    def _worker_left(self, entry: Entry, now: float) -> None:
+        cause = f.text(entry, "cause")
+        self._causes[cause if cause in self._causes or len(self._causes) < MOST_NAMES else "other"] += 1
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.left(worker, now, cause, f.text(entry, "reason"), f.worker_of(entry, "code"))
+
+    def _trouble(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            where = f.text(entry, "where") or f.text(entry, "phase")
+            self._lanes.found(worker, " ".join(filter(None, (_TROUBLE[entry["event"]], where))))
+
+    # ---- worlds ----
+
+    def _world_formed(self, entry: Entry, now: float) -> None:
+        line, before, ids = self._line, self._worlds.last, f.members(entry)
+        first = line.doing is Doing.STARTING
+        if self._changing is None:
+            grew = before is None or len(ids) > before.size
+            doing = Doing.STARTING if first else Doing.GROW if grew else Doing.SHRINK
+            self._changing = Changing(now if first else now - f.seconds(entry, "seconds"), doing)
+        self._changing.told = False
+        self._end_world(now)
+        self._lanes.form(ids, before.members if before else (), now)
+        self._worlds.add(
+            WorldSpan(f.count(entry, "world"), len(ids), ids, f.text(entry, "reason"), f.count(entry, "step"), now)
+        )
+        self._members += len(ids)
+        if self._members > MOST_MEMBERS:
+            self._members = 0
+            self._worlds.change_each(self._without_members)
+        line.change(Doing.PRODUCTIVE)
+
+    def _without_members(self, world: WorldSpan) -> WorldSpan:
+        """Those of the newest worlds stay, half as many as there may be."""
+        if self._members + len(world.members) > MOST_MEMBERS // 2:
+            return replace(world, members=())
+        self._members += len(world.members)
+        return world
+
+    def _world_broken(self, entry: Entry, now: float) -> None:
+        self._end_world(now)
+        if self._line.doing is Doing.PRODUCTIVE:
+            self._line.change(Doing.FAILURE)
+        self._changing = self._changing or Changing(now, Doing.FAILURE)
+
+    def _master_restarted(self, entry: Entry, now: float) -> None:
+        """It tells the world that it has found, which an earlier entry may not have told."""
+        version, last = f.count(entry, "world"), self._worlds.last
+        if version and (last is None or last.version < version):
+            # Its seconds are those in which the master waited for workers, who trained.
+            self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
+
+    def _end_world(self, now: float) -> None:
+        last = self._worlds.last
+        if last is not None and last.until is None:
+            self._worlds.amend(replace(last, until=now))
+
+    def _pause(self, entry: Entry, now: float) -> None:
+        """Each survivor tells one; that of the longest counts."""
+        world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
+        doing = _KINDS.get(kind)
+        if doing is None:
+            return
+        if change := self._changing:
+            if change.doing is Doing.FAILURE and not change.told:  # from the break on was what could be known until now
+                self._line.relabel(Doing.PRODUCTIVE, change.since, now)
+            change.told = True
+        last = self._pauses.last
+        if last is None or last.world != world:
+            parts = {name: f.seconds(entry, name) for name in PARTS}
+            self._pauses.add(PauseRecord(world, kind, now, total, 1, f.count(entry, "steps_torn"), parts))
+            self._changes[kind] += 1
+        else:
+            known = replace(last, workers=last.workers + 1)
+            if total > last.total:
+                parts = {name: f.seconds(entry, name) for name in PARTS}
+                torn = max(last.steps_torn, f.count(entry, "steps_torn"))
+                known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
+            self._pauses.amend(known)
+            if total <= last.total:
+                return
+        self._line.relabel(doing, now - total, now)
+
+    # ---- steps ----
+
+    def _steps(self, entry: Entry, now: float) -> None:
+        line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")
+        made, world, step = f.count(entry, "steps"), f.count(entry, "world"), f.count(entry, "step")
+        if step > 0 and (world, step) <= self._told:
+            return  # a master that was started again is told the last steps once more
+        self._told = world, step
+        # What a world had made is told after it broke, too.
+        current = last is not None and (world > last.version or (world == last.version and last.until is None))
+        change = self._changing
+        if change and current:
+            if not change.told:
+                line.relabel(change.doing, change.since, now - took)
+                self._changes[str(change.doing)] += 1
+            self._changing = None
+        self._facts.step = step or self._facts.step
+        self._facts.samples += f.count(entry, "samples")
+        line.take(Doing.AGAIN, took * min(f.count(entry, "again") / made, 1.0) if made else 0.0)
+        line.take(Doing.SLOW, f.seconds(entry, "slowest") * made)
+        workers = last.size if last else 0
+        point = Point(now, step, made, f.count(entry, "samples"), took,
+                      f.number(entry, "loss"), f.number(entry, "learning_rate"), workers)  # fmt: skip
+        self._curve.add(point)
+        line.settle(self._reported)
+        self._reported = now

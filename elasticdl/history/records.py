@@ -1,0 +1,163 @@
+"""What a history consists of. Times are seconds since the epoch, durations seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Doing(StrEnum):
+    """What the job did at a moment. The order is that in which shares of the time are shown."""
+
+    PRODUCTIVE = "productive"  # steps that nobody had made before
+    SLOW = "slow"  # all waited for the slowest of them
+    AGAIN = "again"  # steps whose result had been lost
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"  # as far as training stood still for it
+    GROW = "grow"  # pauses, by what changed the world
+    SHRINK = "shrink"
+    FAILURE = "failure"
+    WAITING = "waiting"  # fewer workers than the minimum
+    STARTING = "starting"  # up to the first step
+    ENDING = "ending"  # from the decision that it ends to the end
+
+
+class Post(StrEnum):
+    """What a worker was at a moment."""
+
+    PENDING = "pending"  # asked for, without a place
+    STARTING = "starting"
+    WARM = "warm"  # ready, and in no world
+    TRAINING = "training"  # member of a world
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``until`` is None while it lasts."""
+
+    post: Post
+    since: float
+    until: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One worker. ``cause`` is empty while it is there."""
+
+    worker: int
+    host: str
+    spans: tuple[Span, ...]
+    cause: str = ""
+    reason: str = ""
+    code: int | None = None
+    trouble: str = ""  # what was last found of it: that it is slow or stuck
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSpan:
+    """``members`` are in rank order, and missing of old worlds where there are too many. ``until``: None while it lasts."""
+
+    version: int
+    size: int
+    members: tuple[int, ...]
+    reason: str
+    step: int
+    since: float
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRecord:
+    """One change of the world, as the survivor told it who paused longest. ``parts`` add up to ``total``."""
+
+    world: int
+    kind: str
+    time: float  # at which it was over
+    total: float
+    workers: int  # survivors that have told of it
+    steps_torn: int
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at one moment; ``value`` are the numbers that belong to it."""
+
+    time: float
+    event: str
+    text: str
+    step: int = 0
+    value: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A bunch of steps of one world; the last is ``step``. Loss and learning rate are None where they are not known."""
+
+    time: float
+    step: int
+    steps: int
+    samples: int
+    seconds: float
+    loss: float | None
+    learning_rate: float | None
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Where the time went, twice: each is complete, so that its parts add up to its whole.
+
+    ``wall``: of the job, so that each moment counts once however many workers there were. It says how much sooner the job
+    would have been done. ``workers``: of the workers that had a place, in worker-seconds, so that a pause of 100 counts
+    a hundredfold. It says what was paid for; in it, time of workers that were in no world is starting, waiting or ending.
+    """
+
+    wall: Mapping[Doing, float]
+    workers: Mapping[Doing, float]
+
+    @property
+    def productive(self) -> float:
+        """The share of wall time, 0 to 1."""
+        return self.wall[Doing.PRODUCTIVE] / max(sum(self.wall.values()), 1e-9)
+
+    @property
+    def utilized(self) -> float:
+        """The share of worker-seconds, 0 to 1."""
+        return self.workers[Doing.PRODUCTIVE] / max(sum(self.workers.values()), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All of it up to ``until``. Of lists that are too long the least important are left out; ``counts`` are of all."""
+
+    job: str
+    phase: str
+    reason: str
+    began: float
+    until: float
+    over: bool
+    wanted: str  # number of workers asked for
+    step: int
+    samples: int
+    epochs: int
+    collective: str
+    metrics: Mapping[str, float | None]
+    lanes: tuple[Lane, ...]
+    worlds: tuple[WorldSpan, ...]
+    pauses: tuple[PauseRecord, ...]
+    marks: tuple[Mark, ...]  # evaluations, checkpoints, requests, decisions, phases, slow and stuck workers
+    warnings: tuple[Mark, ...]
+    points: tuple[Point, ...]
+    spent: TimeSpent
+    counts: Mapping[str, int]
+    changes: Mapping[str, int]  # of the world after training had begun, by kind: grow, shrink, failure
+    causes: Mapping[str, int]  # of workers that left
+    advice: str
+    speedup: tuple[tuple[float, float, float, float], ...]  # workers, speedup, low, high
+    target: int  # workers that the job wants by its own decision; 0: it decides nothing
+    decision: str  # why
+    remarks: tuple[str, ...]  # on what was left out or can't be known

@@ -1,0 +1,240 @@
+"""Who is silent, late or stuck as time passes, and what is done about it.
+
+Who is suspected is asked where it stands: over its session, or by its launcher where it does not answer. What it, or the
+launcher, tells goes into the journal, the status and the reason for which it is given up. `elasticdl.master.core.patience`
+says how long each takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.instructions import Instruction, Record
+from elasticdl.master.core.lifecycle import LEAVING, WorkerState
+from elasticdl.master.core.liveness import Liveness
+from elasticdl.master.core.patience import GIVE_UP_MOVING, UNLEARNT_GIVE_UP
+from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
+from elasticdl.master.core.standing import Standing, Suspicion, Why, common_place, examples, odd_ones
+from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import WorkerRecord
+
+# Between asking a worker where it stands and killing it.
+TIME_TO_DUMP = 1.0
+# So long a worker may take to answer before its launcher is asked.
+ANSWER_SECONDS = 2.0
+QUIET = (Why.ABSENT, Why.OVER)  # of whom it is told only
+GiveUp = Callable[[WorkerRecord, str, float], list[Instruction]]
+
+
+class Watch:
+    def __init__(
+        self,
+        records: Mapping[int, WorkerRecord],
+        liveness: Liveness,
+        rendezvous: Rendezvous,
+        settings: Settings,
+        give_up: GiveUp,
+    ) -> None:
+        self._records = records
+        self._liveness = liveness
+        self._patience = liveness.patience
+        self._rendezvous = rendezvous
+        self._settings = settings
+        self._give_up = give_up
+
+    def look(self, now: float) -> list[Instruction]:
+        """To be called regularly."""
+        settings = self._settings
+        out: list[Instruction] = []
+        for record, reason in self._liveness.silent(now):
+            out += self._give_up_silent(record, reason, now)
+        late = [r for r in self._records.values() if r.deadline is not None and now > r.deadline]
+        for record in late:
+            if record.lingers or record.state in LEAVING:
+                out += self._give_up(record, f"had not left {settings.stop_grace:g} s after it was to", now)
+        suspects = self._suspects(late, now)
+        for record in self._records.values():
+            out += self._ask(record, suspects.get(record.worker_id), now)
+        waiting = [record for record in self._records.values() if suspects.get(record.worker_id) is Why.WAITS]
+        out += self._judge_waiting(waiting, now)
+        for worker_id, why in suspects.items():
+            if why in (Why.STUCK, Why.LATE):
+                out += self._judge(self._records[worker_id], why, now)
+        return out
+
+    def told(self, event: e.NoticeReported, now: float) -> list[Instruction]:
+        """A worker says where it stands."""
+        return self._stands(event.worker_id, Standing.told(event.fields), now)
+
+    def found(self, event: e.StacksFound, now: float) -> list[Instruction]:
+        """A launcher says where a worker stands."""
+        return self._stands(event.worker_id, Standing.found(event.text, event.state), now)
+
+    # ---- who is suspected ----
+
+    def _suspects(self, late: list[WorkerRecord], now: float) -> dict[int, Why]:
+        patience, rendezvous = self._patience, self._rendezvous
+        members = rendezvous.active_members()
+        patience.ending = patience.ending or rendezvous.ending
+        patience.waited([] if rendezvous.change else [record.pulse for record in members], now)
+        still = self._liveness.still(members, now, patience.until_named)
+        waiting = [r for r in still if r.pulse and r.pulse.waiting]
+        found: dict[int, Why] = {}
+        if members and len(waiting) == len(members) and not rendezvous.broken:
+            found |= {record.worker_id: Why.WAITS for record in members}
+        # A broken world must be left, so there waiting for others is no excuse.
+        stuck = [r for r in still if rendezvous.broken or r not in waiting]
+        stuck += self._liveness.still(rendezvous.of(WorkerState.EXCLUDED), now, patience.until_named)
+        found |= {record.worker_id: Why.STUCK for record in stuck}
+        found |= {record.worker_id: Why.LATE for record in late if record.live}
+        for record in self._records.values():
+            if record.quiet_since is not None and now - record.quiet_since > self._settings.start_timeout:
+                found[record.worker_id] = Why.OVER if record.state is WorkerState.FINISHED else Why.ABSENT
+        return found | {record.worker_id: Why.SILENT for record in self._liveness.nearly_silent(now)}
+
+    def _seconds(self, record: WorkerRecord, why: Why, now: float) -> float:
+        """How long it has been so."""
+        if why is Why.LATE:
+            return self._settings.start_timeout + now - (record.deadline or now)
+        if why in QUIET:
+            return now - (now if record.quiet_since is None else record.quiet_since)
+        if record.pulse is None:
+            return 0.0
+        return now - (record.pulse.heard if why is Why.SILENT else record.pulse.moved)
+
+    # ---- where they stand ----
+
+    def _ask(self, record: WorkerRecord, why: Why | None, now: float) -> list[Instruction]:
+        if why is None:
+            record.suspicion, record.remark = None, ""
+            return []
+        suspicion = record.suspicion
+        seconds = self._seconds(record, why, now)
+        out: list[Instruction] = []
+        if suspicion is None or suspicion.why is not why:
+            suspicion = record.suspicion = Suspicion(why, now)
+            out = self._questions(record, suspicion)
+        elif self._is_named_though_it_moves(record, suspicion, seconds):
+            suspicion.asked, suspicion.standing, suspicion.named = now, None, True
+            out = self._questions(record, suspicion)
+        elif not (suspicion.standing or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
+            suspicion.launcher_asked = True
+            out = [i.ReadStacks(record.worker_id)]
+        # A world's end of which nobody is to blame is no remark about one of its members.
+        words = f"{why} for {seconds:.0f} s{suspicion}"
+        record.remark = words if suspicion.named or why in (Why.LATE, Why.SILENT, *QUIET) else ""
+        return out
+
+    def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
+        if suspicion.why is not Why.SILENT and record.connected:
+            return [i.DumpStacks(record.worker_id)]
+        suspicion.launcher_asked = True
+        return [i.ReadStacks(record.worker_id)]
+
+    def _is_named_though_it_moves(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> bool:
+        moves = suspicion.why is Why.STUCK and suspicion.moves
+        return moves and not suspicion.named and seconds > self._patience.until_named_though_it_moves(record.pulse)
+
+    def _stands(self, worker_id: int, standing: Standing, now: float) -> list[Instruction]:
+        record = self._records.get(worker_id)
+        if record is None or record.suspicion is None or record.suspicion.standing is not None:
+            return []
+        suspicion = record.suspicion
+        suspicion.standing, suspicion.moves = standing, standing.moves
+        if suspicion.why in (Why.LATE, *QUIET) or (
+            suspicion.why is Why.STUCK and (suspicion.named or not standing.moves)
+        ):
+            return self._name(record, now)
+        return []
+
+    def _name(self, record: WorkerRecord, now: float, more: str = "") -> list[Instruction]:
+        """Tell people which worker it is, and where it stands, as far as that is known."""
+        suspicion = record.suspicion
+        if suspicion is None:
+            return []
+        suspicion.named = True
+        standing = suspicion.standing or Standing()
+        seconds = round(self._seconds(record, suspicion.why, now), 1)
+        fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.why), "seconds": seconds}
+        where = "; ".join(part for part in (standing.state, standing.where, more) if part)
+        return [Record("worker_stuck", {**fields, "where": where, "stack": list(standing.stack)})]
+
+    # ---- what is done about it ----
+
+    def _judge(self, record: WorkerRecord, why: Why, now: float) -> list[Instruction]:
+        """Give it up if its time is over, and it could show where it stands."""
+        suspicion = record.suspicion
+        if suspicion is None or now - suspicion.asked < TIME_TO_DUMP:
+            if why is Why.LATE and suspicion and suspicion.asked == now:
+                return self._warn_of_late(record)
+            return []
+        if why is Why.LATE:
+            reason = f"not ready {self._settings.start_timeout:g} s after its start"
+            # Others may do no better: it counts against the job.
+            record.failure = record.failure or f"{reason}{suspicion}"
+        elif not self._is_over(record, suspicion, now):
+            return []
+        else:
+            limit = self._settings.progress_timeout or self._seconds(record, why, now)
+            reason = f"no progress for {limit:.4g} s"
+        named = [] if suspicion.standing else self._name(record, now)
+        return [*named, *self._give_up(record, reason + str(suspicion), now)]
+
+    def _warn_of_late(self, record: WorkerRecord) -> list[Instruction]:
+        warning = f"worker {record.worker_id}: not ready {self._settings.start_timeout:g} s after its start"
+        if record.connected:
+            warning += "; its stacks are in its log"
+        return [Record("warning", {"message": warning})]
+
+    def _is_over(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> bool:
+        """Whether a stuck worker's time is over. As it is killed then, what was learnt only counts where that helps."""
+        seconds = self._seconds(record, Why.STUCK, now)
+        if self._patience.given is not None:
+            return seconds > self._patience.given
+        if suspicion.moves and not self._rendezvous.broken:
+            return seconds > GIVE_UP_MOVING
+        others = [r for r in self._rendezvous.active_members() if r is not record]
+        waits = [now - r.pulse.moved for r in others if r.pulse and r.pulse.waiting]
+        left = self._rendezvous.of(WorkerState.REJOINING)
+        if others and not waits and not left and record.state is WorkerState.MEMBER:
+            # All are stuck: it is no fault of theirs, and to kill them is to lose the state.
+            return seconds > GIVE_UP_MOVING
+        awaited = len(waits) == len(others) > 0
+        if waits and not left and not self._rendezvous.broken:
+            # All may have done the same (a validation of their own), and some were through with it sooner.
+            seconds = min(seconds, min(waits) if awaited else max(waits))
+        helps = left or awaited or record.state is WorkerState.EXCLUDED
+        return seconds > (self._patience.until_given_up(record.pulse) if helps else UNLEARNT_GIVE_UP)
+
+    def _judge_waiting(self, members: list[WorkerRecord], now: float) -> list[Instruction]:
+        """All members wait for one another: name who does something else than the others, and have all leave the world."""
+        suspicions = {record.worker_id: record.suspicion for record in members if record.suspicion}
+        if not suspicions:
+            return []
+        standings = {worker_id: each.standing for worker_id, each in suspicions.items() if each.standing}
+        asked = max(suspicion.asked for suspicion in suspicions.values())
+        if len(standings) < len(suspicions) and now - asked < TIME_TO_DUMP:
+            return []
+        odd = odd_ones(standings) if len(standings) == len(suspicions) else {}
+        shown = examples(odd, standings)
+        out: list[Instruction] = []
+        for worker_id, how in shown.items():
+            if not suspicions[worker_id].named:
+                out += self._name(self._records[worker_id], now, how)
+        seconds = min(self._seconds(record, Why.WAITS, now) for record in members)
+        if seconds > max(self._patience.until_given_up(record.pulse) for record in members):
+            limit = self._settings.progress_timeout or seconds
+            cause = f"no progress for {limit:.4g} s, all members wait for one another"
+            differ = "; ".join(f"worker {each}{standings[each]}, {how}" for each, how in shown.items())
+            differ += f"; and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
+            cause += f": {differ}" if differ else common_place(list(standings.values()))
+            self._rendezvous.begin(now, broken=True).causes[NOBODY] = cause
+        return out
+
+    def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        suspicion = record.suspicion
+        if suspicion is None or suspicion.why is not Why.SILENT or not str(suspicion):
+            return self._give_up(record, reason, now)
+        return [*self._name(record, now), *self._give_up(record, reason + str(suspicion), now)]

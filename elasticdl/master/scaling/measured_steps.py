@@ -1,0 +1,155 @@
+"""From the steps that are reported to one observation for each number of workers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elasticdl.common.shared_values import StepReport
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.speedup import Observation
+
+# The first steps of a world are slow: caches are cold, newcomers warm up.
+SKIPPED = 3
+KEPT = 200  # newest steps of a world that count
+FEWEST = 10  # steps that make an observation
+TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
+# A world has been measured after so many steps, or after so long and at least half of FEWEST.
+ENOUGH, LONG = 20, 60.0
+# If a number of workers comes again and is this much faster or slower, what was measured of others is of another time. So it is
+# if more workers are this much faster than a smaller part of the batch for each can make them.
+CONTRADICTION = 0.25
+# What a step adds to the running means of the gradients' noise. More noise than this is so much that any batch is worth its size.
+NOISE_SHARE, MOST_NOISE = 0.03, 1e12
+
+
+class MeasuredSteps:
+    """Times are passed in, seconds."""
+
+    def __init__(self) -> None:
+        self.workers = 0  # in the present world; 0 as long as there is none
+        self._version = 0
+        self._steps: deque[StepReport] = deque(maxlen=KEPT)  # of the present world
+        self._busy = 0.0  # seconds a step
+        self._seen = 0
+        self._compared = False
+        self._last = 0.0  # time of the last of them
+        self._noise = _Noise()
+        self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
+
+    def recall(self, observations: Sequence[Observation], now: float) -> None:
+        """What an earlier job, or an earlier master of this one, has measured."""
+        for each in observations:
+            self._known.setdefault(each.workers, (now - each.age, each))
+
+    def enter(self, version: int, workers: int) -> None:
+        """A world of so many has begun."""
+        if version == self._version:
+            return
+        self._remember()
+        self.workers, self._version = workers, version
+        self._steps.clear()
+        self._seen, self._busy, self._compared = 0, 0.0, False
+
+    def take(self, step: StepReport, busy: float, now: float) -> None:
+        """``busy``: what the members' last steps took of computing, the mean over them; 0 if not known."""
+        if step.world_version != self._version:
+            return  # of a world that is over: its last moments count for nothing
+        self._noise.take(step)
+        self._seen += 1
+        if self._seen > SKIPPED and step.seconds > 0 and step.samples > 0:
+            self._steps.append(step)
+            self._busy, self._last = busy or self._busy, now
+
+    @property
+    def fresh(self) -> int:
+        """Ordinary steps of the present world, the newest KEPT at most."""
+        return len(self._steps)
+
+    @property
+    def enough(self) -> bool:
+        long = len(self._steps) >= FEWEST / 2 and sum(step.seconds for step in self._steps) >= LONG
+        return len(self._steps) >= ENOUGH or long
+
+    def observations(self, now: float) -> tuple[Observation, ...]:
+        """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
+        self._compare()
+        found = {n: replace(each, age=max(0.0, now - at)) for n, (at, each) in self._known.items()}
+        if present := self._present():
+            found.pop(self.workers, None)
+            found[self.workers] = replace(present, age=max(0.0, now - self._last))
+        newest = sorted(found.values(), key=lambda each: each.age)[:MOST_OBSERVATIONS]
+        return tuple(sorted(newest, key=lambda each: each.workers))
+
+    def _present(self) -> Observation | None:
+        if len(self._steps) < FEWEST and not self.enough:
+            return None
+        seen = summarize(self.workers, self._steps)
+        return replace(seen, busy=min(self._busy, seen.seconds), noise=self._noise.scale)
+
+    def _remember(self) -> None:
+        self._compare()
+        if present := self._present():
+            self._known.pop(self.workers, None)
+            self._known[self.workers] = self._last, present
+        while len(self._known) > MOST_OBSERVATIONS:
+            del self._known[next(iter(self._known))]
+
+    def _compare(self) -> None:
+        """With what was known of others, and once in each world of as many workers."""
+        if not (self._known and (present := self._present())):
+            return
+        if any(_is_impossible(present, before) for _, before in self._known.values()):
+            self._known.clear()
+        if self._compared or self.workers not in self._known:
+            return
+        self._compared = True
+        _, before = self._known[self.workers]
+        other_batch = present.samples != before.samples
+        if other_batch or abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
+            self._known.clear()
+
+
+def _is_impossible(one: Observation, other: Observation) -> bool:
+    """As where the first epoch reads its data from afar, and the next ones don't."""
+    few, many = sorted((one, other), key=lambda each: each.workers)
+    if few.workers == many.workers:
+        return False
+    smaller = math.ceil(few.samples / few.workers) / math.ceil(many.samples / many.workers)
+    return math.log(few.seconds / many.seconds) > math.log(smaller) + CONTRADICTION
+
+
+class _Noise:
+    """The gradient noise scale, tr(S) / |G|^2 in samples: a ratio of running means, as AdaptDL takes it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._variance = self._square = 0.0
+
+    def take(self, step: StepReport) -> None:
+        if step.gradient_variance or step.gradient_square:
+            self._count += 1
+            share = max(1 / self._count, NOISE_SHARE)
+            self._variance += share * (step.gradient_variance - self._variance)
+            self._square += share * (step.gradient_square - self._square)
+
+    @property
+    def scale(self) -> float:
+        """0 if it is not known yet."""
+        if self._count < FEWEST or self._variance <= 0:
+            return 0.0
+        return min(self._variance / max(self._square, 1e-300), MOST_NOISE)
+
+
+def summarize(workers: int, steps: Sequence[StepReport]) -> Observation:
+    """Steps of another size than most, as at the end of an epoch, are left out."""
+    samples = statistics.mode(step.samples for step in steps)
+    alike = [step for step in steps if step.samples == samples]
+    seconds = sorted(step.seconds for step in alike)
+    cut = int(len(seconds) * TRIMMED)
+    kept = seconds[cut : len(seconds) - cut]
+    low, high = seconds[round(0.16 * (len(seconds) - 1))], seconds[round(0.84 * (len(seconds) - 1))]
+    return Observation(workers, samples, statistics.fmean(kept), len(alike), math.log(high / low) / 2)

@@ -1,0 +1,136 @@
+"""Journals that nobody has lived through."""
+
+from __future__ import annotations
+
+import json
+import random
+
+STARTED = 1_800_000_000.0
+
+
+def line(time, event, **fields):
+    return json.dumps({"time": STARTED + time, "event": event, **fields})
+
+
+def launched(worker, time, ready=2.0):
+    yield line(time, "worker_launched", worker=worker, reason="asked for", replaces=False)
+    yield line(time + 0.1, "worker_started", worker=worker, host=f"node-{worker % 40}", pid=1000 + worker)
+    yield line(time + ready, "worker_ready", worker=worker)
+
+
+def formed(time, version, members, step, reason="the first workers are ready", seconds=0.0):
+    return line(time, "world_formed", world=version, members=list(members), step=step, reason=reason, seconds=seconds)
+
+
+def steps(time, step, made, *, world=1, seconds=1.0, again=0, slowest=0.0, loss=1.0):
+    return line(time, "steps", step=step, world=world, steps=made, samples=256 * made, loss=loss, learning_rate=0.1,
+                seconds=seconds, again=again, waited=2 * slowest, slowest=slowest)  # fmt: skip
+
+
+def pause(time, world, kind, total, worker=0):
+    parts = dict.fromkeys(("notice", "drain", "rendezvous", "init", "sync", "first_step"), round(total / 6, 6))
+    return line(
+        time, "pause", world=world, worker=worker, kind=kind, **parts, total=total, steps_torn=int(kind == "failure")
+    )
+
+
+def disturbed(job="j"):
+    """Lines of a short job that lost one of its two workers; it is over."""
+    members = [text for worker in (0, 1) for text in launched(worker, 0, 9)]
+    return [
+        line(0, "job_started", job=job, workers="1-2"),
+        *sorted(members, key=lambda text: json.loads(text)["time"]),
+        formed(10, 1, [0, 1], 0),
+        steps(10, 1, 1, seconds=0),
+        line(80, "world_broken", world=1, reason="killed"),
+        line(80, "worker_left", worker=1, cause="killed", reason="killed", code=-9),
+        formed(85, 2, [0], 700),
+        pause(90, 2, "failure", 11),
+        steps(90, 701, 1, world=2, seconds=1),
+        line(100, "job_finished", phase="succeeded", reason="done", steps=800),
+    ]
+
+
+def storm(worlds=1000, workers=500, seed=1, job="storm"):
+    """Lines of a job whose workers come and go; it is over."""
+    rng = random.Random(seed)
+    entries = [(0.0, line(0, "job_started", job=job, workers=f"2-{workers}", specification="job.json"))]
+
+    def add(text):
+        entries.append((json.loads(text)["time"], text))
+
+    def launch(worker, time):
+        for text in launched(worker, time, rng.uniform(8, 20)):
+            add(text)
+
+    for worker in range(workers):
+        launch(worker, rng.random())
+    members, next_id, now, step, last = list(range(workers)), workers, 22.0, 0, 0
+    add(formed(now, 1, members, 0))
+    add(line(now, "phase", phase="running", reason=""))
+    for version in range(2, worlds + 1):
+        for _ in range(4):
+            took = rng.uniform(2, 8)
+            now += took
+            made = int(took / 0.12)
+            step += made
+            loss = 4 / (1 + step / 4000) + rng.uniform(-0.03, 0.03)
+            again = max(0, min(made, last - step + made))
+            add(
+                steps(
+                    now,
+                    step,
+                    made,
+                    world=version - 1,
+                    seconds=took,
+                    loss=loss,
+                    again=again,
+                    slowest=rng.choice((0, 0, 0.004)),
+                )
+            )
+            last = max(last, step)
+        if version % 10 == 0:
+            add(line(now, "evaluation", step=step, epoch=version // 10, samples=10_000, seconds=1.5, worker=members[0],
+                     metrics={"accuracy": 1 - 0.9 / (1 + step / 9000), "loss": 4 / (1 + step / 3500)}))  # fmt: skip
+            add(
+                line(
+                    now + 1.5,
+                    "checkpoint",
+                    step=step,
+                    path=f"checkpoints/checkpoint-{step:010d}.pt",
+                    seconds=2.0,
+                    held=0.2,
+                )
+            )
+            now += 1.6
+        kind = rng.choice(("grow", "shrink", "failure"))
+        gone = rng.sample(members, rng.randint(1, 3))
+        why = "new workers are ready"
+        if kind != "grow" and len(members) > 10:
+            members = [each for each in members if each not in gone]
+            why = f"worker {gone[0]} was {'preempted' if kind == 'failure' else 'told to leave'}"
+            for worker in gone:
+                cause = rng.choice(("preempted", "killed", "crashed")) if kind == "failure" else "drained"
+                if kind == "failure":
+                    add(line(now, "world_broken", world=version - 1, reason=why))
+                else:
+                    add(line(now, "worker_draining", worker=worker, reason="the limit is lower"))
+                add(line(now + 0.05, "worker_left", worker=worker, cause=cause, reason=f"{cause} on its node", code=-9))
+        elif len(members) < workers:
+            members = [*members, *range(next_id, next_id + 4)]
+            for worker in range(next_id, next_id + 4):
+                launch(worker, now - 25)
+            next_id += 4
+        total = rng.uniform(0.3, 4.0)
+        now += total
+        add(formed(now - 0.2, version, members, step, why, 0.1))
+        for worker in rng.sample(members, 3):
+            add(pause(now, version, kind, total * rng.uniform(0.9, 1), worker))
+        if version % 97 == 0:
+            add(line(now, "worker_slow", worker=members[1], host="node-1", phase="compute", factor=1.8, seconds=0.05))
+        if version % 151 == 0:
+            add(line(now, "warning", message=f"worker {members[0]} has been silent for 12 s"))
+    add(line(now + 1, "phase", phase="stopping", reason="training is complete"))
+    add(line(now + 3, "job_finished", phase="succeeded", reason="training is complete", steps=step, epochs=worlds // 10,
+             samples=step * 256, metrics={"accuracy": 0.93}, collective="torch"))  # fmt: skip
+    return [text for _, text in sorted(entries, key=lambda entry: entry[0])]

@@ -1,0 +1,87 @@
+"""Two jobs of one queue share the two places of a cluster. What they do can be looked at meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from cluster_kit import DEADLINE, command_line, objects_in, wait_for
+
+pytest_plugins = ["tests.cluster.fixtures"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = '<script type="application/json" id="data">'
+
+
+@pytest.fixture
+def elasticdl(own_cluster, namespace, tmp_path):
+    return command_line(own_cluster.kubeconfig, namespace, tmp_path / "home")
+
+
+def submit(elasticdl, name):
+    """Its workers take a node each, of which there are two."""
+    done = elasticdl(
+        *("train", "--detach", "--image", "local/host", "--job_name", name, "--share_queue", "team"),
+        *("--model_zoo", str(ROOT / "tests" / "e2e" / "zoo"), "--model_def", "paced_mlp"),
+        *("--num_workers", "1-2", "--global_batch_size", "64", "--num_epochs", "100000"),
+        *("--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def members(elasticdl, name):
+    """Workers of the job's latest world."""
+    journal = map(json.loads, elasticdl("events", name, "--json").stdout.splitlines())
+    sizes = [len(entry["members"]) for entry in journal if entry["event"] == "world_formed"]
+    return sizes[-1] if sizes else 0
+
+
+def lists(url):
+    """Phases of the jobs that the dashboard lists."""
+    with urllib.request.urlopen(url + "data.json", timeout=DEADLINE) as answer:
+        jobs = json.load(answer).get("content", ())
+    return {job["name"]: job["phase"] for job in jobs}
+
+
+def check_dashboard(own_cluster, namespace, home):
+    env = {**os.environ, "KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(home)}
+    command = [sys.executable, "-m", "elasticdl.cli", "dashboard", "red", "--namespace", namespace]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            page = process.stdout.readline().strip()
+            jobs = page.partition("job/")[0]
+            wait_for("list of both jobs", lambda: lists(jobs) == {"red": "running", "blue": "running"})
+            with urllib.request.urlopen(page, timeout=DEADLINE) as answer:
+                assert b"<title>red" in answer.read()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+
+
+def test_a_job_gives_a_place_to_its_neighbour_and_has_it_back(elasticdl, own_cluster, namespace, tmp_path):
+    before = objects_in(own_cluster, namespace)
+    submit(elasticdl, "red")
+    wait_for("red to train on both nodes", lambda: members(elasticdl, "red") == 2)
+    submit(elasticdl, "blue")
+    wait_for("blue to train", lambda: members(elasticdl, "blue") == 1)
+    assert "1 of 2 places that the jobs of its queue have" in elasticdl("status", "red").stdout
+    check_dashboard(own_cluster, namespace, tmp_path / "home")
+    assert elasticdl("stop", "blue", "--now").returncode == 0
+    assert elasticdl("delete", "blue").stdout == "job blue deleted\n"
+    wait_for("red to have both nodes again", lambda: members(elasticdl, "red") == 2)
+    page = tmp_path / "red.html"
+    assert elasticdl("report", "red", "--out", str(page)).stdout == f"{page}\n"
+    told = json.loads(page.read_text().partition(PAGE)[2].partition("</script>")[0])
+    sizes = [size for _, size, *_ in told["worlds"]]
+    assert sizes[-3:] == [2, 1, 2]
+    assert {"grow", "shrink"} >= {pause[1] for pause in told["pauses"]} >= {"shrink"}
+    assert elasticdl("stop", "red", "--now").returncode == 0
+    assert elasticdl("delete", "red").stdout == "job red deleted\n"
+    assert objects_in(own_cluster, namespace) == before

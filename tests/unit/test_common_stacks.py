@@ -1,0 +1,92 @@
+"""Stacks in a few lines: whose line it is, and what faulthandler has written."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elasticdl.common.own_stacks import other_stacks, stack_of
+from elasticdl.common.reason import PACKAGE
+from elasticdl.common.stacks import MOST_LINES, Line, Stack, describe, parse
+
+STANDARD = "/usr/lib/python3.11/threading.py"
+LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/module.py"
+OWN = str(PACKAGE / "worker" / "trainer.py")
+USERS = "/home/me/train.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_users"),
+    [(USERS, True), (STANDARD, False), (LIBRARY, False), (OWN, False), ("<frozen runpy>", False), ("load.py", True)],
+)
+def test_whose_line_it_is(path, is_users):
+    assert Line(path, 1, "f").is_users is is_users
+
+
+def test_the_innermost_line_of_the_users_is_where_it_stands():
+    lines = (Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward"), Line(USERS, 31, "load"), Line(USERS, 99, "main"))
+    assert Stack("MainThread", lines).where == "/home/me/train.py:31 in load"
+
+
+def test_without_one_it_is_a_librarys_and_at_last_any():
+    wait = Line(STANDARD, 320, "wait")
+    assert Stack("x", (wait, Line(LIBRARY, 7, "forward"))).where == "torch/nn/module.py:7 in forward"
+    assert Stack("x", (wait,)).where == "threading.py:320 in wait"
+    assert Stack("x", ()).where == ""
+
+
+def test_the_users_lines_come_first_and_there_are_not_too_many():
+    training = Stack("MainThread", (Line(STANDARD, 1, "wait"), *(Line(USERS, n, "f") for n in range(200))))
+    others = [Stack(f"t{n}", (Line(LIBRARY, n, "g"),) * 10) for n in range(20)]
+    lines = describe(training, others)
+    assert lines[0] == "/home/me/train.py:0 in f"
+    assert len(lines) == MOST_LINES
+    assert "thread t0:" in lines
+
+
+def test_what_faulthandler_writes_of_a_process_that_holds_pythons_lock(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import ctypes, faulthandler, sys, threading\n"
+        "faulthandler.dump_traceback_later(0.2, file=sys.stderr)\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def load():\n"
+        "    ctypes.PyDLL(None).usleep(600_000)\n"
+        "load()\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=True)
+    stacks = parse(f"an earlier line\n{ended.stderr}a later line\n")
+    assert stacks[0].where == f"{program}:5 in load"
+    assert stacks[1].lines[0].function == "wait"
+
+
+def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_over():
+    text = "Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n"
+    first = text + '  File "/a.py", line 1 in f\n'
+    second = text + '  File "/b.py", line 2 in g\nepoch 3\n  File "/b.py", line 9 in main\n'
+    (stack,) = parse(first + second)
+    assert [str(line) for line in stack.lines] == ["/b.py:2 in g", "/b.py:9 in main"]
+    assert parse("no dump") == []
+
+
+def test_the_stack_of_a_thread_and_of_those_that_are_not_the_packages():
+    event, begun = threading.Event(), threading.Event()
+
+    def wait_here():
+        begun.set()
+        event.wait(60)
+
+    threads = [threading.Thread(target=wait_here, name=name) for name in ("mine", "elasticdl-x")]
+    for thread in threads:
+        thread.start()
+    begun.wait(60)
+    try:
+        assert "wait_here" in stack_of(threads[0]).where
+        assert [stack.thread for stack in other_stacks(0) if "wait_here" in str(stack.lines)] == ["mine"]
+    finally:
+        event.set()
+        for thread in threads:
+            thread.join()
+    assert stack_of(os.getpid()).lines == ()

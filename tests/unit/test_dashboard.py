@@ -1,0 +1,301 @@
+"""The dashboard: the server that shows jobs live, the board that reads them for it, and their journals as they grow."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from history_kit import disturbed
+
+from elasticdl.cli.cluster.stream_feed import StreamFeed
+from elasticdl.cli.live_board import LiveBoard
+from elasticdl.cli.local.local_jobs import FileFeed, Tail
+from elasticdl.common.errors import UnreachableError
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
+
+PATIENCE = 20.0
+
+
+# ---- the server ----
+
+
+class Shown:
+    """A board with one job."""
+
+    def __init__(self):
+        self.news = News('{"x":1}', "r1")
+
+    def overview(self):
+        return News("[]", "o1")
+
+    def job(self, namespace, name):
+        if (namespace, name) not in (("", "j"), ("lab", "a/b <i>")):
+            raise KeyError(name)
+        return self.news
+
+
+@pytest.fixture
+def board():
+    return Shown()
+
+
+@pytest.fixture
+def server(board):
+    with closing(LiveServer(board)) as opened:
+        yield opened
+
+
+def ask(server, path, method="GET", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    with closing(connection):
+        connection.putrequest(method, path, skip_host=True)
+        for value in [f"127.0.0.1:{server.port}"] if host is None else [host] if host else []:
+            connection.putheader("Host", value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+
+def test_who_knows_the_secret_sees_the_jobs_and_their_pages(server):
+    secret = server.secret
+    assert b'data-view="overview"' in ask(server, f"/{secret}/")[1]
+    assert b'data-view="job"' in ask(server, f"/{secret}/job/-/j/")[1]
+    assert ask(server, "/" + server.url("lab", "a/b <i>").split("/", 3)[3])[0] == 200
+    for name in ("plotly.js", "charts.js", "page.js", "page.css"):
+        assert ask(server, f"/{secret}/{name}")[0] == 200
+    status, body, headers = ask(server, f"/{secret}/job/-/j/data.json")
+    assert (status, json.loads(body)["content"]) == (200, {"x": 1})
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "unsafe-eval" not in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/{wrong}/", "/{short}/", "/data.json", "/{secret}", "/{secret}/job/-/other/",
+                                  "/{secret}/../etc/passwd", "/{secret}/page.py", "/{secret}/job/-/j/page.js", "/%00/"])  # fmt: skip
+def test_everything_else_is_not_there(server, path):
+    secret = server.secret
+    path = path.format(secret=secret, wrong="x" * len(secret), short=secret[:-1])
+    status, body, _ = ask(server, path)
+    assert status == 404
+    assert secret.encode() not in body
+
+
+def test_where_no_thread_is_to_be_had_the_next_connection_is_served(server, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if "process_request" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(CONNECTIONS + 1):
+            with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+                ask(server, f"/{server.secret}/")
+    assert ask(server, f"/{server.secret}/")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1", "127.0.0.1:1"])
+def test_another_name_for_this_machine_is_refused(server, host):
+    assert ask(server, f"/{server.secret}/", host=host)[0] == 403
+
+
+def test_localhost_will_do(server):
+    assert ask(server, f"/{server.secret}/", host=f"localhost:{server.port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_nothing_can_be_changed(server, method):
+    assert ask(server, f"/{server.secret}/", method)[0] == 501
+
+
+def test_what_is_known_is_not_sent_again(server, board):
+    path = f"/{server.secret}/job/-/j/data.json"
+    assert ask(server, f"{path}?since=r1")[0] == 204
+    board.news = News("{}", "r2", over=True)
+    status, _, headers = ask(server, f"{path}?since=r1")
+    assert (status, headers["X-Job-Over"]) == (200, "1")
+    board.news = None
+    assert ask(server, path)[0] == 202
+    assert ask(server, path, "HEAD")[1] == b""
+
+
+def test_only_this_machine_is_listened_to_and_nothing_stays(board):
+    opened = LiveServer(board)
+    assert opened._server.server_address[0] == "127.0.0.1"
+    assert len(opened.secret) >= 40
+    opened.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", opened.port))
+
+
+# ---- what is read for it ----
+
+
+def soon(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+class Handle:
+    """A job of this machine, as the board sees it."""
+
+    namespace, name = "", "j"
+
+    def __init__(self, path):
+        self.path = path
+
+    def feed(self):
+        return FileFeed(self.path)
+
+    def status(self):
+        return pb.JobStatus(phase="running", max_workers=2)
+
+
+def test_the_board_reads_what_is_asked_for_as_it_grows(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    lines = disturbed()
+    path.write_text("\n".join(lines[:10]) + "\n")
+    with closing(LiveBoard(lambda warn: warn("the cluster is away") or [Handle(path)])) as board:
+        overview = json.loads(soon(board.overview).body)
+        assert (overview["content"][0]["name"], overview["notice"]) == ("j", "the cluster is away")
+        first = soon(lambda: board.job("", "j"))
+        assert json.loads(first.body)["content"]["phase"] == "running"
+        with path.open("a") as file:
+            file.write("\n".join(lines[10:]) + "\n")
+        last = soon(lambda: (news := board.job("", "j")).over and news)
+        assert json.loads(last.body)["content"]["facts"]["step"] == "800"
+        with pytest.raises(KeyError):
+            board.job("", "other")
+    assert not [thread for thread in threading.enumerate() if "_keep" in thread.name]
+
+
+class Lab(Handle):
+    """A job of a cluster, with files that make no sense."""
+
+    namespace, name = "lab", "l"
+
+    def status(self):
+        raise ValueError("not a status")
+
+
+def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
+    (tmp_path / "journal.jsonl").write_text("\n".join(disturbed()) + "\n")
+    here, there, away = Handle(tmp_path / "journal.jsonl"), Lab(tmp_path / "journal.jsonl"), threading.Event()
+    listed = {False: [here, there], True: [here]}
+    with closing(LiveBoard(lambda warn: (away.is_set() and warn("away")) or listed[away.is_set()])) as board:
+        rows = json.loads(soon(board.overview).body)["content"]
+        assert [(row["name"], row["phase"]) for row in rows] == [("j", "running"), ("l", "unreachable")]
+        away.set()
+        soon(lambda: json.loads(board.overview().body)["notice"] == "away")
+        assert soon(lambda: board.job("lab", "l")).over
+        away.clear()
+        listed[False] = [here]
+        soon(lambda: not json.loads(board.overview().body)["notice"])
+        with pytest.raises(KeyError):
+            board.job("lab", "l")
+        listed[False] = [here, there]
+        soon(lambda: len(json.loads(board.overview().body)["content"]) == 2)
+
+
+def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    feed = FileFeed(path)
+    assert feed.read() == (False, [])
+    path.write_text("a\nb\nhal")
+    assert feed.read() == (True, ["a", "b"])
+    with path.open("a") as file:
+        file.write("f\n")
+    assert feed.read() == (False, ["half"])
+    other = tmp_path / "other"
+    other.write_text("c\n")
+    other.rename(path)
+    assert feed.read() == (True, ["c"])
+    path.write_text("")
+    assert feed.read() == (True, [])
+    path.write_text("long\nmore\n")
+    assert Tail(path).lines(2) == ["long"]
+    path.unlink()
+    path.mkdir()
+    assert feed.read() == (False, [])
+
+
+class Master:
+    """One that tells some lines, and then hangs until it is closed."""
+
+    def __init__(self, lines, hangs):
+        self.lines, self.hangs, self.closed = lines, hangs, threading.Event()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.left = True
+
+    def events(self, *, follow):
+        yield from self.lines
+        if self.hangs:
+            self.closed.wait(PATIENCE)
+        raise UnreachableError("gone")
+
+    def close(self):
+        self.closed.set()
+
+
+def collected(feed, wanted):
+    got = []
+
+    def all_there():
+        anew, lines = feed.read()
+        got[:] = lines if anew else got + lines
+        return got == wanted
+
+    soon(all_there)
+
+
+def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.cluster.stream_feed.AGAIN_SECONDS", 0.05)
+    masters = iter([Master(["a"], False), Master([], False), Master(["a", "b"], False)])
+    ended = iter([False, False, True])
+    feed = StreamFeed(lambda: next(masters), lambda: next(ended), lambda: ["a", "b", "c"])
+    collected(feed, ["a", "b", "c"])
+    feed.close()
+
+
+def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.cluster.stream_feed.AGAIN_SECONDS", 0.05)
+    masters = iter([Master(["a"], False)])
+    asked = threading.Event()
+
+    def silent():
+        asked.set()
+        return Master([], False)
+
+    feed = StreamFeed(lambda: next(masters, None) or silent(), lambda: False, list)
+    soon(asked.is_set)
+    assert feed.read() == (True, ["a"])
+    assert feed.read() == (False, [])
+    feed.close()
+
+
+def test_a_stream_that_says_nothing_is_closed_at_once():
+    master = Master(["a"], True)
+    feed = StreamFeed(lambda: master, lambda: False, list)
+    collected(feed, ["a"])
+    began = time.monotonic()
+    feed.close()
+    assert time.monotonic() - began < 3
+    assert master.left
+    assert not feed._thread.is_alive()

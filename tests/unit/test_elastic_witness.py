@@ -1,0 +1,241 @@
+"""Where a worker stands, told by itself and left behind by a timer."""
+
+import faulthandler
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from session_kit import FakeMaster
+
+from elasticdl.common.environment import STACKS
+from elasticdl.common.stacks import GOES_ON, parse
+from elasticdl.elastic.collectives.port import Operations
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.session.witness import DumpTimer, Witness
+
+DEADLINE = 30.0
+LATER = "dump_traceback_later"
+
+
+def told_by(witness):
+    """What it tells, once it does."""
+    fields, told = [], threading.Event()
+    witness.look(lambda each: (fields.append(each), told.set()))
+    assert told.wait(DEADLINE)
+    for thread in threading.enumerate():
+        if thread.name == "elasticdl-witness":  # it prints after it has told
+            thread.join(DEADLINE)
+    return fields[0]
+
+
+def test_it_tells_the_line_that_the_training_thread_stands_at():
+    release, stands = threading.Event(), threading.Event()
+
+    def stand_here():
+        stands.set()
+        release.wait(DEADLINE)
+
+    training = threading.Thread(target=stand_here)
+    training.start()
+    stands.wait(DEADLINE)
+    witness = Witness()
+    witness.thread, witness.operations = training.ident, lambda: Operations(7, ("gradients.0",))
+    told = told_by(witness)
+    release.set()
+    training.join()
+    assert told["where"].endswith("in stand_here")
+    assert told["stack"][0] == told["where"]
+    assert (told["moves"], told["collectives"], told["last_collectives"]) == (False, 7, ["gradients.0"])
+    json.dumps(told)
+
+
+def test_one_that_does_something_is_seen_to_move():
+    over = threading.Event()
+
+    def go_about():
+        while not over.is_set():
+            time.sleep(0.001)
+            sum(range(1000))
+            over.wait(0.001)
+
+    training = threading.Thread(target=go_about)
+    training.start()
+    witness = Witness()
+    witness.thread = training.ident
+    told = [told_by(witness)["moves"] for _ in range(3)]
+    over.set()
+    training.join()
+    assert any(told)
+
+
+def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
+    over = threading.Event()
+
+    def compute():
+        while not over.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"of C", b"without Python's lock", 3_000_000)
+
+    training = threading.Thread(target=compute)
+    training.start()
+    witness = Witness()
+    witness.thread = training.ident
+    told = told_by(witness)
+    over.set()
+    training.join()
+    assert told["moves"]
+
+
+def test_the_master_that_asks_gets_a_notice(capfd):
+    master = FakeMaster()
+    master.session.turn(p.On.READY)
+    master.session.post(p.On.STACKS_ASKED)
+    deadline = time.monotonic() + DEADLINE
+    while not master.notices("worker_stuck"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert master.notices("worker_stuck")[0]["stack"]
+    assert "the master asks for the stacks of all threads" in capfd.readouterr().err
+
+
+PRINTS = """
+import os, sys, threading, time
+from elasticdl.elastic.session.witness import Witness
+class Tee:
+    def write(self, text): ...
+    def flush(self): ...
+told = threading.Event()
+def ask():
+    Witness().look(lambda fields: told.set())
+    if not told.wait(20):
+        os._exit(1)
+    os._exit(0)
+if sys.argv[1] == "tee":
+    sys.stderr = Tee()
+    ask()
+_, writer = os.pipe()
+os.dup2(writer, 2)
+threading.Timer(0.3, ask).start()
+while True:
+    print("x" * 15, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["tee", "full pipe"])
+def test_it_tells_whatever_has_become_of_stderr(kind):
+    ended = subprocess.run([sys.executable, "-c", PRINTS, kind], capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 0
+
+
+HANGS = """
+import ctypes, os, sys
+from elasticdl.elastic.session.witness import DumpTimer
+timer = DumpTimer(os.environ, 0.3)
+timer.arm()
+def hang():
+    ctypes.PyDLL(None).usleep(int(sys.argv[1]))
+hang()
+timer.arm()
+timer.close()
+print("done")
+"""
+
+
+def run(code, tmp_path, *arguments):
+    environment = {**os.environ, STACKS: str(tmp_path / "stacks")}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=True)
+
+
+def test_a_dump_is_left_while_pythons_lock_is_held_and_gone_when_it_goes_on(tmp_path):
+    ended = subprocess.Popen(
+        [sys.executable, "-c", HANGS, "3000000"], env={**os.environ, STACKS: str(tmp_path / "stacks")}
+    )
+    deadline = time.monotonic() + DEADLINE
+    while not (tmp_path / "stacks").exists() or not parse((tmp_path / "stacks").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    while "in hang" not in (tmp_path / "stacks").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ended.wait(DEADLINE) == 0
+    assert (tmp_path / "stacks").read_text() == ""
+
+
+FORKS = """
+import os, sys
+from elasticdl.elastic.session.witness import DumpTimer
+timer = DumpTimer(os.environ, 60.0)
+timer.arm()
+pid = os.fork()
+if pid == 0:
+    timer.arm()
+    sys.exit(0)  # ends Python in the usual way, which waits for a timer's thread
+os.waitpid(pid, 0)
+timer.arm()
+timer.close()
+timer.arm()
+print("done")
+"""
+
+
+def test_a_fork_does_not_wait_at_its_end_for_a_timer_that_it_has_not_got(tmp_path):
+    assert run(FORKS, tmp_path).stdout == "done\n"
+
+
+SLOW_FORKS = """
+import os, sys, threading, time
+from elasticdl.elastic.session.witness import DumpTimer
+os.register_at_fork(before=lambda: time.sleep(0.3))  # such hooks are called in the order in which the newest comes first
+timer = DumpTimer(os.environ, 60.0)
+over = threading.Event()
+def beat():
+    while not over.wait(0.01):
+        timer.arm()
+threading.Thread(target=beat).start()
+time.sleep(0.1)
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+over.set()
+timer.close()
+print("done")
+"""
+
+
+def test_it_is_not_armed_while_a_fork_is_made(tmp_path):
+    assert run(SLOW_FORKS, tmp_path).stdout == "done\n"
+
+
+@pytest.mark.parametrize(("module", "name", "error"), [(os, "ftruncate", OSError), (faulthandler, LATER, RuntimeError)])
+def test_what_it_can_not_have_is_no_reason_to_fail(tmp_path, monkeypatch, module, name, error):
+    def refuse(*_, **__):
+        raise error("the disk is read-only; there are too many threads")
+
+    timer = DumpTimer({STACKS: str(tmp_path / "stacks")}, 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, refuse)
+        timer.arm()
+    timer.arm()
+    timer.close()
+
+
+def test_without_a_file_it_goes_to_stderr(tmp_path):
+    code = HANGS.replace("os.environ,", "{},")
+    ended = run(code, tmp_path, "900000")
+    assert "in hang" in ended.stderr
+    assert ended.stderr.endswith(f"{GOES_ON}\n")
+    assert parse(ended.stderr) == []  # who reads this log later is not told of a hang that is over
+    assert parse(f"{ended.stderr}{ended.stderr.replace(GOES_ON, '')}")
+    assert ended.stdout == "done\n"
+
+
+def test_a_file_that_can_not_be_had_is_no_reason_to_fail(tmp_path):
+    timer = DumpTimer({STACKS: str(tmp_path / "no" / "such")}, 1.0)
+    timer.arm()
+    timer.close()

@@ -1,0 +1,114 @@
+"""Where a process of this machine stands that can't tell it by itself."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from elasticdl.common.stacks import parse
+from elasticdl.master.launchers.hung_process import CUT_OFF, RUNS, look_at
+
+DEADLINE = 30.0
+DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'
+
+
+@contextlib.contextmanager
+def sleeper(*prefix):
+    process = subprocess.Popen([*prefix, sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(DEADLINE)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_it_has_left_is_told_and_goes_into_its_log(tmp_path):
+    dump, log = tmp_path / "stacks", tmp_path / "log"
+    dump.write_text(DUMP)
+    with sleeper() as pid:
+        found = look_at(3, pid, dump, log)
+    assert (found.worker_id, found.text, found.state) == (3, DUMP, "")
+    assert "train.py" in log.read_text()
+
+
+@pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@" & wait', "sh"]])
+def test_one_that_is_stopped_says_so_also_behind_a_shell(tmp_path, prefix):
+    with sleeper(*prefix) as pid:
+        wait_for(lambda: not prefix or psutil.Process(pid).children())
+        victim = psutil.Process(pid).children()[0] if prefix else psutil.Process(pid)
+        victim.suspend()
+        wait_for(lambda: victim.status() == psutil.STATUS_STOPPED)
+        assert look_at(0, pid, tmp_path / "none").state == "does not run: it is stopped (state T)"
+
+
+HAS_CHILDREN = """
+import os, signal, subprocess, sys, time
+dump = open(sys.argv[1], "w")
+ended, stopped = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+stopped.send_signal(signal.SIGSTOP)
+time.sleep(60)
+"""
+
+
+def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.master.launchers.hung_process._spy", lambda pid: "")
+    dump = tmp_path / "stacks"
+    command = [sys.executable, "-c", HAS_CHILDREN, str(dump)]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        held = {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
+        wait_for(lambda: held <= {each.status() for each in psutil.Process(process.pid).children()})
+        assert look_at(0, process.pid, dump).state == CUT_OFF
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        assert look_at(0, process.pid, dump).state == "does not run: it is stopped (state T)"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(DEADLINE)
+
+
+def test_a_log_that_can_not_be_written_keeps_nothing_back(tmp_path):
+    dump = tmp_path / "stacks"
+    dump.write_text(DUMP)
+    with sleeper() as pid:
+        assert look_at(3, pid, dump, tmp_path / "no" / "log").text == DUMP
+
+
+def test_of_one_that_runs_and_has_no_session_there_is_no_more_to_say(tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.master.launchers.hung_process._spy", lambda pid: "")
+    with sleeper() as pid:
+        assert look_at(0, pid, tmp_path / "none").state == RUNS
+
+
+SPY = """#!/bin/sh
+echo '[{"os_thread_id": 5, "thread_id": 9, "frames": [{"filename": "/job/other.py", "line": 1, "name": "wait"}]},
+ {"os_thread_id": '$4', "thread_id": 8, "frames": [{"filename": "/job/train.py", "line": 31, "name": "load"}]}]'
+"""
+
+
+def test_py_spy_is_asked_where_it_is_there(tmp_path, monkeypatch):
+    spy = tmp_path / "py-spy"
+    spy.write_text(SPY)
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with sleeper() as pid:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        found = look_at(0, pid, tmp_path / "none")
+    assert [stack.where for stack in parse(found.text)] == ["/job/train.py:31 in load", "/job/other.py:1 in wait"]
+    assert found.state == ""
+
+
+def test_one_that_is_gone_is_no_reason_to_fail(tmp_path):
+    assert look_at(0, 2**22 - 1, tmp_path / "none").text == ""

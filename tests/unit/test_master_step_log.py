@@ -1,0 +1,168 @@
+"""Steps in the journal: bunches that lose nothing, and a state ConfigMap that they do not fill."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.common.journal import STEPS, join_steps, thinned
+from elasticdl.master.core.events import StepReport
+from elasticdl.master.core.values import Pace
+from elasticdl.master.launchers.kubernetes import state_config_map
+from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
+from elasticdl.master.observers.step_log import StepLog
+
+LONG = 20_000  # bytes, instead of what takes weeks to come together
+PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
+ONE = StepReport(1, 0, 2.0, 32, 0.1, 0.05, 1, 32, False)
+
+
+class Book:
+    """What a `StepLog` writes, under a clock that is set."""
+
+    def __init__(self, started=0.0, counted=0):
+        self.now = started
+        self.entries = []
+        self.log = StepLog(self.append, lambda: self.now, started, counted)
+
+    def append(self, event, fields):
+        assert event == STEPS
+        self.entries.append(dict(fields))
+        self.log.recorded(event, fields)  # as all observers hear of all entries
+
+    def train(self, *numbers, world=1, seconds=0.05, **changed):
+        one = dataclasses.replace(ONE, world_version=world, seconds=seconds, **changed)
+        self.log.trained([dataclasses.replace(one, step=number) for number in numbers], PACE)
+
+
+def test_the_first_step_of_a_world_is_told_at_once_and_the_others_in_bunches():
+    book = Book()
+    book.train(1, seconds=0.0)
+    for tenth in range(1, 25):
+        book.now = tenth / 10
+        book.train(tenth + 1)
+    assert [(entry["step"], entry["steps"]) for entry in book.entries] == [(1, 1), (11, 10), (21, 10)]
+    assert book.entries[1]["seconds"] == 0.5
+    assert (book.entries[1]["waited"], book.entries[1]["slowest"]) == (0.01, 0.006)
+
+
+def test_the_longer_a_job_runs_the_rarer_entries_become():
+    book = Book()
+    for second in range(100_000):
+        book.now = float(second)
+        book.train(second + 1)
+    assert 5_000 < len(book.entries) < 6_000
+    assert book.entries[-1]["steps"] in (99, 100, 101)
+
+
+def test_the_first_step_in_a_world_counts_without_the_pause_before_it():
+    book = Book()
+    book.train(1, 2, 3)
+    book.train(4, world=2, seconds=7.0)
+    assert [(entry["world"], entry["step"]) for entry in book.entries] == [(1, 1), (1, 3), (2, 4)]
+    assert book.entries[-1]["seconds"] == pytest.approx(0.05)
+
+
+def test_steps_that_are_made_again_are_counted_also_by_another_master():
+    book = Book(counted=3)
+    book.train(2, 3, 4, world=2)
+    book.log.flush()
+    assert [entry["again"] for entry in book.entries] == [1, 1]
+
+
+@pytest.mark.parametrize("event", ["world_broken", "world_formed", "phase", "master_restarted"])
+def test_what_ends_a_world_has_the_steps_told(event):
+    book = Book()
+    book.train(1, 2, 3)
+    assert len(book.entries) == 1
+    book.log.recorded(event, {})
+    assert book.entries[-1]["step"] == 3
+    book.log.recorded(event, {})
+    assert len(book.entries) == 2
+
+
+def test_a_loss_that_is_no_number_is_null():
+    book = Book()
+    book.train(1)
+    book.train(2, 3, loss=float("nan"))
+    book.log.flush()
+    assert book.entries[-1]["loss"] is None
+    book.train(4, samples=0)
+    book.log.flush()
+    assert (book.entries[-1]["loss"], book.entries[-1]["learning_rate"]) == (None, None)
+
+
+# ---- joined ----
+
+step_entry = st.fixed_dictionaries(
+    {"event": st.just(STEPS), "time": st.floats(0, 9), "step": st.integers(1, 99), "world": st.integers(1, 3),
+     "steps": st.integers(1, 9), "samples": st.integers(0, 99), "loss": st.none() | st.floats(0, 5),
+     "learning_rate": st.just(0.1), "seconds": st.floats(0, 5), "again": st.integers(0, 3),
+     "waited": st.floats(0, 1), "slowest": st.floats(0, 1)}
+)  # fmt: skip
+other_entry = st.fixed_dictionaries({"event": st.sampled_from(["world_formed", "pause"]), "time": st.floats(0, 9)})
+
+
+@settings(deadline=None)
+@given(st.lists(step_entry | other_entry, max_size=30), st.integers(2, 9))
+def test_a_thinned_journal_tells_the_same_sums_and_all_other_entries(entries, bunch):
+    lines = [json.dumps(entry) + "\n" for entry in entries]
+    thin = [json.loads(line) for line in thinned(lines, bunch)]
+    assert [entry for entry in thin if entry["event"] != STEPS] == [
+        entry for entry in entries if entry["event"] != STEPS
+    ]
+    for world, name in itertools.product((1, 2, 3), ("steps", "samples", "seconds", "again")):
+        before, after = (
+            [e[name] for e in some if e["event"] == STEPS and e["world"] == world] for some in (entries, thin)
+        )
+        assert sum(after) == pytest.approx(sum(before))
+    lost, still = (sum(e["slowest"] * e["steps"] for e in some if e["event"] == STEPS) for some in (entries, thin))
+    assert still == pytest.approx(lost)
+
+
+def test_the_loss_of_two_is_their_mean_over_samples():
+    entry = {"step": 1, "world": 1, "steps": 1, "samples": 10, "loss": 1.0, "learning_rate": 0.1, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
+    joined = join_steps(entry, {**entry, "step": 2, "samples": 30, "loss": 3.0})
+    assert (joined["step"], joined["samples"], joined["loss"]) == (2, 40, 2.5)
+    assert join_steps(entry, {**entry, "loss": None})["loss"] is None
+
+
+# ---- in the ConfigMap ----
+
+
+def test_steps_push_nothing_out_of_the_config_map(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_config_map, "LONG_BYTES", LONG)
+    path = tmp_path / "journal.jsonl"
+    state = ClusterState(None, "j", "me", lambda: None, path)
+    book = Book()
+    journal = path.open("a")
+    first = json.dumps({"time": 0.0, "event": "job_started", "job": "j"})
+    journal.write(first + "\n")
+    told, most = 0, 0
+    for hour in range(24 * 14):
+        for tick in range(40):
+            book.now = hour * 3600.0 + tick * 90
+            book.train(hour * 40 + tick + 1, loss=1 / (1 + book.now) + tick * 1e-3, seconds=0.0123 * (tick + 1))
+        book.log.recorded("phase", {})
+        journal.writelines(
+            json.dumps({"time": book.now, "event": STEPS, **entry}) + "\n" for entry in book.entries[told:]
+        )
+        told = len(book.entries)
+        journal.flush()
+        most = max(most, len(state._pack_journal()))
+    assert told > 3000
+    assert state._bunch > 1, "so much had to be joined"
+    assert most < 2.5 * LONG
+    assert state._kept_from == 0
+
+
+def test_steps_alone_are_no_reason_to_write(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    state = ClusterState(None, "j", "me", lambda: None, path)
+    path.write_text(json.dumps({"event": STEPS, "step": 1}) + "\n")
+    assert not state._has_news()
+    path.write_text(path.read_text() + json.dumps({"event": "pause"}) + "\n")
+    assert state._has_news()

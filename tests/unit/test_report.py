@@ -1,0 +1,245 @@
+"""The report: what the page is given, that it holds whatever a job is called, and the commands that make it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from history_kit import STARTED, disturbed, line, storm
+
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.live_board import LiveBoard, known
+from elasticdl.common.errors import UserError
+from elasticdl.common.jobdir import create_job_dir, write_aside
+from elasticdl.history.job_history import JobHistory
+from elasticdl.history.records import Doing
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.report.live_server import LiveServer
+from elasticdl.report.page import MARK, live_page, report
+from elasticdl.report.page_data import as_json, page_data
+from elasticdl.report.words import NAMES, duration, percent, sentence
+
+NASTY = "</script><script>alert(1)</script>&amp;\"'\u2028<!--"
+PATIENCE = 20.0
+
+
+def read(lines):
+    history = JobHistory("j")
+    history.read(lines)
+    return history.result()
+
+
+# ---- words ----
+
+
+def test_the_sentence_names_the_greatest_losses():
+    assert (
+        sentence(read(disturbed()))
+        == "79 % of the 1 min 40 s was training; 11 % went to 1 failure; 10 % went to starting."
+    )
+    assert sentence(read([])) == "Nothing has happened yet."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (0.0123, "0.012 s"), (12.3, "12 s"), (60, "1 min"), (3725, "1 h 2 min"), (90_000, "1 d 1 h")],
+)
+def test_durations_are_said_as_people_do(seconds, said):
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0, "0 %"), (1, "100 %"), (0.001, "< 1 %"), (0.999, "> 99 %"), (0.126, "13 %")]
+)
+def test_a_share_that_is_there_is_not_said_to_be_none(share, said):
+    assert percent(share) == said
+
+
+def test_every_share_has_a_name():
+    assert set(NAMES) == set(Doing)
+
+
+# ---- the page ----
+
+
+def test_the_page_is_one_file_that_may_load_nothing():
+    page = report(page_data(read(disturbed())))
+    assert MARK in page[:200]
+    assert "default-src 'none'" in page
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", markup)
+    assert "url(" not in markup
+    json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_what_a_job_says_is_never_markup():
+    told = [*disturbed(), line(100, "warning", message=NASTY)]
+    page = report(
+        page_data(
+            read([each.replace('"killed"', json.dumps(NASTY)).replace('"j"', json.dumps(NASTY)) for each in told])
+        )
+    )
+    assert NASTY not in page
+    assert "<script>alert" not in page
+    assert "\u2028" not in re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert "<script>alert" not in live_page(NASTY, "job", "")
+    assert json.loads(as_json({"x": NASTY})) == {"x": NASTY}
+    report(page_data(read([line(0, "job_started", job="\ud800")]))).encode()
+
+
+def test_a_large_job_makes_a_small_page():
+    data = as_json(page_data(read(storm(worlds=300, workers=200))))
+    assert len(data) < 1_000_000
+
+
+def test_a_world_that_broke_has_no_workers():
+    assert page_data(read(disturbed()[:9]))["facts"]["workers"] == "2 of 1-2"
+    assert page_data(read(disturbed()[:10]))["facts"]["workers"] == "0 of 1-2"
+
+
+def test_numbers_that_are_none_are_null():
+    assert as_json([float("nan"), float("inf")]) == "[null,null]"
+
+
+# ---- the command report ----
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    job = create_job_dir("j")
+    job.journal.write_text("\n".join(disturbed()) + "\n")
+    job.status.write_text('{"job_name": "j", "phase": "succeeded", "step": 800}')
+    return tmp_path
+
+
+def test_a_report_is_written_into_the_current_folder_and_over_another_report(home, capsys):
+    for _ in range(2):
+        assert main(["report", "j"]) == 0
+    assert capsys.readouterr().out == "j.html\nj.html\n"
+    assert MARK in (home / "j.html").read_text()
+    assert sorted(path.name for path in home.iterdir()) == ["home", "j.html"]
+
+
+def test_a_journal_that_somebody_sent_is_reported(home, capsys):
+    (home / "sent.jsonl").write_text("\n".join(disturbed())[:-10])
+    assert main(["report", "sent.jsonl", "--out", "other.html"]) == 0
+    assert "lines of the journal are damaged" in (home / "other.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["report", "nobody"], "there is no job nobody"),
+        (["report", "./none.jsonl"], "the journal none.jsonl can't be read: No such file or directory"),
+        (["report", "j", "--out", "notes.txt"], "notes.txt is there, and is no report of a job"),
+        (["report", "./notes.txt"], "notes.txt has no entry of a journal"),
+        (["report", "j", "--out", "home"], "--out home is a folder"),
+        (["report", "j", "--out", "no/j.html"], "--out no/j.html can't be written: No such file or directory"),
+        (["report", "j", "--out", "x" * 300], "can't be written: File name too long"),
+        (["report", "j", "--out", "pipe"], "--out pipe is no plain file"),
+        (["report", "j", "--out", "/dev/null"], "--out /dev/null is no plain file"),
+        (["dashboard", "nobody"], "there is no job nobody"),
+        (["dashboard", "--port", "70000"], "--port"),
+        (["dashboard", "--namespace", "lab"], "no cluster is configured"),
+    ],
+)
+def test_a_mistake_is_one_line(home, capsys, argv, said):
+    (home / "notes.txt").write_text("mine\n")
+    os.mkfifo(home / "pipe")
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert (home / "notes.txt").read_text() == "mine\n"
+
+
+def test_what_is_written_aside_goes_through_no_link_and_leaves_nothing_behind(tmp_path):
+    mine, target = tmp_path / "mine", tmp_path / "j.html"
+    mine.write_text("mine")
+    (tmp_path / f".j.html.{os.getpid()}").symlink_to(mine)
+    write_aside(target, "a report")
+    assert (mine.read_text(), target.read_text()) == ("mine", "a report")
+    with pytest.raises(UnicodeEncodeError):
+        write_aside(target, "\ud800")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["j.html", "mine"]
+
+
+def test_a_port_that_is_taken_is_one_line(home, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["dashboard", "--port", str(port)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"elasticdl dashboard: --port {port} is taken; give another, or leave it out for a free one\n"
+    )
+    assert not [thread for thread in threading.enumerate() if "board" in thread.name]
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, capsys):
+    class Pressed(LiveServer):
+        def url(self, *job):
+            press_ctrl_c()
+            return super().url(*job)
+
+    monkeypatch.setattr("elasticdl.cli.commands.look.LiveServer", Pressed)
+    assert main(["dashboard", "j"]) == 0
+    assert "/job/-/j/\nuntil Ctrl-C" in capsys.readouterr().out
+    close = LiveBoard.close
+
+    def hang(board):
+        """As while a master does not answer."""
+        close(board)
+        press_ctrl_c()
+        time.sleep(PATIENCE)
+
+    monkeypatch.setattr(LiveBoard, "close", hang)
+    began = time.monotonic()
+    assert main(["dashboard"]) == 130
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+class Ending:
+    """A job that ends between two looks."""
+
+    name, namespace = "j", ""
+
+    def status(self):
+        self.asked = True
+        raise UserError("job j is not running: it has succeeded")
+
+    def journal(self, *, follow):
+        assert self.asked, "else it might tell less than the status"
+        yield from disturbed()
+
+
+def test_a_job_that_ends_meanwhile_is_reported(home, monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.commands.look.find", lambda name, given: Ending())
+    assert main(["report", "j"]) == 0
+
+
+def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
+    history = JobHistory()
+    history.read(disturbed()[:-1])
+    lost = known(history, pb.JobStatus(phase="lost", reason="its master is gone without a word"), STARTED + 1e6)
+    assert (lost.phase, lost.until) == ("lost", STARTED + 90)
+    assert known(history, pb.JobStatus(phase="running"), STARTED + 500).until == STARTED + 500
+    assert known(history, pb.JobStatus(phase="failed"), STARTED + 500).over
+    history.read([line(95, "phase", phase="waiting", reason="0 of 1 workers")])
+    assert known(history, pb.JobStatus(phase="starting"), STARTED + 500).phase == "waiting"
+    assert known(history, pb.JobStatus(phase="waiting", reason="no master"), STARTED + 500).reason == "no master"

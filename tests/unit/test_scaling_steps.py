@@ -1,0 +1,137 @@
+"""One observation for each number of workers, from the steps that are ordinary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from scaling_kit import Truth, VirtualJob, report
+
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.speedup import Observation
+from elasticdl.master.scaling.measured_steps import ENOUGH, MOST_NOISE, SKIPPED, MeasuredSteps
+
+
+def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):
+    steps.enter(version, workers)
+    for _ in range(count):
+        steps.take(report(seconds, world=version, samples=samples), busy, now)
+    return steps
+
+
+class WarmingJob(VirtualJob):
+    """Three times as fast after the first moments."""
+
+    def train(self, seconds):
+        self.drift = math.log(3.0) if self.now < 6.0 else 0.0
+        super().train(seconds)
+
+
+def test_the_first_steps_and_those_next_to_a_pause_do_not_count():
+    steps = MeasuredSteps()
+    steps.enter(1, 2)
+    for seconds in [5.0] * SKIPPED + [0.1] * 38 + [9.0, 4.0]:
+        steps.take(report(seconds), 0.0, 0.0)
+    (seen,) = steps.observations(0.0)
+    assert (seen.workers, seen.samples, seen.steps) == (2, 64, 40)
+    assert seen.seconds == pytest.approx(0.1)
+
+
+def test_the_last_batch_of_an_epoch_and_scripts_that_do_not_tell_do_not_count():
+    steps = world(MeasuredSteps(), 1, 2)
+    for _ in range(9):
+        steps.take(report(0.01, samples=7, ends_epoch=True), 0.0, 0.0)
+    assert steps.observations(0.0)[0].seconds == pytest.approx(0.1)
+    assert world(MeasuredSteps(), 1, 2, samples=0).observations(0.0) == ()
+
+
+def test_steps_of_a_world_that_is_over_do_not_count():
+    steps = world(MeasuredSteps(), 1, 1, seconds=1.0)
+    steps.enter(2, 2)
+    for _ in range(40):
+        steps.take(report(1.0, world=1), 0.0, 0.0)
+    assert [each.workers for each in steps.observations(0.0)] == [1]
+    assert not steps.enough
+
+
+def test_enough_is_many_steps_or_long_ones():
+    assert not world(MeasuredSteps(), 1, 1, count=ENOUGH).enough
+    assert world(MeasuredSteps(), 1, 1, count=ENOUGH + SKIPPED).enough
+    assert world(MeasuredSteps(), 1, 1, seconds=20.0, count=5 + SKIPPED).enough
+
+
+def test_each_number_has_its_own_and_ages():
+    steps = world(MeasuredSteps(), 1, 1, seconds=1.0, now=10.0)
+    world(steps, 2, 2, seconds=0.6, busy=0.5, now=100.0)
+    one, two = steps.observations(110.0)
+    assert (one.workers, one.seconds, one.age, one.busy) == (1, pytest.approx(1.0), 100.0, 0.0)
+    assert (two.workers, two.seconds, two.age, two.busy) == (2, pytest.approx(0.6), 10.0, 0.5)
+
+
+def test_what_is_recalled_stands_until_it_is_measured_anew():
+    steps = MeasuredSteps()
+    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
+    world(steps, 1, 1, seconds=1.1)
+    assert [(each.workers, each.seconds) for each in steps.observations(0.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
+
+
+@pytest.mark.parametrize("other", [{"seconds": 2.0}, {"samples": 128}])
+def test_what_is_contradicted_is_forgotten(other):
+    """The job has come to another machine, or has another batch."""
+    steps = MeasuredSteps()
+    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
+    world(steps, 1, 1, **{"seconds": 1.0, **other})
+    assert [each.workers for each in steps.observations(0.0)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "seconds", "samples", "known"),
+    [
+        (2, 0.5, 64, [1, 2]),
+        (2, 0.45, 64, [1, 2]),  # as where a part fits into the caches
+        (2, 0.3, 64, [2]),  # the first epoch was slow, and each later number would look too good for ever
+        (8, 0.125, 8, [1, 8]),
+        (2, 0.95, 128, [1, 2]),  # a batch that follows the workers
+        (2, 0.6, 128, [2]),
+    ],
+)
+def test_workers_do_not_make_each_other_faster(workers, seconds, samples, known):
+    steps = world(MeasuredSteps(), 1, 1, seconds=1.0, samples=samples if samples < 64 else 64)
+    world(steps, 2, workers, seconds=seconds, samples=samples)
+    assert [each.workers for each in steps.observations(0.0)] == known
+    steps = world(MeasuredSteps(), 1, workers, seconds=seconds, samples=samples)
+    world(steps, 2, 1, seconds=1.0, samples=samples if samples < 64 else 64)
+    assert [each.workers for each in steps.observations(0.0)] == ([1] if known == [2] else known)
+
+
+def test_a_job_that_becomes_faster_does_not_believe_in_too_many_workers():
+    job = WarmingJob(Truth(seconds=0.2, network=0.3, growth=0.3), (1, 8), 0.6, seed=1).run(1)
+    assert abs(job.workers - job.best()) <= 1
+
+
+def test_no_more_numbers_are_kept_than_have_room():
+    steps = MeasuredSteps()
+    for version in range(1, 2 * MOST_OBSERVATIONS):
+        world(steps, version, version, count=15, now=float(version))
+    seen = steps.observations(100.0)
+    assert len(seen) == MOST_OBSERVATIONS
+    assert seen[-1].workers == 2 * MOST_OBSERVATIONS - 1
+
+
+def test_the_noise_is_the_ratio_of_running_means():
+    steps = MeasuredSteps()
+    steps.enter(1, 2)
+    for number in range(400):
+        told = {"gradient_variance": (20.0, 0.0, 300.0)[number % 3], "gradient_square": (-1.0, 2.0, 2.0)[number % 3]}
+        steps.take(replace(report(0.1), **(told if number < 9 or number > 100 else {})), 0.0, 0.0)
+        if number == 50:
+            assert steps.observations(0.0)[0].noise == 0.0, "too few to tell"
+    assert steps.observations(0.0)[0].noise == pytest.approx(320 / 3, rel=0.1)
+
+
+def test_noise_without_a_gradient_is_as_much_as_there_may_be():
+    steps = world(MeasuredSteps(), 1, 2)
+    for _ in range(20):
+        steps.take(replace(report(0.1), gradient_variance=5.0, gradient_square=-1.0), 0.0, 0.0)
+    assert steps.observations(0.0)[0].noise == MOST_NOISE

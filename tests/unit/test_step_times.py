@@ -1,0 +1,380 @@
+"""What a worker's steps go into, as it measures them, and how the master tells from that who is slow."""
+
+import random
+import types
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.common.shared_values import Pace, StepTimes
+from elasticdl.common.spec import WorkerRange
+from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
+from elasticdl.elastic.torch.gpu import PassTimer
+from elasticdl.master.core import events as e
+from elasticdl.master.core import instructions as i
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.lifecycle import WorkerState
+from elasticdl.master.core.slowness import SECONDS_BETWEEN_REPLACEMENTS, SECONDS_TO_JUDGE, SlowWorkers, pace_of
+from elasticdl.master.core.values import Settings
+from elasticdl.master.core.worker_record import Pulse, WorkerRecord
+
+BEAT = 0.5
+PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
+
+
+def run_step(clock, start, spans):
+    """Activities one after the other, each so many seconds; returns when the step was made."""
+    now = start
+    for activity, seconds in spans:
+        clock.turn_to(activity, now)
+        now += seconds
+    clock.step_made(now)
+    return now
+
+
+def test_a_step_is_divided_by_what_was_done():
+    clock = StepClock()
+    clock.resume(0.0)
+    clock.samples = 12
+    spans = [(Activity.UPDATE, 0.5), (Activity.DATA, 1.0), (Activity.COMPUTE, 2.0), (Activity.DATA, 1.0)]
+    run_step(clock, 0.0, [*spans, (Activity.COMPUTE, 2.0), (Activity.WAIT, 3.0), (Activity.UPDATE, 0.25)])
+    assert clock.last_steps() == StepTimes(1, data=2.0, compute=4.0, wait=3.0, update=0.75, samples=12.0)
+
+
+def test_the_median_of_the_last_steps_counts():
+    clock = StepClock()
+    now = 0.0
+    clock.resume(now)
+    for number in range(2 * WINDOW):
+        slow = 50.0 if number in (WINDOW + 3, WINDOW + 9) else 1.0
+        now = run_step(clock, now, [(Activity.DATA, slow)])
+    assert clock.last_steps() == StepTimes(WINDOW, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_what_is_not_part_of_a_step_does_not_count():
+    clock = StepClock()
+    clock.resume(0.0)
+    run_step(clock, 0.0, [(Activity.COMPUTE, 1.0)])
+    clock.turn_to(Activity.WAIT, 1.0)  # an evaluation
+    clock.resume(100.0)
+    run_step(clock, 100.0, [(Activity.COMPUTE, 1.0)])
+    assert clock.last_steps() == StepTimes(2, 0.0, 1.0, 0.0, 0.0, 0.0)
+    clock.forget()
+    clock.turn_to(Activity.WAIT, 200.0)
+    assert clock.last_steps() is None
+
+
+def test_to_be_alive_changes_no_activity():
+    clock = StepClock()
+    clock.resume(0.0)
+    run_step(clock, 0.0, [(Activity.COMPUTE, 1.0), (Activity.ALIVE, 1.0)])
+    assert clock.last_steps().compute == 2.0
+
+
+def test_what_a_device_was_still_at_is_not_waiting():
+    clock = StepClock()
+    clock.resume(0.0)
+    for activity, now in ((Activity.DATA, 0.0), (Activity.COMPUTE, 1.0), (Activity.WAIT, 1.5), (Activity.UPDATE, 6.0)):
+        clock.turn_to(activity, now)
+    clock.passes_ended(device_seconds=4.0)  # the host was through with handing them over after 1.5
+    clock.step_made(6.0)
+    assert clock.last_steps() == StepTimes(1, data=1.0, compute=3.0, wait=2.0, update=0.0, samples=0.0)
+
+
+@given(
+    spans=st.lists(st.tuples(st.sampled_from([*PHASES, Activity.ALIVE]), st.floats(0, 100)), max_size=20),
+    device=st.floats(0, 1000),
+)
+def test_nothing_of_a_step_is_lost(spans, device):
+    clock = StepClock()
+    clock.resume(0.0)
+    now = 0.0
+    for activity, seconds in spans:
+        clock.turn_to(activity, now)
+        now += seconds
+    clock.turn_to(Activity.UPDATE, now)
+    clock.passes_ended(device)
+    clock.step_made(now)
+    times = clock.last_steps()
+    assert times.busy + times.wait == pytest.approx(now)
+    assert min(times.data, times.compute, times.wait, times.update) >= -1e-9
+
+
+def test_a_device_is_asked_for_its_times_and_never_waited_for(monkeypatch):
+    clock = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.reached = False
+
+        def query(self):
+            return self.reached
+
+        def elapsed_time(self, other):
+            return 1e3 * (other.at - self.at)
+
+    def record_event(event):
+        event.at = clock[0]
+        return event
+
+    stream = types.SimpleNamespace(record_event=record_event)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    timer = PassTimer(torch.device("cuda", 0))
+    assert timer.seconds == 0.0
+    timer.begin()
+    clock[0] = 0.75
+    timer.end()
+    assert timer.seconds == 0.0  # it is not through yet
+    timer._end.reached = True
+    assert timer.seconds == 0.75
+    timer.begin()
+    assert timer.seconds == 0.0
+
+
+def test_a_cpu_has_no_times_of_its_own():
+    timer = PassTimer(torch.device("cpu"))
+    timer.begin()
+    timer.end()
+    assert timer.seconds == 0.0
+
+
+# ---- the master's judgement ----
+
+
+class Crew:
+    """Members of one world, whose heartbeats come twice a second."""
+
+    def __init__(self, *workers, replace=False):
+        self.judge = SlowWorkers(replace=replace)
+        self.records = [WorkerRecord(n, "", WorkerState.MEMBER, host=f"node-{n}", rank=n) for n in range(len(workers))]
+        self.workers = list(workers)  # (data, compute, update, samples) each
+        self.now = 0.0
+        self.news = []
+        self.replaced = []
+
+    def beat(self, seconds, noise=lambda: 1.0):
+        until = self.now + seconds
+        while self.now < until:
+            busy = [[part * noise() for part in worker[:3]] for worker in self.workers]
+            step = max(map(sum, busy)) + 0.01
+            for record, worker, (data, compute, update) in zip(self.records, self.workers, busy, strict=True):
+                wait = step - data - compute - update
+                times = StepTimes(WINDOW, data, compute, wait, update, worker[3])
+                record.pulse = Pulse(self.now, self.now, times=times)
+                record.step += max(1, round(BEAT / step))
+            records, due = self.judge.judge(self.records, self.now)
+            self.news += records
+            self.replaced += [record.worker_id for record in due]
+            self.now += BEAT
+
+    def named(self):
+        return [(record.event, record.fields["worker"]) for record in self.news]
+
+
+USUAL = (0.02, 0.1, 0.01, 16.0)
+
+
+def test_a_slow_loader_is_named_with_its_phase():
+    crew = Crew(USUAL, USUAL, USUAL, (0.082, 0.1, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    [entry] = crew.news
+    assert entry == i.Record(
+        "worker_slow", {"worker": 3, "host": "node-3", "phase": "data", "factor": 4.1, "seconds": 0.062}
+    )
+    view = crew.records[3].view()
+    assert view.remark == "slow: data 4.1x the others"
+    assert not any(record.view().remark for record in crew.records[:3])
+
+
+def test_of_two_workers_the_one_that_is_waited_for_is_slow():
+    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 0)]
+
+
+def test_several_may_be_slow():
+    crew = Crew(*[USUAL] * 5, (0.02, 0.3, 0.01, 16.0), (0.02, 0.29, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 5), ("worker_slow", 6)]
+
+
+def test_who_has_more_samples_is_not_slow_for_that():
+    crew = Crew((0.0, 0.2, 0.0, 2.0), (0.0, 0.1, 0.0, 1.0), (0.0, 0.1, 0.0, 1.0))
+    crew.beat(60)
+    assert crew.news == []
+
+
+def test_one_slow_moment_is_not_enough():
+    crew = Crew(USUAL, USUAL)
+    for _ in range(20):
+        crew.workers[1] = (0.02, 0.5, 0.01, 16.0)
+        crew.beat(SECONDS_TO_JUDGE - 1)
+        crew.workers[1] = USUAL
+        crew.beat(1)
+    assert crew.news == []
+
+
+def test_slow_steps_take_longer_to_judge():
+    crew = Crew((0.0, 30.0, 0.0, 8.0), (0.0, 10.0, 0.0, 8.0))
+    for record in crew.records:
+        record.step = 0
+    for _ in range(40):  # heartbeats within one step
+        for record, compute in zip(crew.records, (30.0, 10.0), strict=True):
+            record.pulse = Pulse(crew.now, crew.now, times=StepTimes(9, 0.0, compute, 31.0 - compute, 0.0, 8.0))
+        crew.news += crew.judge.judge(crew.records, crew.now)[0]
+        crew.now += BEAT
+    assert crew.news == []
+
+
+def test_who_gets_better_is_said_to():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    crew.workers[1] = (0.02, 0.15, 0.01, 16.0)  # between both limits
+    crew.beat(60)
+    assert crew.named() == [("worker_slow", 1)]
+    crew.workers[1] = USUAL
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
+    assert crew.records[1].slow is None
+
+
+def test_in_another_world_nothing_is_known_yet():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
+    crew.judge.judge(crew.records, crew.now)
+    assert crew.records[1].slow is None
+    assert pace_of(crew.records[:1]) == Pace()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_ten_hours_of_uneven_steps_raise_no_alarm(workers):
+    """Medians over 32 heavy-tailed steps scatter by some ten percent."""
+    seeded = random.Random(workers)
+    crew = Crew(*[USUAL] * workers)
+    crew.beat(36_000, noise=lambda: seeded.lognormvariate(0.0, 0.12))
+    assert crew.news == []
+
+
+def test_the_pace_tells_waiting_for_others_from_the_sum():
+    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
+    crew.beat(1)
+    pace = pace_of(crew.records)
+    assert (pace.busy, pace.waited, pace.least_waited) == pytest.approx((0.2, 0.11, 0.01))
+
+
+# ---- and what the job does about it ----
+
+
+class Town:
+    """A job of workers that do what they are told, at once."""
+
+    def __init__(self, workers, **settings):
+        self.job = Job(Settings(WorkerRange(minimum=1, maximum=workers), **settings))
+        self.now, self.step, self.story = 0.0, 0, []
+        self.compute = {}
+        self.nodes = {}
+        self.members = ()
+
+    def post(self, event):
+        pending = [event]
+        while pending:
+            instructions = self.job.step(pending.pop(0), self.now)
+            self.job.validate()
+            for each in instructions:
+                self.story.append(each)
+                match each:
+                    case i.LaunchWorker(worker_id):
+                        node = self.nodes.get(worker_id, "")
+                        pending += [e.WorkerPlaced(worker_id, "h", 1, node), e.WorkerConnected(worker_id, "h", 1, 0, 0)]
+                        pending.append(e.JoinRequested(worker_id, 0, 0, False, False, ""))
+                    case i.PublishWorld(world):
+                        self.version, self.members = world.version, world.worker_ids
+                    case i.DrainWorker(worker_id):
+                        pending.append(e.WorkerExited(worker_id, e.ExitCause.CLEAN, 0))
+                    case i.AnnounceChange(ids) | i.BreakWorld(ids):
+                        asked = (self.version, self.step, True, isinstance(each, i.BreakWorld), "")
+                        pending += [e.JoinRequested(worker_id, *asked) for worker_id in ids]
+
+    def run(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.post(e.Tick())
+            self.step += 5
+            slowest = max(self.compute.get(member, 0.1) for member in self.members) if self.members else 0.0
+            for member in self.members:
+                compute = self.compute.get(member, 0.1)
+                times = StepTimes(WINDOW, 0.0, compute, slowest - compute + 0.01, 0.0, 8.0)
+                self.post(e.HeartbeatReceived(member, self.version, self.step, self.step, False, times))
+            self.now += BEAT
+
+    def entries(self, event):
+        return [each.fields for each in self.story if isinstance(each, i.Record) and each.event == event]
+
+
+def test_a_slow_worker_is_replaced_if_that_is_asked_for():
+    town = Town(3, replace_slow=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.run(60)
+    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    reasons = [entry["reason"] for entry in town.entries("worker_launched")][3:]
+    assert reasons == ["in place of one that left: worker 1 is slow: compute 4.0x the others"]
+    assert set(town.members) == {0, 2, 3}
+
+
+def test_not_one_worker_after_the_other_is_replaced():
+    town = Town(3, replace_slow=True)
+    town.compute = dict.fromkeys(range(1, 50), 0.4)  # each but worker 0 comes to the same slow place
+    town.compute[2] = 0.1
+    town.run(290)
+    assert len(town.entries("worker_launched")) == 4
+
+
+def test_the_less_it_helps_the_rarer_is_one_replaced():
+    town = Town(3, replace_slow=True)
+    town.compute = dict.fromkeys(range(1, 50), 0.4)  # each but worker 0 comes to the same slow place
+    town.compute[2] = 0.1
+    town.run(4700)
+    assert len(town.entries("worker_launched")) == 3 + 5  # after 0, 5, 10, 20 and 40 minutes
+    town.compute.clear()
+    town.run(7300)
+    town.compute[0] = 0.4
+    town.run(60)
+    town.compute[max(town.members)] = 0.4
+    town.run(SECONDS_BETWEEN_REPLACEMENTS)
+    assert len(town.entries("worker_launched")) == 3 + 5 + 2
+
+
+def test_at_the_end_nobody_is_replaced():
+    town = Town(3, replace_slow=True)
+    town.compute[1] = 0.4
+    town.run(5)
+    town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
+    town.run(60)
+    assert town.entries("worker_slow")
+    assert len(town.entries("worker_launched")) == 3
+
+
+def test_nobody_is_replaced_unasked():
+    town = Town(3)
+    town.compute[1] = 0.4
+    town.run(60)
+    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    assert len(town.entries("worker_launched")) == 3
+
+
+def test_on_a_cluster_the_replacement_goes_to_another_node():
+    town = Town(3, replace_slow=True)
+    town.nodes = {0: "node-a", 1: "node-b", 2: "node-a"}
+    town.run(5)
+    town.compute[1] = 0.4
+    town.run(60)
+    [named] = town.entries("worker_slow")
+    assert named["host"] == "node-b"
+    launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
+    assert launched == [(0, ""), (1, ""), (2, ""), (3, "node-b")]
