@@ -25,21 +25,33 @@ def elasticdl(own_cluster, namespace, tmp_path):
 
 
 def submit(elasticdl, name):
-    """Its workers take a node each, of which there are two."""
+    """Its workers take a node each, of which there are two. A second one pays also where others use the processors."""
     done = elasticdl(
         *("train", "--detach", "--image", "local/host", "--job_name", name, "--share_queue", "team"),
         *("--model_zoo", str(ROOT / "tests" / "e2e" / "zoo"), "--model_def", "paced_mlp"),
-        *("--num_workers", "1-2", "--global_batch_size", "64", "--num_epochs", "100000"),
+        *("--model_params", "sample_seconds=0.005", "--global_batch_size", "64", "--num_epochs", "100000"),
+        *("--num_workers", "1-2"),
         *("--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"),
     )
     assert done.returncode == 0, done.stderr
 
 
-def members(elasticdl, name):
-    """Workers of the job's latest world."""
-    journal = map(json.loads, elasticdl("events", name, "--json").stdout.splitlines())
-    sizes = [len(entry["members"]) for entry in journal if entry["event"] == "world_formed"]
-    return sizes[-1] if sizes else 0
+def journal(elasticdl, name):
+    return [json.loads(line) for line in elasticdl("events", name, "--json").stdout.splitlines()]
+
+
+def wait_for_members(elasticdl, name, number):
+    """Until the job's latest world has so many."""
+
+    def arrived():
+        sizes = [len(entry["members"]) for entry in journal(elasticdl, name) if entry["event"] == "world_formed"]
+        return sizes[-1:] == [number]
+
+    def told():
+        rest = [entry for entry in journal(elasticdl, name) if entry["event"] not in ("steps", "epoch_finished")]
+        return "\n".join([elasticdl("status", name).stdout, *map(json.dumps, rest[-12:])])
+
+    wait_for(f"{number} members of {name}", arrived, told)
 
 
 def lists(url):
@@ -68,14 +80,14 @@ def check_dashboard(own_cluster, namespace, home):
 def test_a_job_gives_a_place_to_its_neighbour_and_has_it_back(elasticdl, own_cluster, namespace, tmp_path):
     before = objects_in(own_cluster, namespace)
     submit(elasticdl, "red")
-    wait_for("red to train on both nodes", lambda: members(elasticdl, "red") == 2)
+    wait_for_members(elasticdl, "red", 2)
     submit(elasticdl, "blue")
-    wait_for("blue to train", lambda: members(elasticdl, "blue") == 1)
+    wait_for_members(elasticdl, "blue", 1)
     assert "1 of 2 places that the jobs of its queue have" in elasticdl("status", "red").stdout
     check_dashboard(own_cluster, namespace, tmp_path / "home")
     assert elasticdl("stop", "blue", "--now").returncode == 0
     assert elasticdl("delete", "blue").stdout == "job blue deleted\n"
-    wait_for("red to have both nodes again", lambda: members(elasticdl, "red") == 2)
+    wait_for_members(elasticdl, "red", 2)
     page = tmp_path / "red.html"
     assert elasticdl("report", "red", "--out", str(page)).stdout == f"{page}\n"
     told = json.loads(page.read_text().partition(PAGE)[2].partition("</script>")[0])

@@ -9,17 +9,8 @@ from running_job import ZOO, run_cli, start
 # Of 64 samples and one worker a step takes 0.1 s, of which more workers save no more than 0.05 s: each of two does 0.67 of
 # what one does alone, each of three 0.5.
 TRAIN = [
-    *(
-        "train",
-        "--model_zoo",
-        str(ZOO),
-        "--model_def",
-        "paced_mlp",
-        "--global_batch_size",
-        "64",
-        "--num_epochs",
-        "1000",
-    ),
+    *("train", "--model_zoo", str(ZOO), "--model_def", "paced_mlp"),
+    *("--global_batch_size", "64", "--num_epochs", "1000"),
     *("--model_params", f"sample_seconds={0.05 / 64}; fixed_seconds=0.05", "--collective", "torch"),
     *("--num_workers", "1-4", "--scale_policy", "efficiency", "--min_efficiency", "0.57", "--checkpoint_steps", "10"),
 ]

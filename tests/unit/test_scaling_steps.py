@@ -10,7 +10,7 @@ from scaling_kit import Truth, VirtualJob, report
 
 from elasticdl.master.core.learnt import MOST_OBSERVATIONS
 from elasticdl.master.core.speedup import Observation
-from elasticdl.master.scaling.measured_steps import ENOUGH, MOST_NOISE, SKIPPED, MeasuredSteps
+from elasticdl.master.scaling.measured_steps import BELIEVED, ENOUGH, MOST_NOISE, SKIPPED, MeasuredSteps
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):
@@ -74,6 +74,22 @@ def test_what_is_recalled_stands_until_it_is_measured_anew():
     steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
     world(steps, 1, 1, seconds=1.1)
     assert [(each.workers, each.seconds) for each in steps.observations(0.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
+
+
+def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_again():
+    steps, now = MeasuredSteps(), 0.0
+    for version, believed in ((1, BELIEVED), (3, 2 * BELIEVED)):
+        world(steps, version, 2, seconds=1.0, now=now)
+        world(steps, version + 1, 1, seconds=0.8, now=now)
+        assert [each.workers for each in steps.observations(now + believed)] == [1, 2]
+        now += believed + 1
+        assert [each.workers for each in steps.observations(now)] == [1]
+
+
+def test_fewer_that_were_slower_are_remembered():
+    steps = world(MeasuredSteps(), 1, 1, seconds=1.0)
+    world(steps, 2, 2, seconds=0.6)
+    assert [each.workers for each in steps.observations(100 * BELIEVED)] == [1, 2]
 
 
 @pytest.mark.parametrize("other", [{"seconds": 2.0}, {"samples": 128}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +22,8 @@ ENOUGH, LONG = 20, 60.0
 # If a number of workers comes again and is this much faster or slower, what was measured of others is of another time. So it is
 # if more workers are this much faster than a smaller part of the batch for each can make them.
 CONTRADICTION = 0.25
+# That more workers were slower may have been the machine's doing. It is believed for so long, then for twice as long each time.
+BELIEVED = 600.0
 # What a step adds to the running means of the gradients' noise. More noise than this is so much that any batch is worth its size.
 NOISE_SHARE, MOST_NOISE = 0.03, 1e12
 
@@ -39,6 +41,7 @@ class MeasuredSteps:
         self._last = 0.0  # time of the last of them
         self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
+        self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
 
     def recall(self, observations: Sequence[Observation], now: float) -> None:
         """What an earlier job, or an earlier master of this one, has measured."""
@@ -77,8 +80,11 @@ class MeasuredSteps:
     def observations(self, now: float) -> tuple[Observation, ...]:
         """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
         self._compare()
+        present = self._present()
+        if present:
+            self._forget_slower(present, now)
         found = {n: replace(each, age=max(0.0, now - at)) for n, (at, each) in self._known.items()}
-        if present := self._present():
+        if present:
             found.pop(self.workers, None)
             found[self.workers] = replace(present, age=max(0.0, now - self._last))
         newest = sorted(found.values(), key=lambda each: each.age)[:MOST_OBSERVATIONS]
@@ -97,6 +103,14 @@ class MeasuredSteps:
             self._known[self.workers] = self._last, present
         while len(self._known) > MOST_OBSERVATIONS:
             del self._known[next(iter(self._known))]
+
+    def _forget_slower(self, present: Observation, now: float) -> None:
+        """Else nobody would try them again, as what is measured is believed as measured."""
+        for workers, (at, each) in list(self._known.items()):
+            slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
+            if slower and now - at > BELIEVED * 2 ** self._forgotten[workers]:
+                del self._known[workers]
+                self._forgotten[workers] += 1
 
     def _compare(self) -> None:
         """With what was known of others, and once in each world of as many workers."""
