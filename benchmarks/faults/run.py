@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.faults.catalogue import Fault, Way
 from benchmarks.job import COMMAND, ElasticJob, JobSettings
 from benchmarks.processes import Processes, wait_until
-from elasticdl.common.journal import Entry
+from elasticdl.common.journal import Entry, standing
 
 VICTIM = 1
 START_SECONDS = 120.0
@@ -70,7 +70,7 @@ def find(
         done = _done(job, mark, formed) if limits.get(fault.limit) else "told"
     job.stop(60.0)
     told = [e for e in job.journal.read()[mark:] if e["event"] == fault.way and e["time"] <= noticed["time"] + 0.5]
-    where = str(noticed.get("where", noticed.get("phase", "")))
+    where = standing(noticed) or str(noticed.get("phase", ""))
     named = {entry["worker"] for entry in told}
     right = fault.named in where and (VICTIM in named if fault.others_too else named == {VICTIM})
     after = noticed["time"] - began if fault.way is Way.SLOW else noticed["seconds"]

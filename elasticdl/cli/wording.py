@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from elasticdl.common.journal import Entry
+from elasticdl.common.journal import Entry, standing
 from elasticdl.proto import elasticdl_pb2 as pb
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
@@ -101,7 +101,7 @@ def why(worker: pb.WorkerStatus) -> str:
 # The entries that somebody who watches a job wants to see go by.
 _NEWS = {
     "world_formed": "world {world}: {who} from step {step}: {reason}",
-    "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {place}",
+    "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
     "worker_left": "worker {worker} left: {reason}",
     "evaluation": "evaluation at step {step}: {measured}",
     "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
@@ -127,16 +127,11 @@ def news(entry: Entry) -> str | None:
     said = {
         "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
         "measured": metrics_text(entry.get("metrics", {})),
-        "place": _place(entry.get("where") or "an unknown place: no stack could be had"),
+        "standing": standing(entry) or "at an unknown place: no stack could be had",
         "counted": entry.get("epoch", 0) + 1,
         "loss": _number(entry.get("loss")),
     }
     return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
-
-
-def _place(where: str) -> str:
-    """What is known may be no place but why the process can't run."""
-    return where if re.match(r"(does not run|its )", where) else f"at {where}"
 
 
 _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs

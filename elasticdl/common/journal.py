@@ -23,7 +23,8 @@ EVENTS = {
     "worker_started": "worker, host, pid",
     "worker_ready": "worker: warm, waiting to be let in",
     "worker_draining": "worker, reason: told to leave, or leaving by itself",
-    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|not connected|...), seconds, where (as in train.py:31 in load), stack (lines)",
+    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|not connected|...), seconds, state (of its process, if it can't run), "
+    "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
     "worker_left": "worker, cause, reason, code: its process is gone",
     "change_announced": "world, reason: members will leave the world after their step",
     "world_broken": "world, reason: a member is gone; the others leave the world at once",
@@ -53,6 +54,13 @@ STEPS = "steps"
 
 def dump_entry(entry: Entry) -> str:
     return json.dumps(plain(entry), separators=(", ", ": "), allow_nan=False)
+
+
+def standing(entry: Entry) -> str:
+    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
+    where = entry.get("where")
+    parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
+    return ", ".join(str(part) for part in parts if part)
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.common.journal import Entry
+from elasticdl.common.journal import Entry, standing
 
 LONGEST_TEXT = 2000
 
@@ -53,6 +53,11 @@ def text(entry: Mapping[str, Any], name: str) -> str:
     """Empty if there is none."""
     value = entry.get(name, "")
     return ("" if value is None else str(value))[:LONGEST_TEXT]
+
+
+def standing_of(entry: Entry) -> str:
+    """Of a stuck worker."""
+    return standing(entry)[:LONGEST_TEXT]
 
 
 def members(entry: Mapping[str, Any]) -> tuple[int, ...]:

@@ -117,12 +117,8 @@ class JobHistory:
         if act := self._acts.get(event):
             act(entry, now)
         if event in _MARKED:
-            words = {
-                key: value
-                for key, value in entry.items()
-                if key in ("phase", "reason", "message", "path", "workers", "where")
-            }
-            said = " ".join(f.text(words, key) for key in words)
+            named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
+            said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
             value = {
                 **f.numbers(entry, "metrics"),
                 **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
@@ -290,7 +286,7 @@ class JobHistory:
 
     def _trouble(self, entry: Entry, now: float) -> None:
         if (worker := f.worker_of(entry)) is not None:
-            where = f.text(entry, "where") or f.text(entry, "phase")
+            where = f.standing_of(entry) or f.text(entry, "phase")
             self._lanes.found(worker, " ".join(filter(None, (_TROUBLE[entry["event"]], where))))
 
     # ---- worlds ----

@@ -83,7 +83,8 @@ def test_a_job_gives_a_place_to_its_neighbour_and_has_it_back(elasticdl, own_clu
     wait_for_members(elasticdl, "red", 2)
     submit(elasticdl, "blue")
     wait_for_members(elasticdl, "blue", 1)
-    assert "1 of 2 places that the jobs of its queue have" in elasticdl("status", "red").stdout
+    decisions = [entry["reason"] for entry in journal(elasticdl, "red") if entry["event"] == "decision"]
+    assert [reason for reason in decisions if reason.startswith("1 of 2 places that the jobs of its queue have")]
     check_dashboard(own_cluster, namespace, tmp_path / "home")
     assert elasticdl("stop", "blue", "--now").returncode == 0
     assert elasticdl("delete", "blue").stdout == "job blue deleted\n"

@@ -147,7 +147,7 @@ def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
     assert wording.news(told) == "worker 3 on node-b: stuck for 31 s, at train.py:31 in load"
     assert wording.news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
     stopped = "does not run: it is stopped (state T)"
-    assert wording.news({**entry, "where": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
+    assert wording.news({**entry, "state": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
     head, *stack = wording.event_line(told).splitlines()
     assert "where=train.py:31 in load" in head
     assert [line.strip() for line in stack] == told["stack"]

@@ -180,7 +180,7 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     assert posts == [(Post.PENDING, 0, 0.1), (Post.STARTING, 0.1, 2), (Post.WARM, 2, 4), (Post.TRAINING, 4, 12), (Post.LEAVING, 12, 14)]  # fmt: skip
     assert (second.cause, second.host, second.code) == ("drained", "node-1", 0)
     assert (first.trouble, first.cause) == ("slow data", "")
-    assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running "), ("worker_slow", "data")]
+    assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running"), ("worker_slow", "data")]
     assert [(world.version, world.size, world.until) for world in history.worlds] == [
         (1, 2, STARTED + 13),
         (2, 1, None),

@@ -2,6 +2,7 @@
 
 from master_kit import step
 
+from elasticdl.common.journal import standing
 from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
@@ -458,9 +459,9 @@ def test_of_the_users_own_program_it_is_told_that_it_does_not_connect_or_end_and
     r.clean_exit(0)
     assert i.ReadStacks(1) in r.pass_time(21)
     r.post(e.StacksFound(1, DUMP))
-    assert [(told["worker"], told["why"], told["where"]) for told in r.records("worker_stuck")] == [
+    assert [(told["worker"], told["why"], standing(told)) for told in r.records("worker_stuck")] == [
         (2, "not connected", "its process runs"),
-        (1, "runs on after its training", "/job/train.py:90 in say_goodbye"),
+        (1, "runs on after its training", "at /job/train.py:90 in say_goodbye"),
     ]
     assert only(i.KillWorker, r.pass_time(1000)) == []
 

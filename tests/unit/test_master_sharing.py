@@ -37,6 +37,13 @@ def test_places_go_to_those_that_they_bring_most():
     assert divide([claim("a"), claim("b", gains=POOR)], 8) == {"a": 7, "b": 1}
 
 
+def test_a_job_that_a_further_place_brings_nothing_says_so():
+    sharing = Sharing()
+    assert sharing.see(claim("a", held=4, gains=POOR), [], 0.0)
+    told = (4, "4 of 4 places that the jobs of its queue have: a further one would bring nothing")
+    assert (sharing.share, sharing.reason) == told
+
+
 def test_of_two_alike_the_shorter_has_more():
     shares = divide(
         [

@@ -34,9 +34,20 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5
 # What the master works with goes after it; until then it may still leave in good order.
-_KINDS = ("Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap")
-# Users who may not list these can't have made them: the job's master has an account that was there.
-_OF_ADMINISTRATORS = ("RoleBinding", "Role", "ServiceAccount")
+_KINDS = (
+    "Job",
+    "Pod",
+    "Service",
+    "NetworkPolicy",
+    "RoleBinding",
+    "Role",
+    "ServiceAccount",
+    "Secret",
+    "ConfigMap",
+    "Lease",
+)
+# Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease")
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
 _ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 AGAIN_SECONDS = 1.0  # before a master is asked once more
@@ -257,7 +268,7 @@ def _delete_once(client: Client, name: str) -> list[str]:
         try:
             listed = client.list(kind, label_selector=f"{_ANY_JOB}={name}")
         except NotDoneError as error:
-            if error.by_rights and kind in _OF_ADMINISTRATORS:
+            if error.by_rights and kind in _WITH_MORE_RIGHTS:
                 continue
             raise
         for metadata in (each["metadata"] for each in listed):

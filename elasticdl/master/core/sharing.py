@@ -248,8 +248,12 @@ class Sharing:
         said = f"{shares[own.job]} of {places} places that the jobs of its queue have"
         if shares[own.job] < own.minimum:
             return f"{said}, less than its fewest, which are {own.minimum}: others have theirs first"
+        if shares[own.job] >= own.wanted:
+            return said
+        if own.gain(shares[own.job] + 1) <= 0:
+            return f"{said}: a further one would bring nothing"
         others = [claim for claim in claims if claim is not own and shares[claim.job]]
-        if shares[own.job] >= own.wanted or not others:
+        if not others:
             return said
         last = min(others, key=lambda claim: (claim.worth(shares[claim.job]), claim.job))
         further = f"a further one would bring {own.describe(shares[own.job] + 1)}"

@@ -149,7 +149,7 @@ class Watch:
             return self._name(record, now)
         return []
 
-    def _name(self, record: WorkerRecord, now: float, more: str = "") -> list[Instruction]:
+    def _name(self, record: WorkerRecord, now: float, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
         suspicion = record.suspicion
         if suspicion is None:
@@ -158,8 +158,8 @@ class Watch:
         standing = suspicion.standing or Standing()
         seconds = round(self._seconds(record, suspicion.why, now), 1)
         fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.why), "seconds": seconds}
-        where = "; ".join(part for part in (standing.state, standing.where, more) if part)
-        return [Record("worker_stuck", {**fields, "where": where, "stack": list(standing.stack)})]
+        known = {"state": standing.state, "where": standing.where, "differs": differs, "stack": list(standing.stack)}
+        return [Record("worker_stuck", {**fields, **{key: value for key, value in known.items() if value}})]
 
     # ---- what is done about it ----
 
