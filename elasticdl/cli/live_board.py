@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,10 @@ LOOK_SECONDS = 1.0
 JOIN_SECONDS = 30.0  # more than a call to a master takes at most
 ASKED_SECONDS = 120.0  # what nobody has asked for so long is not read any more
 LIST_SHARE = 0.2  # of the time, at most, is spent on asking for jobs
-REDRAWN = 300  # times a page is drawn anew while nothing happens but that time passes
+REDRAWN = (
+    300  # a page is drawn anew when time has passed, too: each time that the job has become longer by this part of it
+)
+ENOUGH = 1000  # lines that are read at once: there may be more
 Key = tuple[str, str]  # namespace and name
 Known = tuple[JobHandle, pb.JobStatus]
 
@@ -147,14 +151,13 @@ class LiveBoard:
         watched.history.read(lines)
         watched.lines += len(lines)
         _, status = self._jobs.get(key, (None, None))
-        if len(lines) < 1000:  # else more is there already
+        if len(lines) < ENOUGH:
             watched.news = self._page(watched, status)
-        return len(lines) >= 1000
+        return len(lines) >= ENOUGH
 
     def _page(self, watched: _Watched, status: pb.JobStatus | None) -> News:
         history = known(watched.history, status, self._clock())
-        length = history.until - history.began
-        drawn = int(length / max(1.0, length / REDRAWN))
+        drawn = int(REDRAWN * math.log(max(1.0, history.until - history.began)))
         revision = f"{watched.lines}-{drawn}-{history.phase}"
         if watched.news is not None and watched.news.revision == revision:
             return watched.news

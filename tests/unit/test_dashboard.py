@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
-from history_kit import disturbed
+from history_kit import STARTED, disturbed
 
 from elasticdl.cli.cluster.stream_feed import StreamFeed
 from elasticdl.cli.live_board import LiveBoard
@@ -179,6 +179,19 @@ def test_the_board_reads_what_is_asked_for_as_it_grows(tmp_path):
         with pytest.raises(KeyError):
             board.job("", "other")
     assert not [thread for thread in threading.enumerate() if "_keep" in thread.name]
+
+
+def test_a_page_of_a_job_that_stands_still_is_drawn_anew_the_rarer_the_longer_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
+    path, now = tmp_path / "journal.jsonl", STARTED + 3600.0
+    path.write_text("\n".join(disturbed()[:10]) + "\n")
+    with closing(LiveBoard(lambda warn: [Handle(path)], lambda: now)) as board:
+        soon(board.overview)
+        first = soon(lambda: board.job("", "j"))
+        now += 13.0  # more than a 300th
+        later = soon(lambda: (news := board.job("", "j")) is not first and news)
+    lengths = [json.loads(news.body)["content"]["length"] for news in (first, later)]
+    assert lengths[1] == lengths[0] + 13.0
 
 
 class Lab(Handle):
