@@ -109,6 +109,25 @@ def test_what_does_not_pay_is_given_up_and_tried_again_after_a_back_off_that_dou
         assert policy.target == 3
 
 
+class BusyAtFirst(VirtualJob):
+    """The machine is slower while the job has two workers for the first time."""
+
+    def train(self, seconds):
+        self.drift = math.log(1.25) if self.world == 2 else 0.0
+        super().train(seconds)
+
+
+def test_what_was_measured_in_a_busy_moment_is_measured_again():
+    """Faster than one, so it is not forgotten, and less than is wanted."""
+    truth = Truth(serial=0.0, network=0.214, growth=0.02, overlap=1.0)
+    job = BusyAtFirst(truth, (1, 8), 0.6, seed=1, noise=0.05).run(0.25)
+    assert [workers for _, workers, _ in job.moves[:3]] == [2, 1, 2]
+    says = "tries 2 again: of 2 workers each did 0.57 of what one does alone, less than --min_efficiency 0.6"
+    assert job.moves[2][2] == says
+    assert job.moves[2][0] > FIRST_BACKOFF
+    assert abs(job.workers - job.best()) <= 1
+
+
 def test_it_is_tried_again_sooner_if_it_has_become_certain_to_pay():
     policy = WorkerTarget(0.6, 3)
     policy.decide(curve(1.0, 0.8, 0.5), at(3))

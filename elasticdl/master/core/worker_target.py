@@ -109,14 +109,25 @@ class WorkerTarget:
             self.reason = f"{stays}: in the time that is left {best.workers} would gain less than the change costs"
             return
         self.target = best.workers
-        self.reason = f"tries {best.workers}: {self._each_does(best, 'should do', wanted=True)}"
+        if best.workers in at.observed and not self._pays(best):
+            self.reason = f"tries {best.workers} again: {self._each_does(best, 'did')}"
+        else:
+            self.reason = f"tries {best.workers}: {self._each_does(best, 'should do', wanted=True)}"
 
     def _is_promising(self, point: Point, here: Point, at: Situation) -> bool:
         if point.workers in at.observed:
-            return self._pays(point)
+            return self._pays(point) or self._is_due_again(point, here)
         if point.workers == here.workers + 1:  # with a probability of some 25 % at least
             return (point.speedup + point.high) / 2 >= self._least * point.workers
         return point.workers <= 2 * here.workers and self._is_certain(point)
+
+    def _is_due_again(self, point: Point, here: Point) -> bool:
+        """Rejected once, and its back-off is over. Else one busy moment would count for ever, as what is measured is believed.
+
+        Not after a second time: who is always a little short of what is wanted would come and go.
+        """
+        _, backoff = self._rejected.get(point.workers, (0.0, 0.0))
+        return point.workers == here.workers + 1 and backoff == FIRST_BACKOFF
 
     def _most(self, curve: Curve, at: Situation) -> int:
         """The largest number that may be tried now."""
