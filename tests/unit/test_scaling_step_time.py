@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 from scaling_kit import Truth
@@ -131,3 +134,10 @@ def test_absurd_numbers_are_survived(seconds):
 def test_a_curve_is_the_same_each_time():
     seen = [Observation(1, 64, 1.0, 30, 0.1), Observation(2, 64, 0.6, 30, 0.1)]
     assert fit(seen, follows=False) == fit(seen, follows=False)
+
+
+@pytest.mark.parametrize("seconds", [(1.0,), (1e9, 1e-9), (1e-9, 1e9)])
+@pytest.mark.parametrize("busy", [0.0, 1e-300])
+def test_whatever_a_checkpoint_tells_the_curve_has_numbers(seconds, busy):
+    curve = fit([Observation(1 + 2 * n, 64, each, 20, 0.1, busy) for n, each in enumerate(seconds)], follows=False)
+    assert all(math.isfinite(number) for point in curve for number in dataclasses.astuple(point))

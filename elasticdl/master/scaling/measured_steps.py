@@ -23,7 +23,7 @@ ENOUGH, LONG = 20, 60.0
 # if more workers are this much faster than a smaller part of the batch for each can make them.
 CONTRADICTION = 0.25
 # That more workers were slower may have been the machine's doing. It is believed for so long, then for twice as long each time.
-BELIEVED = 600.0
+BELIEVED, LONGEST_BELIEVED = 600.0, 4 * 3600.0
 # What a step adds to the running means of the gradients' noise. More noise than this is so much that any batch is worth its size.
 NOISE_SHARE, MOST_NOISE = 0.03, 1e12
 
@@ -108,7 +108,7 @@ class MeasuredSteps:
         """Else nobody would try them again, as what is measured is believed as measured."""
         for workers, (at, each) in list(self._known.items()):
             slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
-            if slower and now - at > BELIEVED * 2 ** self._forgotten[workers]:
+            if slower and now - at > min(BELIEVED * 2 ** self._forgotten[workers], LONGEST_BELIEVED):
                 del self._known[workers]
                 self._forgotten[workers] += 1
 

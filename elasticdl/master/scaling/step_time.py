@@ -115,7 +115,8 @@ def fit(observations: Sequence[Observation], *, follows: bool, most: int = 0) ->
     noise = _noise(observations) if batches.follows else 0.0
     rate = np.log(batches.step(asked)) + _log_statistical_efficiency(batches.step(asked), noise)
     rate = rate - _predicted(asked, parameters, measured, batches, draw)
-    return Curve(_points(asked, np.exp(rate - rate[:, :1]), wanted), noise)
+    speedup = np.exp(np.clip(rate - rate[:, :1], -50, 50))  # what a checkpoint tells may be absurd
+    return Curve(_points(asked, speedup, wanted), noise)
 
 
 # ---- the form: each row is a set of parameters, each column a number of workers ----
