@@ -184,14 +184,14 @@ class JobHistory:
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
         if self._damaged:
-            yield f"{self._damaged:,} lines of the journal are damaged and left out"
+            yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
             names = ", ".join(sorted(self._unknown)[:5])
-            yield f"{self._counts['']:,} entries are of kinds that this version does not know: {names}"
+            yield f"entries of kinds that this version does not know: {self._counts['']:,} ({names})"
         if self._went_back:
             yield (
-                f"{self._went_back:,} entries are older than the one before, by up to {self._furthest_back:.3g} s, as clocks "
-                "go back: they count as of the moment before"
+                f"entries older than the one before, by up to {self._furthest_back:.3g} s, as clocks go back: {self._went_back:,}; "
+                "they count as of the moment before"
             )
         if self._tells_no_steps:
             yield "the journal tells no steps: an older version wrote it, and there are no curves"

@@ -103,7 +103,7 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespa
     wait_until(lambda: events(elasticdl, "master_restarted"), elasticdl)
     assert events(elasticdl, "master_restarted")[0]["missing"] == []
     assert len(events(elasticdl, "job_started")) == 1
-    assert "may now have 1 workers" in elasticdl("scale", "digits", "1").stdout
+    assert "workers now 1, before" in elasticdl("scale", "digits", "1").stdout
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
     assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
     assert nothing_left(core, namespace)

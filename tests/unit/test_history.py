@@ -212,9 +212,9 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
     history = read([*start(), *lines, *odd, line(5.5, "warning", message="late"), *end(10)])
     assert spent(history) == {"starting": 5, "productive": 5, "ending": 1}
     said = " ".join(history.remarks)
-    assert "6 lines" in said
-    assert "of_tomorrow" in said
-    assert "1 entries are older" in said
+    assert "left out: 6" in said
+    assert "1 (of_tomorrow)" in said
+    assert "go back: 1;" in said
 
 
 def test_a_journal_without_its_beginning_counts_from_its_first_entry():

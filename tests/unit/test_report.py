@@ -133,7 +133,7 @@ def test_a_report_is_written_into_the_current_folder_and_over_another_report(hom
 def test_a_journal_that_somebody_sent_is_reported(home, capsys):
     (home / "sent.jsonl").write_text("\n".join(disturbed())[:-10])
     assert main(["report", "sent.jsonl", "--out", "other.html"]) == 0
-    assert "lines of the journal are damaged" in (home / "other.html").read_text()
+    assert "damaged lines of the journal" in (home / "other.html").read_text()
 
 
 @pytest.mark.parametrize(

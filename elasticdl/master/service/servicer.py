@@ -109,7 +109,7 @@ class Servicer(pb_grpc.MasterServicer):
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.mailbox.post(e.ScaleRequested(workers))
         await self.mailbox.settled()
-        return pb.ScaleReply(message=f"{status.job_name} may now have {workers} workers (before: {before})")
+        return pb.ScaleReply(message=f"{status.job_name}: workers now {workers}, before {before}")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
