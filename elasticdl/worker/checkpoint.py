@@ -32,6 +32,7 @@ Dump = Callable[[IO[bytes]], object]  # writes a state that was copied before
 Copy = Callable[[], Dump]  # copies the state as it is now; what it returns writes the copy
 Content = TypeVar("Content")
 
+CHECKPOINT_THREAD = "elasticdl-checkpoint"
 SUFFIXES = {".pt": "PyTorch", ".npz": "Keras"}  # and whose checkpoints they are
 
 _NAME = re.compile(r"checkpoint-(\d{10,})(\.pt|\.npz)")
@@ -196,7 +197,7 @@ class CheckpointWriter:
         began = time.monotonic()
         dump = copy()
         work = functools.partial(self._write, step, dump, time.monotonic() - began, awaited)
-        self._thread = threading.Thread(target=work, name="elasticdl-checkpoint", daemon=True)
+        self._thread = threading.Thread(target=work, name=CHECKPOINT_THREAD, daemon=True)
         self._thread.start()
         return True
 

@@ -214,7 +214,7 @@ def test_the_job_grows_and_shrinks_on_command(start):
     job = start(workers="1").connect()
     job.world_of(0)
     reply = job.stub.Scale(pb.ScaleRequest(min_workers=2, max_workers=3), metadata=job.metadata, timeout=DEADLINE)
-    assert "2-3 workers" in reply.message
+    assert reply.message.endswith(": workers now 2-3, before 1")
     job.world_of(0, 1, 2)
     job.stub.Scale(pb.ScaleRequest(min_workers=1, max_workers=2), metadata=job.metadata, timeout=DEADLINE)
     status = job.until(lambda s: len(s.workers) == 2 and all(w.rank >= 0 for w in s.workers))

@@ -1,6 +1,7 @@
 """What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
 
 import contextlib
+import threading
 import uuid
 
 import pytest
@@ -13,6 +14,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
 
 # 40 samples in batches of 10: four steps an epoch.
 STEPS_PER_EPOCH = 4
@@ -42,6 +44,15 @@ class Journal(Callback):
 
     def of(self, hook):
         return [call[1:] for call in self.calls if call[0] == hook]
+
+
+class WaitsForCheckpoints(Callback):
+    """Steps here take a millisecond: without it a checkpoint is left out when the last one is still being written."""
+
+    def on_train_batch_end(self, *_):
+        for thread in threading.enumerate():
+            if thread.name == CHECKPOINT_THREAD:
+                thread.join(timeout=60)
 
 
 def weights(job):
@@ -148,7 +159,8 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(make_spec):
 def test_a_checkpoint_each_epoch_or_each_so_many_steps(make_spec, tmp_path):
     def steps(**options):
         folder = tmp_path / uuid.uuid4().hex
-        job = make_job(make_spec(checkpoint_dir=str(folder), keep_checkpoint_max=0, **options))
+        spec = make_spec(checkpoint_dir=str(folder), keep_checkpoint_max=0, **options)
+        job = make_job(spec, callbacks=[WaitsForCheckpoints()])
         job.trainer.run()
         return [checkpoint.step for checkpoint in job.learner.store.newest_first()]
 
