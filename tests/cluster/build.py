@@ -92,6 +92,8 @@ NODE = Part(
         ),
     ),
 )
+# Collects the metrics of jobs.
+PROMETHEUS = Part("prometheus", programs=(), packages=("prometheus",), kept=("usr/bin/prometheus",))
 # Builds images as `docker build` does, without a daemon.
 IMAGE_BUILDER = Part(
     "image-builder",
