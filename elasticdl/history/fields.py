@@ -10,6 +10,8 @@ from typing import Any
 from elasticdl.common.journal import Entry, standing
 
 LONGEST_TEXT = 2000
+LATEST = 2.5e11  # seconds since the epoch: the year 9892
+MOST = 1e15  # seconds, steps, samples: a larger number is made up
 
 
 def parse_entry(line: str) -> Entry | None:
@@ -18,7 +20,10 @@ def parse_entry(line: str) -> Entry | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str) or number(entry, "time") is None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+        return None
+    time = number(entry, "time")
+    if time is None or not 0 <= time < LATEST:
         return None
     return entry
 
@@ -36,7 +41,8 @@ def number(entry: Mapping[str, Any], name: str) -> float | None:
 
 def seconds(entry: Mapping[str, Any], name: str) -> float:
     """0 if it is not known."""
-    return max(number(entry, name) or 0.0, 0.0)
+    value = number(entry, name) or 0.0
+    return value if 0 < value < MOST else 0.0
 
 
 def count(entry: Mapping[str, Any], name: str) -> int:

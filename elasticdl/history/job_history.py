@@ -379,8 +379,9 @@ class JobHistory:
             self._changing = None
         self._facts.step = step or self._facts.step
         self._facts.samples += f.count(entry, "samples")
-        line.take(Doing.AGAIN, took * min(f.count(entry, "again") / made, 1.0) if made else 0.0)
-        line.take(Doing.SLOW, f.seconds(entry, "slowest") * made)
+        again = min(f.count(entry, "again"), made)
+        line.take(Doing.AGAIN, took * again / made if made else 0.0)
+        line.take(Doing.SLOW, f.seconds(entry, "slowest") * (made - again))  # each second counts once
         workers = last.size if last else 0
         point = Point(now, step, made, f.count(entry, "samples"), took,
                       f.number(entry, "loss"), f.number(entry, "learning_rate"), workers)  # fmt: skip

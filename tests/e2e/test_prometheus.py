@@ -26,7 +26,7 @@ from tests.cluster.build import PROMETHEUS, Unavailable, require
 pytest_plugins = ["tests.cluster.fixtures"]
 
 OBSERVABILITY = Path(__file__).resolve().parents[2] / "docs" / "observability"
-NAME = "seen"
+NAME, NAMESPACE = "seen", "lab"
 METRICS_PORT = 50002
 # More steps than are made before the test lets the job go.
 EPOCHS = 10_000
@@ -104,7 +104,8 @@ def scrape_configuration(target: str, papers: Path) -> dict[str, Any]:
             "server_name": tls["serverName"],
             **{option: str(papers / secret["name"] / secret["key"]) for option, secret in keys.items()},
         },
-        "static_configs": [{"targets": [target], "labels": labels}],
+        # The namespace is what the operator adds by itself.
+        "static_configs": [{"targets": [target], "labels": {"namespace": NAMESPACE, **labels}}],
     }
     return {"scrape_configs": [job]}
 
@@ -156,7 +157,7 @@ def test_prometheus_tells_what_the_report_tells(job, prometheus):
     wait_for("those steps", lambda: prometheus.ask(f"elasticdl_steps_total{of_job} > {step}"), prometheus.describe)
 
     at, collected = spent(prometheus, of_job)
-    time.sleep(TOLERANCE)  # whatever was so then is in the journal now
+    time.sleep(TOLERANCE)  # what was so then is in the journal now
     history = JobHistory()
     history.read(
         line for line in job.elasticdl("events", NAME, "--json").stdout.splitlines() if json.loads(line)["time"] <= at
@@ -184,4 +185,8 @@ def spent(prometheus: Collector, of_job: str) -> tuple[float, dict[str, float]]:
 
 def dashboard_queries() -> list[str]:
     dashboard = json.loads((OBSERVABILITY / "grafana_dashboard.json").read_text())
-    return [target["expr"].replace("$job", NAME) for panel in dashboard["panels"] for target in panel["targets"]]
+    return [
+        target["expr"].replace("$job", NAME).replace("$namespace", NAMESPACE)
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    ]

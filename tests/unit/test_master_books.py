@@ -90,6 +90,26 @@ def test_the_rate_is_of_the_last_seconds_only():
     assert training.samples_per_second(60.0) == 0.0
 
 
+@pytest.mark.parametrize("seconds", [0.1, 2.0, 3.0, 6.0, 30.0, 600.0])
+def test_slow_steps_have_a_rate_too(seconds):
+    training = Training()
+    for step in range(1, 21):
+        training.report(progress(step), step * seconds)
+        if step > 1:
+            assert training.samples_per_second(step * seconds) == pytest.approx(32 / seconds)
+            assert training.time_left((step + 0.9) * seconds) == pytest.approx((100 - step) * seconds)
+    assert training.samples_per_second(26 * seconds + 60) == 0.0  # it stands still
+
+
+def test_the_rate_after_a_long_pause_is_that_after_it():
+    training = Training()
+    for tenth in range(100):
+        training.report(progress(tenth + 1), tenth / 10)
+    for tenth in range(3):
+        training.report(progress(tenth + 101), 100 + tenth / 10)
+    assert training.samples_per_second(100.2) == pytest.approx(320)
+
+
 def test_the_end_of_an_epoch_is_noted_once():
     training = Training()
     assert training.report(progress(1, 2), 0.0)[1] == []

@@ -1,6 +1,7 @@
 """What others see of a job: metrics, who may have them, and the events on its Job."""
 
 import asyncio
+import itertools
 import json
 import re
 import socket
@@ -71,7 +72,7 @@ def test_what_is_so_at_the_moment_is_that_of_the_status():
     assert found['elasticdl_workers{state="member"}'] == found["elasticdl_world_size"] == 2
     assert found['elasticdl_workers{state="pending"}'] == 1
     assert (found["elasticdl_workers_wanted_min"], found["elasticdl_workers_wanted_max"]) == (2, 4)
-    assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (7, 224)
+    assert (found["elasticdl_step"], found["elasticdl_steps_total"]) == (7, 0)
     assert found["elasticdl_samples_per_second"] == 31.5
 
 
@@ -102,13 +103,41 @@ def test_every_entry_of_the_journal_is_told(tmp_path):
     assert told == [("exported", {"path": "x"})]
 
 
+def test_steps_that_are_made_again_count_again():
+    """A counter never falls, else Prometheus takes it for one that began anew; nor does another master begin at 0."""
+    entry = {"time": 1.0, "event": "steps", "step": 90, "steps": 90, "samples": 2880, "world": 1, "seconds": 9.0}
+    status = pb.JobStatus(phase="running", step=90)
+    metrics = Prometheus(lambda: status, [entry])
+    again = [StepReport(step, 0, 0.5, 32, 0.1, 0.1, 2, 32 * step, False) for step in range(61, 71)]
+    status.step = 70
+    metrics.trained(again, Pace())
+    found = collected(metrics)
+    assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (100, 3200)
+    assert found["elasticdl_step"] == 70
+
+
+def test_a_month_old_job_is_told_as_it_is_now():
+    """Of a journal that tells steps each 43 minutes, a query over the last quarter of an hour would see none."""
+    now = [30 * 86400.0]
+    past = [{"time": 0.0, "event": "job_started", "job": "j", "workers": "1"}]
+    past += [{"time": 1.0, "event": "world_formed", "world": 1, "members": [0], "step": 0}]
+    metrics = Prometheus(lambda: STATUS, past, clock=lambda: now[0])
+    productive = []
+    for minute in range(30):
+        for second in range(60):
+            now[0] += 1
+            metrics.trained((StepReport(60 * minute + second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
+        productive.append(collected(metrics)["elasticdl_productive_seconds_total"])
+    assert {round(later - earlier) for earlier, later in itertools.pairwise(productive)} == {60}
+
+
 def test_where_the_time_went_is_counted_as_the_report_counts_it():
     now = [1000.0]
-    metrics = Prometheus(lambda: STATUS, clock=lambda: now[0])
+    entries = []
 
     def after(later, event, **fields):
         now[0] += later
-        metrics.recorded(event, fields)
+        entries.append({"time": now[0], "event": event, **fields})
 
     after(0, "job_started", job="j", workers="2")
     for worker in (0, 1):
@@ -121,7 +150,7 @@ def test_where_the_time_went_is_counted_as_the_report_counts_it():
     after(1, "evaluation", step=41, metrics={"accuracy": 0.5}, seconds=1.0)
     after(4, "steps", step=61, steps=20, seconds=3, again=10, **told)
     after(4, "steps", step=81, steps=20, seconds=4, again=0, **told)
-    found = collected(metrics)
+    found = collected(Prometheus(lambda: STATUS, entries, clock=lambda: now[0]))
     assert found['elasticdl_lost_seconds_total{cause="starting"}'] == 12
     assert found['elasticdl_lost_seconds_total{cause="evaluation"}'] == 1
     assert found['elasticdl_lost_seconds_total{cause="again"}'] == 1.5
@@ -154,7 +183,7 @@ def test_the_last_step_and_slow_workers_are_told():
     metrics.recorded("worker_recovered", {"worker": 2})
     metrics.recorded("worker_left", {"worker": 3, "cause": "killed"})
     found = collected(metrics)
-    assert (found["elasticdl_loss"], found["elasticdl_learning_rate"], found["elasticdl_epochs_total"]) == (
+    assert (found["elasticdl_loss"], found["elasticdl_learning_rate"], found["elasticdl_epoch"]) == (
         0.25,
         0.125,
         3,
@@ -182,7 +211,7 @@ def test_the_dashboard_asks_for_what_there_is_only():
 @pytest.mark.parametrize("query", QUERIES)
 def test_its_queries_are_promql(query):
     parse = pytest.importorskip("promql_parser").parse
-    assert parse(query.replace("$job", "digits"))
+    assert parse(query.replace("$job", "digits").replace("$namespace", "lab"))
     with pytest.raises(ValueError):  # noqa: PT011 - it has no other
         parse(query + " by")
 

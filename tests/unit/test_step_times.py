@@ -16,7 +16,13 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.slowness import SECONDS_BETWEEN_REPLACEMENTS, SECONDS_TO_JUDGE, SlowWorkers, pace_of
+from elasticdl.master.core.slowness import (
+    MOST_SECONDS_BETWEEN,
+    SECONDS_BETWEEN_REPLACEMENTS,
+    SECONDS_TO_JUDGE,
+    SlowWorkers,
+    pace_of,
+)
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 
@@ -242,13 +248,35 @@ def test_who_gets_better_is_said_to():
     assert crew.records[1].slow is None
 
 
-def test_in_another_world_nothing_is_known_yet():
+def test_in_another_world_nothing_new_is_known_yet():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0), replace=True)
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    crew.replaced.clear()
+    crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
+    later = crew.now + MOST_SECONDS_BETWEEN
+    assert crew.judge.judge(crew.records, later) == ([], [])  # what was seen before replaces nobody
+    assert crew.records[1].slow is not None
+    assert pace_of(crew.records[:1]) == Pace()
+
+
+def test_who_is_well_in_another_world_is_said_to_be():
     crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
     crew.beat(SECONDS_TO_JUDGE + 1)
     crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
     crew.judge.judge(crew.records, crew.now)
-    assert crew.records[1].slow is None
-    assert pace_of(crew.records[:1]) == Pace()
+    crew.workers[1] = USUAL
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
+
+
+def test_alone_nobody_is_slow():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    left = crew.records[1:]
+    for _ in range(2):
+        crew.news += crew.judge.judge(left, crew.now)[0]
+    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
+    assert left[0].slow is None
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])

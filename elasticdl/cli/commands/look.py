@@ -98,6 +98,8 @@ def _require_report(target: Path) -> None:
             raise UserError(f"--out {target} is no plain file; give one, as in --out job.html")
         with target.open("rb") as file:
             head = file.read(HEAD_BYTES)
+    except PermissionError:
+        raise UserError(f"{target} is there and can't be read, so it may be no report: give another --out") from None
     except OSError:  # it is not there, or writing will say what is wrong
         return
     if head and MARK.encode() not in head:

@@ -50,10 +50,10 @@ class SlowWorkers:
         timed = _timed(members)
         crowd = _Crowd(timed.values()) if len(timed) == len(members) > 1 else None
         self._opinions = {worker_id: self._opinions[worker_id] for worker_id in timed if worker_id in self._opinions}
+        if crowd is None:  # a new world has to make its first steps; alone nobody is slow
+            return self._acquit(members) if len(members) == 1 else [], []
+        still_slow: list[WorkerRecord] = []
         for record in members:
-            if crowd is None:
-                record.slow = None
-                continue
             verdict = crowd.judge(timed[record.worker_id], SCORE if record.slow is None else SCORE_RECOVERED)
             if not self._stands(record, (verdict is None) != (record.slow is None), now):
                 record.slow = verdict if record.slow and verdict else record.slow
@@ -64,7 +64,15 @@ class SlowWorkers:
                 record.slow = verdict
                 fields = {"phase": verdict.phase, "factor": verdict.factor, "seconds": verdict.seconds}
                 out.append(Record("worker_slow", {"worker": record.worker_id, "host": record.place, **fields}))
-        return out, self._due([record for record in members if record.slow], now)
+            if record.slow and verdict:
+                still_slow.append(record)
+        return out, self._due(still_slow, now)
+
+    def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
+        cleared = [record for record in records if record.slow]
+        for record in cleared:
+            record.slow = None
+        return [Record("worker_recovered", {"worker": record.worker_id}) for record in cleared]
 
     def _stands(self, record: WorkerRecord, differs: bool, now: float) -> bool:
         """Whether what is thought of a worker has differed for long enough from what was said of it."""

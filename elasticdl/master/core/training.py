@@ -11,7 +11,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import Record
 from elasticdl.master.core.snapshot import TrainingSnapshot
 
-# Samples per second are counted over this long.
+# Samples per second are counted over this long, or over the last two reports if they are further apart.
 WINDOW_SECONDS = 5.0
 
 
@@ -44,9 +44,11 @@ class Training(TrainingSnapshot):
             out += self._take_step(step)
         if steps:
             self.newest = (steps[-1].world_version, steps[-1].step)
-        self._recent.append((now, len(steps), sum(step.samples for step in steps)))
-        while now - self._recent[0][0] > WINDOW_SECONDS:
-            self._recent.popleft()
+            if self._stood_still(now):
+                self._recent.clear()
+            self._recent.append((now, len(steps), sum(step.samples for step in steps)))
+            while len(self._recent) > 2 and now - self._recent[0][0] > WINDOW_SECONDS:
+                self._recent.popleft()
         return steps, out
 
     def notice(self, event: e.NoticeReported) -> None:
@@ -110,11 +112,22 @@ class Training(TrainingSnapshot):
             self.metrics = dict(metrics)
 
     def _per_second(self, now: float, column: int) -> float:
-        """The first report in the window only marks where counting begins."""
-        recent = [entry for entry in self._recent if now - entry[0] <= WINDOW_SECONDS]
-        if len(recent) < 2:
+        """The first report only marks where counting begins. Up to the last one, or up to now if the next is late."""
+        if len(self._recent) < 2 or self._stood_still(now):
             return 0.0
-        return sum(entry[column] for entry in recent[1:]) / max(now - recent[0][0], 1e-9)
+        (first, *_), (last, *_) = self._recent[0], self._recent[-1]
+        until = now if now - last > 2 * self._usual_gap() else last
+        return sum(entry[column] for entry in list(self._recent)[1:]) / max(until - first, 1e-9)
+
+    def _usual_gap(self) -> float:
+        """Seconds between two reports, of which there are two at least."""
+        return (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
+
+    def _stood_still(self, now: float) -> bool:
+        """No step was told for so long that none is on its way."""
+        if len(self._recent) < 2:
+            return False
+        return now - self._recent[-1][0] > max(WINDOW_SECONDS, 2 * self._usual_gap())
 
 
 def _numbers(of: TrainingSnapshot) -> dict[str, Any]:

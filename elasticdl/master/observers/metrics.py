@@ -1,7 +1,8 @@
 """A job's numbers for Prometheus, and where it collects them: HTTPS, for the job's certificate of role metrics or owner.
 
 What is so at the moment is asked of the job's status when it is collected. What has happened is counted from the journal,
-the entries of earlier masters included, so that a master that is started again counts on.
+the entries of earlier masters included, so that a master that is started again counts on. Steps are counted as they are told: the
+journal of a long job has them late.
 
 Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody
 waiting. The certificate is read anew for each, so that it may be renewed while the job runs.
@@ -27,12 +28,14 @@ from prometheus_client.registry import Collector
 from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
-from elasticdl.common.journal import Entry
+from elasticdl.common.journal import STEPS, Entry
+from elasticdl.history import fields as f
 from elasticdl.history.job_history import JobHistory
 from elasticdl.history.records import Doing
 from elasticdl.master.core.instructions import Phase
 from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.observers.observer import PAUSE_PARTS, Observer
+from elasticdl.master.observers.step_log import StepLog
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)
@@ -69,6 +72,8 @@ class Prometheus(Observer, Collector):
         self._restarts = self._counter("elasticdl_worker_restarts", "Workers that took the place of one that left")
         self._left = self._counter("elasticdl_workers_left", "Workers that are gone, by cause", ("cause",))
         self._worlds = self._counter("elasticdl_worlds_formed", "Worlds that were formed")
+        self._steps = self._counter("elasticdl_steps", "Steps that were made; one that is made again counts again")
+        self._samples = self._counter("elasticdl_samples", "Samples of these steps")
         self._masters = self._counter("elasticdl_master_restarts", "How often another master took the job over")
         self._pauses = Histogram(
             "elasticdl_pause_seconds",
@@ -77,16 +82,31 @@ class Prometheus(Observer, Collector):
             buckets=PAUSE_BUCKETS,
             registry=self._registry,
         )
+        counted = 0
         for entry in past:
             self._history.take(entry)
             self._count(entry["event"], entry)
+            if entry["event"] == STEPS:
+                counted = max(counted, f.count(entry, "step"))
+                self._steps.inc(f.count(entry, "steps"))
+                self._samples.inc(f.count(entry, "samples"))
+        self._bunches = StepLog(self._take, clock, clock(), counted, share=0)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        with self._taking:
-            self._history.take({"time": self._clock(), **fields, "event": event})
+        if event == STEPS:  # these it hears of sooner
+            return
+        self._bunches.recorded(event, fields)
+        self._take(event, fields)
         self._count(event, fields)
 
+    def _take(self, event: str, fields: Mapping[str, Any]) -> None:
+        with self._taking:
+            self._history.take({"time": self._clock(), **fields, "event": event})
+
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
+        self._bunches.trained(steps, pace)
+        self._steps.inc(len(steps))
+        self._samples.inc(sum(step.samples for step in steps))
         for step in steps:
             self._learning_rate = step.learning_rate if step.samples else math.nan
 
@@ -130,11 +150,12 @@ class Prometheus(Observer, Collector):
         yield GaugeMetricFamily("elasticdl_world_size", "Members of the world", members)
         yield GaugeMetricFamily("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers)
         yield GaugeMetricFamily("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers)
-        yield CounterMetricFamily("elasticdl_steps", "Steps of the model since its first", now.step)
-        yield CounterMetricFamily("elasticdl_samples", "Samples the model was trained on since its first", now.samples)
+        yield GaugeMetricFamily(
+            "elasticdl_step", "Steps that are in the model; fewer when it goes on from a checkpoint", now.step
+        )
         rate = now.samples_per_second
         yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
-        yield CounterMetricFamily("elasticdl_epochs", "Epochs of the model that are complete", now.epoch)
+        yield GaugeMetricFamily("elasticdl_epoch", "Epoch of the last step, from 0", now.epoch)
         yield GaugeMetricFamily("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss)
         yield GaugeMetricFamily("elasticdl_learning_rate", "Learning rate of the last step", self._learning_rate)
         text = "1 and more: how many times the median worker's time a slow worker takes"

@@ -10,7 +10,7 @@ from elasticdl.common.journal import STEPS, Entry, join_steps
 from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.observers.observer import Observer
 
-# At most one entry in so many seconds, and in so much of the job's age.
+# At most one entry in so many seconds, and in so much of the job's age: so the journal of a long job stays small.
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
 # After these the journal is complete as to steps: what they end is to be told before what follows.
@@ -20,7 +20,7 @@ _DIGITS = 6
 
 class StepLog(Observer):
     """``append`` writes an entry; ``clock``: seconds since the epoch; ``started``: when the job was, by that clock;
-    ``counted``: the last step that was made before this master.
+    ``counted``: the last step that was made before this master; ``share``: of the job's age, between two entries.
 
     The first step of a world is told at once: it is what ends a change of workers. As what a survivor tells of it includes
     the pause before it, it counts for no more than the ordinary step before.
@@ -32,11 +32,13 @@ class StepLog(Observer):
         clock: Callable[[], float],
         started: float,
         counted: int = 0,
+        share: float = SHARE_OF_AGE,
     ) -> None:
         self._append = append
         self._clock = clock
         self._started = started
         self._counted = counted
+        self._share = share
         self._bunch: Entry | None = None
         self._told_at = 0.0
         self._world = 0
@@ -57,7 +59,7 @@ class StepLog(Observer):
             if first:
                 self.flush()
         now = self._clock()
-        if self._bunch and now - self._told_at >= max(LEAST_SECONDS, SHARE_OF_AGE * (now - self._started)):
+        if self._bunch and now - self._told_at >= max(LEAST_SECONDS, self._share * (now - self._started)):
             self.flush()
 
     def flush(self) -> None:
