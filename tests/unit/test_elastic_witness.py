@@ -90,6 +90,34 @@ def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
     assert told["moves"]
 
 
+FULL_PIPE = """
+import os, sys, threading, time
+from elasticdl.elastic.session.witness import Witness
+
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+try:
+    while True:
+        os.write(writing, b"x" * 100)
+except BlockingIOError:
+    os.read(reading, 300)  # the first line has room there, and the stacks have not
+os.set_blocking(writing, True)
+os.dup2(writing, 2)
+told = threading.Event()
+Witness().look(lambda fields: told.set())
+told.wait(30)
+for _ in range(20):  # all of it needs Python's lock
+    time.sleep(0.05)
+print("goes on", flush=True)
+os._exit(0)
+"""
+
+
+def test_one_whose_stderr_nobody_reads_goes_on():
+    done = subprocess.run([sys.executable, "-c", FULL_PIPE], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.stdout == "goes on\n"
+
+
 def test_the_master_that_asks_gets_a_notice(capfd):
     master = FakeMaster()
     master.session.turn(p.On.READY)

@@ -306,6 +306,13 @@ def test_messages_without_meaning_are_refused(message):
         to_event(0, message)
 
 
+def test_names_of_files_that_are_no_utf8_can_be_told_on():
+    place = b"/home/caf\xe9/train.py:31 in load".decode(errors="surrogateescape")
+    told = to_event(3, notice("worker_stuck", where=place, stack=[place], moves=False, collectives=1))
+    assert told.fields["where"] == "/home/caf?/train.py:31 in load"
+    assert told.fields["stack"] == [told.fields["where"]]
+
+
 def test_a_notice_is_in_the_journal_as_that_of_the_worker_in_whose_session_it_came():
     told = to_event(3, notice("evaluation", step=2, epoch=0, samples=9, metrics={"loss": math.nan, "accuracy": 1}))
     (record,) = Job(Settings(WorkerRange(minimum=1, maximum=2))).step(told, 0.0)

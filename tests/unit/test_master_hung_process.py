@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from elasticdl.common.stacks import parse
-from elasticdl.master.launchers.hung_process import CUT_OFF, RUNS, look_at
+from elasticdl.master.launchers.hung_process import RUNS, look_at
 
 DEADLINE = 30.0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'
@@ -70,7 +70,8 @@ def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path,
     try:
         held = {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
         wait_for(lambda: held <= {each.status() for each in psutil.Process(process.pid).children()})
-        assert look_at(0, process.pid, dump).state == CUT_OFF
+        found = look_at(0, process.pid, dump)
+        assert (found.state, found.has_session) == (RUNS, True)
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         assert look_at(0, process.pid, dump).state == "does not run: it is stopped (state T)"
@@ -89,7 +90,8 @@ def test_a_log_that_can_not_be_written_keeps_nothing_back(tmp_path):
 def test_of_one_that_runs_and_has_no_session_there_is_no_more_to_say(tmp_path, monkeypatch):
     monkeypatch.setattr("elasticdl.master.launchers.hung_process._spy", lambda pid: "")
     with sleeper() as pid:
-        assert look_at(0, pid, tmp_path / "none").state == RUNS
+        found = look_at(0, pid, tmp_path / "none")
+        assert (found.state, found.has_session) == (RUNS, False)
 
 
 SPY = """#!/bin/sh

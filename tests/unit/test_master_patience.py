@@ -22,6 +22,7 @@ from elasticdl.master.core.patience import (
     Patience,
 )
 from elasticdl.master.core.values import Settings
+from elasticdl.master.core.watching import LOOK_AGAIN
 from elasticdl.master.core.worker_record import Pulse
 
 # Seconds of 4,000 steps in a row of one worker, on two cores that other programs kept busy.
@@ -224,6 +225,17 @@ def test_the_first_report_of_a_new_master_may_be_of_many_epochs_and_teaches_noth
     assert patience.until_named(pulse) == NAME_FLOOR
 
 
+def test_a_collective_that_a_master_was_away_for_teaches_nothing():
+    r = experienced()
+    r.waiting = {0, 1, 2}
+    r.pass_time(1.0, progress=False)
+    r.now += 90.0
+    r.post(e.Tick())
+    r.waiting = set()
+    r.pass_time(1.0)
+    assert r.job._workers.liveness.patience.longest < 3.0
+
+
 def test_what_a_master_heard_late_teaches_nothing():
     r = experienced()
     r.now += 100.0  # it was suspended
@@ -240,6 +252,23 @@ def test_what_a_master_heard_late_teaches_nothing():
 def tell(worker, where, *, moves=False, collectives=0):
     fields = {"where": where, "stack": [where], "moves": moves, "collectives": collectives, "last_collectives": []}
     return e.NoticeReported(worker, "worker_stuck", fields)
+
+
+def answering(r, seconds, where, *, moves=False, after=0.3):
+    """Time passes without progress; who is asked where it stands says so a moment later. What the master does."""
+    out, due = [], []
+    for _ in range(round(seconds / TICK)):
+        done = r.pass_time(TICK, progress=False)
+        due += [(r.now + after, each.worker_id) for each in done if isinstance(each, i.DumpStacks)]
+        for at, worker in [each for each in due if each[0] <= r.now]:
+            due.remove((at, worker))
+            done += r.post(tell(worker, where, moves=moves))
+        out += done
+    return out
+
+
+def killed(out):
+    return [each.worker_id for each in out if isinstance(each, i.KillWorker)]
 
 
 def experienced(maximum=3):
@@ -268,9 +297,47 @@ def test_the_one_that_does_not_wait_is_named_with_its_line_and_replaced():
     (named,) = r.records("worker_stuck")
     assert (named["worker"], named["host"], named["where"]) == (2, "h", "train.py:31 in load")
     assert r.job.view().workers[2].remark == "stuck for 11 s, at train.py:31 in load"
-    (kill,) = [each for each in r.pass_time(GIVE_UP_FLOOR, progress=False) if isinstance(each, i.KillWorker)]
-    assert kill.reason.startswith("no progress for 60")
+    out = answering(r, GIVE_UP_FLOOR, "train.py:31 in load")
+    (kill,) = [each for each in out if isinstance(each, i.KillWorker)]
+    assert kill.reason.startswith("no progress for 61")
     assert kill.reason.endswith(", at train.py:31 in load")
+    assert [type(each) for each in out[:-1]].count(i.DumpStacks) == 1  # it is looked at once more before it is killed
+    assert len(r.records("worker_stuck")) == 1
+
+
+def test_who_stood_still_in_one_moment_and_moves_since_is_not_killed():
+    r = experienced()
+    r.waiting = {0, 1}
+    r.pass_time(NAME_FLOOR + 0.3, progress=False)
+    r.post(tell(2, "train.py:31 in load"))  # the loader's queue was empty, say
+    assert killed(answering(r, UNLEARNT_GIVE_UP, "train.py:80 in validate", moves=True)) == []
+
+
+def test_who_moved_when_it_was_looked_at_and_hangs_since_is_found_out():
+    r = experienced()
+    r.waiting = {0, 1}
+    answering(r, GIVE_UP_FLOOR + 30, "train.py:80 in validate", moves=True)
+    out = answering(r, LOOK_AGAIN + 1, "train.py:85 in save")
+    assert killed(out) == [2]
+    assert r.records("worker_stuck")[-1]["where"] == "train.py:85 in save"
+
+
+def test_what_a_worker_says_itself_counts_for_more_than_what_its_launcher_says():
+    r = experienced()
+    r.waiting = {0, 1}
+    assert r.pass_time(NAME_FLOOR + 3, progress=False) == [i.DumpStacks(2), i.ReadStacks(2)]
+    r.post(e.StacksFound(2, "", "its process runs", has_session=True))
+    r.pass_time(0.1, progress=False)
+    assert r.job.view().workers[2].remark.endswith("its process runs")  # its heartbeats come: it is not cut off
+    r.post(tell(2, "train.py:80 in validate", moves=True))  # it needs Python's lock to answer
+    assert killed(answering(r, UNLEARNT_GIVE_UP, "train.py:80 in validate", moves=True, after=3.0)) == []
+
+
+def test_who_sends_heartbeats_and_does_not_answer_has_the_longer_time():
+    r = experienced()
+    r.waiting = {0, 1}
+    assert killed(r.pass_time(UNLEARNT_GIVE_UP - 1, progress=False)) == []
+    assert killed(r.pass_time(2, progress=False)) == [2]
 
 
 def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_that_it_is_through():
@@ -310,8 +377,11 @@ def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
     assert out == [i.DumpStacks(2)]
     r.post(tell(2, "train.py:81 in validate", moves=True))
     assert [named["where"] for named in r.records("worker_stuck")] == ["train.py:81 in validate"]
-    assert r.pass_time(GIVE_UP_MOVING - 2 * MOVING_NAME_FLOOR, progress=False) == []
-    assert i.KillWorker in {type(each) for each in r.pass_time(2 * MOVING_NAME_FLOOR, progress=False)}
+    out = answering(r, GIVE_UP_MOVING - 2 * MOVING_NAME_FLOOR, "train.py:82 in validate", moves=True)
+    assert {type(each) for each in out} == {i.DumpStacks}
+    assert len(out) <= GIVE_UP_MOVING / LOOK_AGAIN
+    assert len(r.records("worker_stuck")) == 1
+    assert killed(answering(r, 2 * MOVING_NAME_FLOOR, "train.py:82 in validate", moves=True)) == [2]
 
 
 def test_if_all_are_stuck_at_once_their_state_is_not_thrown_away():
@@ -329,8 +399,7 @@ def test_who_does_the_same_as_all_others_a_bit_slower_is_not_killed_as_soon_as_o
     r.beats[0] += 1
     r.waiting = {0}
     assert r.pass_time(UNLEARNT_GIVE_UP - 1, progress=False) == []
-    killed = [each.worker_id for each in r.pass_time(2, progress=False) if isinstance(each, i.KillWorker)]
-    assert killed == [1, 2]
+    assert killed(answering(r, 3, "train.py:80 in validate")) == [1, 2]
 
 
 def test_one_that_does_not_answer_is_looked_at_by_its_launcher():

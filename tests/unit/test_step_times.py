@@ -301,8 +301,9 @@ def test_the_pace_tells_waiting_for_others_from_the_sum():
 class Town:
     """A job of workers that do what they are told, at once."""
 
-    def __init__(self, workers, **settings):
-        self.job = Job(Settings(WorkerRange(minimum=1, maximum=workers), **settings))
+    def __init__(self, workers, minimum=1, **settings):
+        self.job = Job(Settings(WorkerRange(minimum=minimum, maximum=workers), **settings))
+        self.is_full = False
         self.now, self.step, self.story = 0.0, 0, []
         self.compute = {}
         self.nodes = {}
@@ -316,6 +317,8 @@ class Town:
             for each in instructions:
                 self.story.append(each)
                 match each:
+                    case i.LaunchWorker(worker_id) if self.is_full:
+                        pending.append(e.WorkerPending(worker_id, "0/3 nodes are available"))
                     case i.LaunchWorker(worker_id):
                         node = self.nodes.get(worker_id, "")
                         pending += [e.WorkerPlaced(worker_id, "h", 1, node), e.WorkerConnected(worker_id, "h", 1, 0, 0)]
@@ -353,6 +356,40 @@ def test_a_slow_worker_is_replaced_if_that_is_asked_for():
     reasons = [entry["reason"] for entry in town.entries("worker_launched")][3:]
     assert reasons == ["in place of one that left: worker 1 is slow: compute 4.0x the others"]
     assert set(town.members) == {0, 2, 3}
+
+
+def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_ready():
+    town = Town(3, minimum=3, replace_slow=True)
+    town.nodes = {1: "node-b"}
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = True
+    town.run(60)
+    assert town.job.view().phase == "running"
+    assert set(town.members) == {0, 1, 2}
+    launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
+    assert launched[3:] == [(3, "node-b")]
+    town.post(e.WorkerPlaced(3, "h", 1))
+    town.post(e.WorkerConnected(3, "h", 1, 0, 0))
+    town.post(e.JoinRequested(3, 0, 0, False, False, ""))
+    town.run(5)
+    assert set(town.members) == {0, 2, 3}
+    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
+    assert len(town.entries("world_formed")) == 2  # one change does both
+    town.run(600)
+    assert len(town.entries("worker_launched")) == 4
+
+
+def test_one_that_recovers_before_its_replacement_is_ready_stays():
+    town = Town(3, minimum=3, replace_slow=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = True
+    town.run(60)
+    town.compute.clear()
+    town.run(60)
+    assert set(town.members) == {0, 1, 2}
+    assert [(worker.worker_id, worker.state) for worker in town.job.view().workers][3:] in ([], [(3, "draining")])
 
 
 def test_not_one_worker_after_the_other_is_replaced():

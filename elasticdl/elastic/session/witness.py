@@ -68,8 +68,16 @@ class Witness:
             self._looking.release()
         # Last, as it may hang; and not by sys.stderr, whose lock training may hold, or which a script has replaced.
         with contextlib.suppress(OSError):  # nothing can be printed, and it is told already
-            os.write(STDERR, b"elasticdl: the master asks for the stacks of all threads\n")
-            faulthandler.dump_traceback(file=STDERR)
+            os.write(STDERR, b"elasticdl: the master asks for the stacks of all threads\n" + all_stacks())
+
+
+def all_stacks() -> bytes:
+    """As `faulthandler` writes them. It holds Python's lock meanwhile: written straight into a pipe that nobody empties, it
+    would stop the whole process."""
+    with open(os.memfd_create("stacks"), "w+b") as file:
+        faulthandler.dump_traceback(file=file)
+        file.seek(0)
+        return file.read()
 
 
 def processor_seconds(thread: int) -> float:

@@ -37,6 +37,7 @@ class Coordinator:
         self.fleet = Fleet(self.records, settings, past)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, Patience(settings.progress_timeout))
         self.slow_workers = SlowWorkers(replace=settings.replace_slow)
+        self._outgoing: int | None = None  # slow worker that stays until another can take its place
         self.watch = Watch(self.records, self.liveness, self.rendezvous, settings, self.give_up)
         self.training = Training.restore(past.training)
         self.sizing = Sizing(settings, past, self.rendezvous, self.training)
@@ -189,12 +190,29 @@ class Coordinator:
         return [*out, *self.reconcile(now)]
 
     def _judge_slow(self, now: float) -> list[Instruction]:
-        records, to_replace = self.slow_workers.judge(self.rendezvous.of(_S.MEMBER), now)
+        members = self.rendezvous.of(_S.MEMBER)
+        records, to_replace = self.slow_workers.judge(members, now)
         out: list[Instruction] = []
-        for record in () if self.liveness.patience.ending else to_replace:
+        for record in () if self.liveness.patience.ending or self._outgoing is not None else to_replace:
             why = f"worker {record.worker_id} is slow: {record.slow}"
-            out += self._fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why), departure=why)
-        return [*out, *records]
+            if len(members) > self.limits.minimum:
+                out += self._fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why), departure=why)
+            else:  # without it the job would stand still until another is ready
+                self._outgoing = record.worker_id
+                self.fleet.departures.append(Departure(why, away_from=record.node))
+        return [*out, *self._relieve(now), *records]
+
+    def _relieve(self, now: float) -> list[Instruction]:
+        """Let the slow worker go that has stayed until its replacement is ready."""
+        record = self.records.get(self._outgoing) if self._outgoing is not None else None
+        if record is None or record.state is not _S.MEMBER or record.slow is None:
+            self._outgoing = None
+            return []
+        if not self.rendezvous.standbys() and len(self.rendezvous.active_members()) <= self.limits.minimum:
+            return []
+        self._outgoing = None
+        why = f"worker {record.worker_id} is slow: {record.slow}"
+        return self.transitions.fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why))
 
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
@@ -215,6 +233,7 @@ class Coordinator:
             return []
         out: list[Instruction] = []
         most, reason = self.sizing.most(self.limits)
+        most += self._outgoing is not None
         missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"

@@ -190,10 +190,11 @@ class WorkerExited(WorkerEvent):
 @dataclass(frozen=True, slots=True)
 class StacksFound(WorkerEvent):
     """The answer to `ReadStacks`. ``text``: with the dump that the worker has left, if any. ``state``: in words, if its process
-    can't run, or why nothing is known."""
+    can't run, or why nothing is known. ``has_session``: it runs, has left nothing, and believes that it has a session."""
 
     text: str
     state: str = ""
+    has_session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class Liveness:
         self._looked = now
         if not was_absent and not self.save_problem:
             return 0.0
+        self.patience.forgive(absence)
         for record in self._records.values():
             if record.pulse:
                 record.pulse.heard = min(now, record.pulse.heard + absence)

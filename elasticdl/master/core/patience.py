@@ -58,6 +58,11 @@ class Patience:
             self.longest = max(self.longest, now - self._together_since)
         self._together_since = since
 
+    def forgive(self, absence: float) -> None:
+        """The master was away: what it has not seen teaches nothing."""
+        if self._together_since is not None:
+            self._together_since += absence
+
     def stepped(self, steps: tuple[StepReport, ...], total_steps: int, now: float) -> None:
         """``total_steps``: of the whole job; 0 if that is not known."""
         if not steps:

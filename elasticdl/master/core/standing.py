@@ -32,6 +32,7 @@ class Standing:
     moves: bool = False  # its stack was seen to change, so it does something
     collectives: int = 0  # that it has begun in its world
     state: str = ""  # of its process, if that is why it can't move
+    itself: bool = False  # it has told this itself
 
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Standing:
@@ -39,7 +40,7 @@ class Standing:
         last = [f"last collectives: {', '.join(fields.get('last_collectives', ()))}"]
         stack = (*fields.get("stack", ()), *(last if fields.get("last_collectives") else ()))
         moves, begun = bool(fields.get("moves")), int(fields.get("collectives", 0))
-        return cls(str(fields.get("where", "")), stack, moves, begun)
+        return cls(str(fields.get("where", "")), stack, moves, begun, itself=True)
 
     @classmethod
     def found(cls, text: str, state: str) -> Standing:
@@ -59,11 +60,21 @@ class Suspicion:
     """Of a worker, from the moment at which it was asked where it stands."""
 
     why: Why
-    asked: float
-    standing: Standing | None = None
-    launcher_asked: bool = False
-    named: bool = False
-    moves: bool = False  # when it was last looked at
+    asked: float  # when it was asked last
+    standing: Standing | None = None  # as known last
+    answered: bool = False  # by it, or by its launcher, since it was asked last
+    launcher_asked: bool = False  # likewise
+    is_due: bool = False  # it is to be named though its stack moves
+    named: Standing | None = None  # what people were told last
+
+    @property
+    def answers(self) -> bool:
+        """It has told itself where it stands when it was asked last."""
+        return self.answered and self.standing is not None and self.standing.itself
+
+    @property
+    def moves(self) -> bool:
+        return self.standing is not None and self.standing.moves
 
     def __str__(self) -> str:
         return str(self.standing or "")

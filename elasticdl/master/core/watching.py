@@ -24,8 +24,23 @@ from elasticdl.master.core.worker_record import WorkerRecord
 TIME_TO_DUMP = 1.0
 # So long a worker may take to answer before its launcher is asked.
 ANSWER_SECONDS = 2.0
+# Who is to be given up was seen to stand still so lately, or is asked once more.
+FRESH_SECONDS = 10.0
+# Who would be given up, and moves or does not answer, is asked again as often: it may stand still by now.
+LOOK_AGAIN = 60.0
 QUIET = (Why.ABSENT, Why.OVER)  # of whom it is told only
 GiveUp = Callable[[WorkerRecord, str, float], list[Instruction]]
+
+
+class _Crew:
+    """Members of the world, and how long those that wait for others have waited, as of one look."""
+
+    def __init__(self, rendezvous: Rendezvous, now: float) -> None:
+        members = rendezvous.active_members()
+        waits = [now - record.pulse.moved for record in members if record.pulse and record.pulse.waiting]
+        self.members, self.waiting = len(members), len(waits)
+        self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
+        self.left = bool(rendezvous.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
 
 
 class Watch:
@@ -47,6 +62,7 @@ class Watch:
     def look(self, now: float) -> list[Instruction]:
         """To be called regularly."""
         settings = self._settings
+        crew = _Crew(self._rendezvous, now)
         out: list[Instruction] = []
         for record, reason in self._liveness.silent(now):
             out += self._give_up_silent(record, reason, now)
@@ -61,7 +77,7 @@ class Watch:
         out += self._judge_waiting(waiting, now)
         for worker_id, why in suspects.items():
             if why in (Why.STUCK, Why.LATE):
-                out += self._judge(self._records[worker_id], why, now)
+                out += self._judge(self._records[worker_id], why, crew, now)
         return out
 
     def told(self, event: e.NoticeReported, now: float) -> list[Instruction]:
@@ -70,7 +86,10 @@ class Watch:
 
     def found(self, event: e.StacksFound, now: float) -> list[Instruction]:
         """A launcher says where a worker stands."""
-        return self._stands(event.worker_id, Standing.found(event.text, event.state), now)
+        record = self._records.get(event.worker_id)
+        silent = record is not None and record.suspicion is not None and record.suspicion.why is Why.SILENT
+        cut_off = ", so it may be cut off from the master" if silent and event.has_session else ""
+        return self._stands(event.worker_id, Standing.found(event.text, event.state + cut_off), now)
 
     # ---- who is suspected ----
 
@@ -117,14 +136,15 @@ class Watch:
             suspicion = record.suspicion = Suspicion(why, now)
             out = self._questions(record, suspicion)
         elif self._is_named_though_it_moves(record, suspicion, seconds):
-            suspicion.asked, suspicion.standing, suspicion.named = now, None, True
-            out = self._questions(record, suspicion)
-        elif not (suspicion.standing or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
+            suspicion.is_due = True
+            out = self._ask_again(record, suspicion, now)
+        elif not (suspicion.answered or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [i.ReadStacks(record.worker_id)]
         # A world's end of which nobody is to blame is no remark about one of its members.
         words = f"{why} for {seconds:.0f} s{suspicion}"
-        record.remark = words if suspicion.named or why in (Why.LATE, Why.SILENT, *QUIET) else ""
+        is_told = suspicion.named or suspicion.is_due or why in (Why.LATE, Why.SILENT, *QUIET)
+        record.remark = words if is_told else ""
         return out
 
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
@@ -133,29 +153,36 @@ class Watch:
         suspicion.launcher_asked = True
         return [i.ReadStacks(record.worker_id)]
 
+    def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
+        suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False
+        return self._questions(record, suspicion)
+
     def _is_named_though_it_moves(self, record: WorkerRecord, suspicion: Suspicion, seconds: float) -> bool:
-        moves = suspicion.why is Why.STUCK and suspicion.moves
-        return moves and not suspicion.named and seconds > self._patience.until_named_though_it_moves(record.pulse)
+        unnamed = suspicion.why is Why.STUCK and suspicion.moves and not (suspicion.named or suspicion.is_due)
+        return unnamed and seconds > self._patience.until_named_though_it_moves(record.pulse)
 
     def _stands(self, worker_id: int, standing: Standing, now: float) -> list[Instruction]:
+        """What a worker says itself counts for more than what its launcher says."""
         record = self._records.get(worker_id)
-        if record is None or record.suspicion is None or record.suspicion.standing is not None:
+        suspicion = record.suspicion if record else None
+        if record is None or suspicion is None or suspicion.answers:
             return []
-        suspicion = record.suspicion
-        suspicion.standing, suspicion.moves = standing, standing.moves
-        if suspicion.why in (Why.LATE, *QUIET) or (
-            suspicion.why is Why.STUCK and (suspicion.named or not standing.moves)
-        ):
+        if suspicion.answered and not standing.itself:
+            return []
+        suspicion.answered, suspicion.standing, last = True, standing, suspicion.named
+        if last and (standing.moves or (last.where, last.state) == (standing.where, standing.state)):
+            return []  # that is known
+        if suspicion.why in (Why.LATE, *QUIET):
             return self._name(record, now)
-        return []
+        is_stuck = suspicion.why is Why.STUCK and (suspicion.is_due or not standing.moves)
+        return self._name(record, now) if is_stuck else []
 
     def _name(self, record: WorkerRecord, now: float, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
         suspicion = record.suspicion
         if suspicion is None:
             return []
-        suspicion.named = True
-        standing = suspicion.standing or Standing()
+        standing = suspicion.named = suspicion.standing or Standing()
         seconds = round(self._seconds(record, suspicion.why, now), 1)
         fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.why), "seconds": seconds}
         known = {"state": standing.state, "where": standing.where, "differs": differs, "stack": list(standing.stack)}
@@ -163,7 +190,7 @@ class Watch:
 
     # ---- what is done about it ----
 
-    def _judge(self, record: WorkerRecord, why: Why, now: float) -> list[Instruction]:
+    def _judge(self, record: WorkerRecord, why: Why, crew: _Crew, now: float) -> list[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
         suspicion = record.suspicion
         if suspicion is None or now - suspicion.asked < TIME_TO_DUMP:
@@ -174,12 +201,14 @@ class Watch:
             reason = f"not ready {self._settings.start_timeout:g} s after its start"
             # Others may do no better: it counts against the job.
             record.failure = record.failure or f"{reason}{suspicion}"
-        elif not self._is_over(record, suspicion, now):
+        elif not self._is_over(record, crew, now):
             return []
+        elif self._patience.given is None and (spared := self._look_again(record, suspicion, now)) is not None:
+            return spared
         else:
             limit = self._settings.progress_timeout or self._seconds(record, why, now)
             reason = f"no progress for {limit:.4g} s"
-        named = [] if suspicion.standing else self._name(record, now)
+        named = [] if suspicion.named else self._name(record, now)
         return [*named, *self._give_up(record, reason + str(suspicion), now)]
 
     def _warn_of_late(self, record: WorkerRecord) -> list[Instruction]:
@@ -188,25 +217,41 @@ class Watch:
             warning += "; its stacks are in its log"
         return [Record("warning", {"message": warning})]
 
-    def _is_over(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> bool:
-        """Whether a stuck worker's time is over. As it is killed then, what was learnt only counts where that helps."""
+    def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
+        """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
+        that helps."""
         seconds = self._seconds(record, Why.STUCK, now)
         if self._patience.given is not None:
             return seconds > self._patience.given
-        if suspicion.moves and not self._rendezvous.broken:
-            return seconds > GIVE_UP_MOVING
-        others = [r for r in self._rendezvous.active_members() if r is not record]
-        waits = [now - r.pulse.moved for r in others if r.pulse and r.pulse.waiting]
-        left = self._rendezvous.of(WorkerState.REJOINING)
-        if others and not waits and not left and record.state is WorkerState.MEMBER:
+        others = crew.members - (record.state is WorkerState.MEMBER)
+        waiting = crew.waiting - bool(record.state is WorkerState.MEMBER and record.pulse and record.pulse.waiting)
+        if others and not waiting and not crew.left and record.state is WorkerState.MEMBER:
             # All are stuck: it is no fault of theirs, and to kill them is to lose the state.
             return seconds > GIVE_UP_MOVING
-        awaited = len(waits) == len(others) > 0
-        if waits and not left and not self._rendezvous.broken:
+        awaited = waiting == others > 0
+        if waiting and not crew.left and not self._rendezvous.broken:
             # All may have done the same (a validation of their own), and some were through with it sooner.
-            seconds = min(seconds, min(waits) if awaited else max(waits))
-        helps = left or awaited or record.state is WorkerState.EXCLUDED
+            seconds = min(seconds, crew.shortest_wait if awaited else crew.longest_wait)
+        helps = crew.left or awaited or record.state is WorkerState.EXCLUDED
         return seconds > (self._patience.until_given_up(record.pulse) if helps else UNLEARNT_GIVE_UP)
+
+    def _look_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction] | None:
+        """Before it is killed: a look of minutes ago may have met the one moment in which it stood still, or was busy yet.
+
+        None if it is to be given up now.
+        """
+        since, seconds = now - suspicion.asked, self._seconds(record, Why.STUCK, now)
+        if not suspicion.answered and since < ANSWER_SECONDS + TIME_TO_DUMP:
+            return []
+        stands_still = suspicion.answers and not suspicion.moves
+        if since > (FRESH_SECONDS if stands_still else LOOK_AGAIN):
+            return self._ask_again(record, suspicion, now)
+        if stands_still:
+            return None
+        if suspicion.answers:
+            return None if self._rendezvous.broken or seconds > GIVE_UP_MOVING else []
+        # Its heartbeats come, so it runs now and then.
+        return None if seconds > UNLEARNT_GIVE_UP else []
 
     def _judge_waiting(self, members: list[WorkerRecord], now: float) -> list[Instruction]:
         """All members wait for one another: name who does something else than the others, and have all leave the world."""

@@ -28,7 +28,6 @@ _HELD = {
     psutil.STATUS_ZOMBIE: "does not run: it has ended (state Z)",
 }
 RUNS = "its process runs"
-CUT_OFF = f"{RUNS}, so it may be cut off from the master"
 
 
 def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> StacksFound:
@@ -40,11 +39,11 @@ def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> St
     state = _state(pids if worker is None else [worker])
     if not text and not state:
         text = _spy(worker or pid)
-        state = "" if text else CUT_OFF if worker else RUNS
+        state = "" if text else RUNS
     if text and log is not None:
         with contextlib.suppress(OSError), log.open("a") as lines:  # on a full disk it is told all the same
             lines.write(f"elasticdl: worker {worker_id} does not answer; its stacks:\n{text}\n")
-    return StacksFound(worker_id, text, state)
+    return StacksFound(worker_id, text, state, has_session=state == RUNS and worker is not None)
 
 
 def _read(dump: Path) -> str:

@@ -130,6 +130,7 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     fields = json.loads(notice.fields_json or "{}")
     if not isinstance(fields, dict):
         raise ValueError(f"the fields of a notice must be a JSON object, not {notice.fields_json!r}")
+    fields = {name: _encodable(value) for name, value in fields.items()}
     for name, value in fields.items():
         if name not in kinds or not isinstance(value, kinds[name]):
             raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
@@ -143,6 +144,13 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
         if isinstance(value, int) and abs(value) > most:
             raise ValueError(f"{name} of a notice must be at most {most}, not {value}")
     return fields
+
+
+def _encodable(value: Any) -> Any:
+    """A file's name may have bytes that are no UTF-8: Python has them as halves of characters, which can't be sent on."""
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _require_lines(event: str, name: str, lines: list[object]) -> None:
