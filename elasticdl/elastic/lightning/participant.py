@@ -21,7 +21,6 @@ from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.trainer_state import (
     Streams,
     TrainerState,
-    epoch_streams,
     generators_of,
     restore_streams,
     streams,
@@ -136,7 +135,7 @@ class Participant:
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
         self.trainer_state.generators = [each.get_state() for each in generators]
-        self._epoch_streams = epoch_streams()
+        self._epoch_streams = RandomStreams.capture()
         place.note_streams(epoch, since=steps.state.progress.epoch)
         return batches.order_of(epoch), number
 
