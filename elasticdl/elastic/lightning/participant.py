@@ -18,17 +18,11 @@ from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
-from elasticdl.elastic.lightning.trainer_state import (
-    Streams,
-    TrainerState,
-    generators_of,
-    restore_streams,
-    streams,
-)
+from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams, generators_of
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -126,7 +120,7 @@ class Participant:
         trainer, steps = self._trainer, self._steps
         self._batches = batches
         epoch, number = trainer.current_epoch, 0
-        generators = generators_of(batches.loader)
+        generators = [each for each in generators_of(batches.loader) if each is not None]
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
             RandomStreams.restore(place.streams[epoch])

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
@@ -195,16 +194,6 @@ class TrainerState:
             connector.restore_precision_plugin_state()
         finally:
             connector._loaded_checkpoint = {}
-
-
-def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The loader's own, from which it draws the order of samples."""
-    batches = loader.batch_sampler
-    found = [
-        getattr(each, "generator", None)
-        for each in (loader, loader.sampler, batches, getattr(batches, "sampler", None))
-    ]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
 def plain_holders(loops: list[Any]) -> list[tuple[dict[str, Any], list[str]]]:
