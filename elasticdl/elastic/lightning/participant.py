@@ -191,11 +191,10 @@ class Participant:
     # -- a step --
 
     def training_step(self, run: Callable[[], Any]) -> Any:
-        given = self._given
-        if self._manual is not None and self.is_making and given is not None:
+        given = self._given if self.is_making else None
+        if given and self._manual:
             return self._make_manually(self._manual, given, run)
-        collects = self.is_making and self.job.size > 1 and given is not None
-        with self._collecting(given, given.part, given.part.weight) if collects and given else nullcontext():
+        with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
         return result
