@@ -15,7 +15,7 @@ from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
 from elasticdl.common.journal import Entry
-from elasticdl.elastic.core.messages import PHASES
+from elasticdl.history.job_history import PARTS
 
 SAMPLES = 65536
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
@@ -139,7 +139,7 @@ class ElasticRun:
             before=len(old["members"]),
             after=len(new["members"]),
             gap=gap_between(halves, since),
-            parts=tuple({part: pause[part] for part in (*PHASES, "total")} for pause in pauses),
+            parts=tuple({part: pause[part] for part in (*PARTS, "total")} for pause in pauses),
             torn=max(pause["steps_torn"] for pause in pauses),
             worlds=newest - old["world"],
             traces={name: max(counts[name] for counts in traced) for name in traced[0]},

@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.elastic_run import Change, ElasticRun
 from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
 from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.processes import Processes, scratch, wait_until
-from elasticdl.elastic.torch.gpu import choose_device, name_of
+from elasticdl.elastic.torch.gpu import GPU, choose_device
 
 PARTS = ("overhead", "rescale", "memory", "state")
 WORKER = "benchmarks.loops.gpu_worker"
@@ -50,7 +52,8 @@ SMALL = Sizes(("tiny", 4, 32), 0.5, 1, (2,), 1, "1m", 2, "1m")
 def main() -> int:
     args = parse()
     results = Results("gpu", args.out)
-    device = name_of(choose_device())
+    chosen = choose_device()
+    device = torch.cuda.get_device_name(chosen) if chosen.type == GPU else "CPU"
     if args.small:
         print(f"in small, on {device}: this shows that it works; no figure of it says anything about a GPU")
     print(describe_machine(results.machine))

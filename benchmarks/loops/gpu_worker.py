@@ -11,11 +11,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
+from benchmarks.loops.memorylog import forget_peak, memory_of
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import make_parser
 from benchmarks.models import CLASSES
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, make_resnet50
-from elasticdl.elastic.torch.gpu import choose_device, forget_peak, memory_of, wait_for
+from elasticdl.elastic.torch.gpu import choose_device, wait_for
 from elasticdl.elastic.torch.state import TorchState
 
 COMMITS = 20

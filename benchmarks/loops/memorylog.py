@@ -1,18 +1,46 @@
-"""How much memory a process holds in each of its worlds."""
+"""How much memory a process holds, on its GPU too, and in each of its worlds."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
-from elasticdl.elastic.torch.gpu import forget_peak, memory_of
+from elasticdl.elastic.torch.gpu import GPU
 
 SETTLED_STEPS = 3  # until what the first steps of a world need is there
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """In bytes."""
+
+    allocated: int  # by tensors, now
+    peak: int  # by tensors, since `forget_peak`
+    reserved: int  # by torch's allocator, which keeps what was freed
+    used: int  # of the whole device, by all processes
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """None on a CPU."""
+    if device.type != GPU:
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(
+        torch.cuda.memory_allocated(device),
+        torch.cuda.max_memory_allocated(device),
+        torch.cuda.memory_reserved(device),
+        total - free,
+    )
+
+
+def forget_peak(device: torch.device) -> None:
+    if device.type == GPU:
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 class MemoryLog:

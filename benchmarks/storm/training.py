@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.sample_records import consumed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.journal import Entry
 from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.training.worker_files import consumed
 
 BATCH = 60
 STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH

@@ -29,13 +29,13 @@ class Program:
     target: str
 
 
-def program_of(argv: Sequence[str], python: str = sys.executable) -> Program:
+def program_of(argv: Sequence[str]) -> Program:
     """
     Raises:
         UnclearCommand: it can't be told.
     """
-    if not _same_program(argv[0], python):
-        raise UnclearCommand(f"{argv[0]} is not {python}")
+    if not _is_this_python(argv[0]):
+        raise UnclearCommand(f"{argv[0]} is not {sys.executable}")
     words = iter(argv[1:])
     for word in words:
         if word in ("-", "--") or not word.startswith("-"):
@@ -60,7 +60,7 @@ def program_of(argv: Sequence[str], python: str = sys.executable) -> Program:
     return Program("file", word)
 
 
-def _same_program(name: str, python: str) -> bool:
+def _is_this_python(name: str) -> bool:
     """In the same folder, as an environment's Python is a link to another's."""
-    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(python)
+    path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(sys.executable)
     return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)

@@ -267,10 +267,7 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
 
 Resources = Annotated[str, _kept(quantities.parse_resources)]
 Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
-Namespace = Annotated[
-    str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
-]
-ShareQueue = Annotated[
+Label = Annotated[
     str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
 ]
 OnlyNever = Annotated[str, _matching("Never", "Never: the master itself replaces workers that are gone")]
@@ -283,7 +280,7 @@ class KubernetesOptions(OptionGroup):
 
     image: Image = Field("", json_schema_extra={"aliases": ["image_name"]})
     """container image of the job, which makes it run on a Kubernetes cluster instead of this machine"""
-    namespace: Namespace = ""
+    namespace: Label = ""
     """namespace of the job; if not given, that of the kubeconfig context"""
     kube_context: str = ""
     """context of the kubeconfig; if not given, the current one"""
@@ -329,7 +326,7 @@ class KubernetesOptions(OptionGroup):
     """train with all workers or none; --num_workers must be one number then"""
     queue: Annotated[str, _kept(quantities.parse_queue)] = ""
     """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
-    share_queue: ShareQueue = ""
+    share_queue: Label = ""
     """jobs of this name in one namespace share what they get: each worker is where it helps most; with --num_workers MIN-MAX"""
     elastic: bool = False
     """label the pods `elastic: "true"`, as Run:AI does"""

@@ -18,8 +18,6 @@ class Facts:
     wanted: str = ""
     step: int = 0
     resumed: int = 0  # the step that it went on from
-    samples: int = 0
-    epochs: int = 0
     collective: str = ""
     over: bool = False
     metrics: Mapping[str, float | None] = field(default_factory=dict)

@@ -159,8 +159,6 @@ class JobHistory:
             over=facts.over,
             wanted=facts.wanted,
             step=facts.step,
-            samples=facts.samples,
-            epochs=facts.epochs,
             collective=facts.collective,
             metrics=facts.metrics,
             lanes=self._lanes.result(),
@@ -236,10 +234,6 @@ class JobHistory:
         facts.over = True
         facts.phase, facts.reason = f.text(entry, "phase") or facts.phase, f.text(entry, "reason")
         facts.step = f.count(entry, "steps") or facts.step
-        facts.samples, facts.epochs = (
-            f.count(entry, "samples") or facts.samples,
-            f.count(entry, "epochs") or facts.epochs,
-        )
         facts.metrics = f.numbers(entry, "metrics") or facts.metrics
         self._lanes.end(now)
         self._end_world(now)
@@ -252,7 +246,6 @@ class JobHistory:
 
     def _resumed(self, entry: Entry, now: float) -> None:
         self._facts.step = self._facts.resumed = f.count(entry, "step")
-        self._facts.samples = f.count(entry, "samples")
 
     def _evaluation(self, entry: Entry, now: float) -> None:
         self._line.take(Doing.EVALUATION, f.seconds(entry, "seconds"))
@@ -378,7 +371,6 @@ class JobHistory:
                 self._changes[str(change.doing)] += 1
             self._changing = None
         self._facts.step = step or self._facts.step
-        self._facts.samples += f.count(entry, "samples")
         again = min(f.count(entry, "again"), made)
         line.take(Doing.AGAIN, took * again / made if made else 0.0)
         line.take(Doing.SLOW, f.seconds(entry, "slowest") * (made - again))  # each second counts once

@@ -142,8 +142,6 @@ class History:
     over: bool
     wanted: str  # number of workers asked for
     step: int
-    samples: int
-    epochs: int
     collective: str
     metrics: Mapping[str, float | None]
     lanes: tuple[Lane, ...]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import name_of
+from elasticdl.common.reason import flat, name_of
 from elasticdl.common.spec import JobSpec
 
 
@@ -77,7 +77,7 @@ def main() -> int:
         with silence():
             check(spec)
     except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(flat(error), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         extra = "torch" if error.name == "torch" else "tensorflow"

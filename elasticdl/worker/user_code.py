@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -70,8 +70,7 @@ def _below(filename: str, folder: Path) -> bool:
     return Path(filename).resolve().is_relative_to(folder.resolve())
 
 
-def _first(tb: TracebackType | None, wanted: object) -> TracebackType | None:
-    assert callable(wanted)
+def _first(tb: TracebackType | None, wanted: Callable[[str], bool]) -> TracebackType | None:
     while tb is not None and not wanted(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     return tb

@@ -11,7 +11,7 @@ import pytest
 from running_job import QUICK_KERAS, start
 from test_training import losses
 
-from elasticdl.elastic.training.worker_files import consumed
+from benchmarks.sample_records import consumed
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PASSES, STEPS = 40, 200  # of the second call of fit

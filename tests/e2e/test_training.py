@@ -10,7 +10,7 @@ import pytest
 from running_job import ZOO, RunningJob, run_cli, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from elasticdl.elastic.training.worker_files import consumed
+from benchmarks.sample_records import consumed
 
 STEPS = 200
 EPOCHS = 300  # enough for newcomers to get ready while a slow training goes on, also on a busy machine

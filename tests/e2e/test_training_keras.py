@@ -17,9 +17,9 @@ import pytest
 from running_job import QUICK_KERAS, ZOO, RunningJob, run_cli, start
 from test_training import losses
 
+from benchmarks.sample_records import consumed
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.training.worker_files import consumed
 
 SAMPLES, BATCH = 1500, 250
 EPOCHS = 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.shared_values import StepReport as StepReport
@@ -93,9 +93,6 @@ class Pause:
     @property
     def total(self) -> float:
         return self.notice + self.drain + self.rendezvous + self.init + self.sync + self.first_step
-
-
-PHASES = tuple(field.name for field in fields(Pause) if field.type == "float")
 
 
 @dataclass(frozen=True, slots=True)

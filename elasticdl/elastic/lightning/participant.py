@@ -18,18 +18,11 @@ from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
-from elasticdl.elastic.lightning.trainer_state import (
-    Streams,
-    TrainerState,
-    epoch_streams,
-    generators_of,
-    restore_streams,
-    streams,
-)
+from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams, generators_of
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -127,7 +120,7 @@ class Participant:
         trainer, steps = self._trainer, self._steps
         self._batches = batches
         epoch, number = trainer.current_epoch, 0
-        generators = generators_of(batches.loader)
+        generators = [each for each in generators_of(batches.loader) if each is not None]
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
             RandomStreams.restore(place.streams[epoch])
@@ -136,7 +129,7 @@ class Participant:
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
         self.trainer_state.generators = [each.get_state() for each in generators]
-        self._epoch_streams = epoch_streams()
+        self._epoch_streams = RandomStreams.capture()
         place.note_streams(epoch, since=steps.state.progress.epoch)
         return batches.order_of(epoch), number
 
@@ -198,11 +191,10 @@ class Participant:
     # -- a step --
 
     def training_step(self, run: Callable[[], Any]) -> Any:
-        given = self._given
-        if self._manual is not None and self.is_making and given is not None:
+        given = self._given if self.is_making else None
+        if given and self._manual:
             return self._make_manually(self._manual, given, run)
-        collects = self.is_making and self.job.size > 1 and given is not None
-        with self._collecting(given, given.part, given.part.weight) if collects and given else nullcontext():
+        with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
         return result

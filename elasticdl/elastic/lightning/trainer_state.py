@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
-from elasticdl.elastic.torch.parts import RandomStreams
 
 PLAIN = (bool, int, float, str)
 Streams = tuple[Any, Any, torch.Tensor]
 
 
 def streams() -> Streams:
-    """The global generators of Python, NumPy and torch; see `RandomStreams`, which takes longer."""
+    """The global generators of Python, NumPy and torch; see `elasticdl.elastic.torch.parts.RandomStreams`, which takes longer."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
@@ -152,11 +150,10 @@ class TrainerState:
         trainer, snapshot = self._trainer, self.snapshot
         if not snapshot.at_batch:
             return
-        self._put_loops()
         connector = trainer._logger_connector
-        for own, theirs in zip(_metrics_of(connector), snapshot.metrics, strict=True):
+        for own in _metrics_of(connector):
             own.clear()
-            own.update(theirs)
+        self._put_loops()
         connector._current_fx, connector._first_loop_iter = snapshot.cursor
         self._logged.load(snapshot.logged)
         trainer.should_stop = snapshot.should_stop
@@ -169,11 +166,8 @@ class TrainerState:
         for (own, _), theirs in zip(self._plain, self.snapshot.loops, strict=True):
             own.update(theirs)
         if self.snapshot.at_batch:
-            self._put_metrics()
-
-    def _put_metrics(self) -> None:
-        for own, theirs in zip(_metrics_of(self._trainer._logger_connector), self.snapshot.metrics, strict=True):
-            own.update(theirs)
+            for own, theirs in zip(_metrics_of(self._trainer._logger_connector), self.snapshot.metrics, strict=True):
+                own.update(theirs)
 
     def _write_where_they_write(self) -> None:
         trainer, states = self._trainer, self.snapshot.checkpoint.get("callbacks", self.snapshot.callbacks)
@@ -200,20 +194,6 @@ class TrainerState:
             connector.restore_precision_plugin_state()
         finally:
             connector._loaded_checkpoint = {}
-
-
-def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The loader's own, from which it draws the order of samples."""
-    batches = loader.batch_sampler
-    found = [
-        getattr(each, "generator", None)
-        for each in (loader, loader.sampler, batches, getattr(batches, "sampler", None))
-    ]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
-
-
-def epoch_streams() -> bytes:
-    return RandomStreams.capture()
 
 
 def plain_holders(loops: list[Any]) -> list[tuple[dict[str, Any], list[str]]]:

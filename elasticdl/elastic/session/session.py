@@ -43,7 +43,6 @@ class Session:
         self,
         core: WorkerCore,
         make_stream: Callable[[Session], MasterStream] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         dump_timer: DumpTimer | None = None,
     ) -> None:
         """``dump_timer``: is put off as long as heartbeats are sent."""
@@ -51,7 +50,6 @@ class Session:
         self.store = KvStore(self._put)
         self.break_collective: Callable[[int], None] = lambda version: None
         self.witness = Witness()
-        self._clock = clock
         self._dump_timer = dump_timer
         self._stream = make_stream(self) if make_stream else None
         # A signal's handler may post while its own thread is at it: that event waits for its turn.
@@ -134,7 +132,7 @@ class Session:
     def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
         """A stream is open; returns its first messages: Hello, what is still true, and ``unsent``, before any last word."""
         with self._changed:
-            greeting = self.core.step(p.SessionOpened(tuple(unsent)), self._clock())
+            greeting = self.core.step(p.SessionOpened(tuple(unsent)), time.monotonic())
         return [instruction.message for instruction in greeting if isinstance(instruction, p.Send)]
 
     def receive(self, message: pb.MasterMessage) -> None:
@@ -173,7 +171,7 @@ class Session:
             self._stepping = True
             try:
                 while self._events:
-                    for instruction in self.core.step(self._events.popleft(), self._clock()):
+                    for instruction in self.core.step(self._events.popleft(), time.monotonic()):
                         self._sort(instruction, errands)
             finally:
                 self._stepping = False

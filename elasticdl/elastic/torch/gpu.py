@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,6 @@ def choose_device() -> torch.device:
     return torch.device(GPU, 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def name_of(device: torch.device) -> str:
-    """For people."""
-    return torch.cuda.get_device_name(device) if device.type == GPU else "CPU"
-
-
 def count_gpus() -> int:
     """Those that this process sees."""
     return torch.cuda.device_count()
@@ -48,7 +42,7 @@ def can_use_nccl(environ: Mapping[str, str] = os.environ) -> bool:
     return tuple(torch.cuda.nccl.version()) >= OLDEST_NCCL  # type: ignore[no-untyped-call]
 
 
-# -- random numbers, waiting, memory --
+# -- random numbers, waiting --
 
 
 def seed_generators(seed: int) -> None:
@@ -68,34 +62,6 @@ def reached(device: torch.device) -> None:
     if device.type == GPU:
         event = torch.cuda.current_stream(device).record_event(_new_event())
         event.synchronize()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """In bytes."""
-
-    allocated: int  # by tensors, now
-    peak: int  # by tensors, since `forget_peak`
-    reserved: int  # by torch's allocator, which keeps what was freed
-    used: int  # of the whole device, by all processes
-
-
-def memory_of(device: torch.device) -> DeviceMemory | None:
-    """None on a CPU."""
-    if device.type != GPU:
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(
-        torch.cuda.memory_allocated(device),
-        torch.cuda.max_memory_allocated(device),
-        torch.cuda.memory_reserved(device),
-        total - free,
-    )
-
-
-def forget_peak(device: torch.device) -> None:
-    if device.type == GPU:
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 class PassTimer:

@@ -162,6 +162,13 @@ def _require_parts(loader: Any, who: str) -> None:
         raise UserError(f"{who}: the loader has no batch; expected at least one in an epoch")
 
 
+def generators_of(loader: Any) -> list[torch.Generator | None]:
+    """Those from which a loader and its samplers draw the order of samples; None where that is the global one."""
+    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    found = [getattr(each, "generator", None) for each in holders]
+    return [each if isinstance(each, torch.Generator) else None for each in found]
+
+
 class RandomStreams:
     """The global generators of Python, NumPy and torch, as one value."""
 

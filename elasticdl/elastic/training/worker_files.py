@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,24 +47,6 @@ class SampleRecord:
 
     def _write(self, entry: dict[str, object]) -> None:
         self._file.write(json.dumps(entry) + "\n")
-
-
-def consumed(records: Iterable[Path]) -> dict[int, Counter[int]]:
-    """How often each sample index was used, by epoch, from the records of all workers."""
-    begun: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}  # (step, world) -> (epoch, indices) of each worker
-    committed: dict[int, int] = {}  # step -> newest world that committed it
-    for path in records:
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if "commit" in entry:
-                committed[entry["commit"]] = max(entry["world"], committed.get(entry["commit"], 0))
-            else:
-                begun.setdefault((entry["begin"], entry["world"]), []).append((entry["epoch"], entry["indices"]))
-    epochs: dict[int, Counter[int]] = {}
-    for step, world in committed.items():
-        for epoch, indices in begun.get((step, world), []):
-            epochs.setdefault(epoch, Counter()).update(indices)
-    return epochs
 
 
 class Handover:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch.parts import RandomStreams, generators_of
 
 # Of `TrainerState`: what each worker knows of itself.
 OWN = ("is_local_process_zero", "is_world_process_zero")
@@ -117,17 +117,11 @@ def _stateful(trainer: Any) -> list[Any]:
 
 
 def generator_states(loader: Any) -> list[torch.Tensor | None]:
-    """Of the generators by which a loader draws the order of its samples, if that is not the global one."""
-    return [None if generator is None else generator.get_state() for generator in _generators(loader)]
+    """See `generators_of`."""
+    return [None if generator is None else generator.get_state() for generator in generators_of(loader)]
 
 
 def set_generator_states(loader: Any, states: list[torch.Tensor | None]) -> None:
-    for generator, state in zip(_generators(loader), states, strict=True):
+    for generator, state in zip(generators_of(loader), states, strict=True):
         if generator is not None and state is not None:
             generator.set_state(state)
-
-
-def _generators(loader: Any) -> list[torch.Generator | None]:
-    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    found = [getattr(each, "generator", None) for each in holders]
-    return [each if isinstance(each, torch.Generator) else None for each in found]

@@ -139,13 +139,10 @@ def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manife
     return {**made, "resourceNames": [only]} if only else made
 
 
-def _rules(parts: Parts) -> list[Manifest]:
-    return rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
-
-
 def _account(parts: Parts) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": _rules(parts)}
+    allowed = rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),
         "roleRef": {"apiGroup": group, "kind": "Role", "name": name},

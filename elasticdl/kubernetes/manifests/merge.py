@@ -23,6 +23,7 @@ import yaml
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import flat
 from elasticdl.common.spec import JobSpec
 
 Manifest = dict[str, Any]
@@ -114,7 +115,7 @@ def _read(source: str, path: str) -> Manifest:
     except OSError as error:
         raise UserError(f"{source}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{source} is not YAML: {flat(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{source} must be a mapping with metadata and spec, as in a pod")
     for key in content:

@@ -28,7 +28,6 @@ class State:
     memory: str = ""
     status: str = ""
     journal: str = ""
-    holder: str = ""
 
 
 def unpack_state(config_map: Mapping[str, Any]) -> State:
@@ -38,12 +37,11 @@ def unpack_state(config_map: Mapping[str, Any]) -> State:
     """
     data = config_map.get("data") or {}
     packed = (config_map.get("binaryData") or {}).get(JOURNAL, "")
-    annotations = config_map["metadata"].get("annotations") or {}
     try:
         journal = zlib.decompress(base64.b64decode(packed), _GZIP).decode() if packed else ""
     except (zlib.error, binascii.Error, UnicodeDecodeError) as error:
         raise ValueError(f"the journal in the job's state is damaged: {error}") from None
-    return State(data.get(MEMORY, ""), data.get(STATUS, ""), journal, annotations.get(HOLDER, ""))
+    return State(data.get(MEMORY, ""), data.get(STATUS, ""), journal)
 
 
 class Packer:

@@ -68,11 +68,6 @@ class MeasuredSteps:
             self._busy, self._last = busy or self._busy, now
 
     @property
-    def fresh(self) -> int:
-        """Ordinary steps of the present world, the newest KEPT at most."""
-        return len(self._steps)
-
-    @property
     def enough(self) -> bool:
         long = len(self._steps) >= FEWEST / 2 and sum(step.seconds for step in self._steps) >= LONG
         return len(self._steps) >= ENOUGH or long
