@@ -103,7 +103,7 @@ def test_a_killed_worker_breaks_the_world_and_is_replaced():
     r.post(e.JoinRequested(0, 1, 5, True, broken=True))
     (publish,) = r.post(e.JoinRequested(2, 1, 5, True, broken=True))
     assert publish.world.worker_ids == (0, 2)
-    assert r.post(e.Tick()) == [i.LaunchWorker(3, f"in place of one that left: {reason}")]
+    assert r.post(e.Tick()) == [i.LaunchWorker(3, f"in place of another: {reason}")]
     assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
 
 
@@ -203,7 +203,7 @@ def test_a_worker_that_hangs_at_its_start_shows_its_stacks_and_is_killed():
     assert r.pass_time(2.2) == [
         i.DumpStacks(0),
         i.KillWorker(0, "not ready 20 s after its start"),
-        i.LaunchWorker(2, "in place of one that left: worker 0: not ready 20 s after its start"),
+        i.LaunchWorker(2, "in place of another: worker 0: not ready 20 s after its start"),
     ]
     assert r.records("warning") == [{"message": "worker 0: not ready 20 s after its start; its stacks are in its log"}]
 

@@ -354,7 +354,7 @@ def test_a_slow_worker_is_replaced_if_that_is_asked_for():
     town.run(60)
     assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
     reasons = [entry["reason"] for entry in town.entries("worker_launched")][3:]
-    assert reasons == ["in place of one that left: worker 1 is slow: compute 4.0x the others"]
+    assert reasons == ["in place of another: worker 1 is slow: compute 4.0x the others"]
     assert set(town.members) == {0, 2, 3}
 
 

@@ -197,7 +197,7 @@ class Fleet:
     def launch(self) -> tuple[WorkerRecord, Departure | None]:
         """A new worker, and which other's place it takes, if it does."""
         departure = self.departures.pop(0) if self.departures else None
-        reason = f"in place of one that left: {departure.reason}" if departure else "asked for"
+        reason = f"in place of another: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
         self.next_id += 1
         return record, departure
