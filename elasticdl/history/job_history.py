@@ -324,7 +324,9 @@ class JobHistory:
         self._changing = self._changing or Changing(now, Doing.FAILURE)
 
     def _master_restarted(self, entry: Entry, now: float) -> None:
-        """It tells the world that it has found, which an earlier entry may not have told."""
+        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
+        found slow or stuck it knows nothing, so it never says that they recovered."""
+        self._lanes.nothing_found()
         version, last = f.count(entry, "world"), self._worlds.last
         if version and (last is None or last.version < version):
             # Its seconds are those in which the master waited for workers, who trained.
