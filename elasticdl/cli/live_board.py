@@ -21,9 +21,9 @@ LOOK_SECONDS = 1.0
 JOIN_SECONDS = 30.0  # more than a call to a master takes at most
 ASKED_SECONDS = 120.0  # what nobody has asked for so long is not read any more
 LIST_SHARE = 0.2  # of the time, at most, is spent on asking for jobs
-REDRAWN = (
-    300  # a page is drawn anew when time has passed, too: each time that the job has become longer by this part of it
-)
+# A page is drawn anew when time has passed, too: when the job has become longer by a 300th, or by so many seconds.
+REDRAWN = 300
+STALE_SECONDS = 10.0
 ENOUGH = 1000  # lines that are read at once: there may be more
 Key = tuple[str, str]  # namespace and name
 Known = tuple[JobHandle, pb.JobStatus]
@@ -157,11 +157,16 @@ class LiveBoard:
 
     def _page(self, watched: _Watched, status: pb.JobStatus | None) -> News:
         history = known(watched.history, status, self._clock())
-        drawn = int(REDRAWN * math.log(max(1.0, history.until - history.began)))
-        revision = f"{watched.lines}-{drawn}-{history.phase}"
+        revision = f"{watched.lines}-{_drawn(history.until - history.began)}-{history.phase}"
         if watched.news is not None and watched.news.revision == revision:
             return watched.news
         return News(as_json(page_data(history)), revision, over=history.over)
+
+
+def _drawn(age: float) -> int:
+    """Another number whenever a page of a job of this age is to be drawn anew."""
+    steady = REDRAWN * STALE_SECONDS  # from this age on the seconds are less than the part
+    return int(REDRAWN * math.log(max(1.0, min(age, steady))) + max(0.0, age - steady) / STALE_SECONDS)
 
 
 def known(history: JobHistory, status: pb.JobStatus | None, now: float) -> History:
@@ -170,10 +175,23 @@ def known(history: JobHistory, status: pb.JobStatus | None, now: float) -> Histo
     if found.over or status is None:
         return found
     if status.phase in ("starting", "pending", "running", "waiting", "stopping"):
-        found = history.result(now)
+        found = _trained(history.result(now), status)
         if found.phase not in ("pending", status.phase):  # the journal is the newer one
             return found
     return replace(found, phase=status.phase, reason=status.reason, over=wording.is_over(status))
+
+
+def _trained(found: History, status: pb.JobStatus) -> History:
+    """With the step of the status if the journal does not tell it yet: that of a long job tells steps late.
+
+    Steps go back only as a new world begins, which the journal tells at once: a status of the world before is older.
+    """
+    world = found.worlds[-1].version if found.worlds else 0
+    if status.step <= found.step or status.world_version < world:
+        return found
+    loss = status.loss if status.samples and math.isfinite(status.loss) else None
+    rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
+    return replace(found, step=status.step, loss=loss, rate=rate)
 
 
 def _status(handle: JobHandle) -> pb.JobStatus:

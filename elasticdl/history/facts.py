@@ -18,6 +18,8 @@ class Facts:
     wanted: str = ""
     step: int = 0
     resumed: int = 0  # the step that it went on from
+    loss: float | None = None  # of the last steps
+    rate: float | None = None  # samples per second, of these
     samples: int = 0
     epochs: int = 0
     collective: str = ""

@@ -159,6 +159,8 @@ class JobHistory:
             over=facts.over,
             wanted=facts.wanted,
             step=facts.step,
+            loss=facts.loss,
+            rate=facts.rate,
             samples=facts.samples,
             epochs=facts.epochs,
             collective=facts.collective,
@@ -388,5 +390,6 @@ class JobHistory:
         point = Point(now, step, made, f.count(entry, "samples"), took,
                       f.number(entry, "loss"), f.number(entry, "learning_rate"), workers)  # fmt: skip
         self._curve.add(point)
+        self._facts.loss, self._facts.rate = point.loss, point.rate
         line.settle(self._reported)
         self._reported = now

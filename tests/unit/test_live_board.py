@@ -1,0 +1,140 @@
+"""The board: what the dashboard shows of jobs, as it is read for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from history_kit import STARTED, disturbed
+
+from elasticdl.cli.live_board import LiveBoard, _drawn, known
+from elasticdl.cli.local.local_jobs import FileFeed
+from elasticdl.history.job_history import JobHistory
+from elasticdl.proto import elasticdl_pb2 as pb
+
+PATIENCE = 20.0
+
+
+def soon(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+class Handle:
+    """A job of this machine, as the board sees it."""
+
+    namespace, name = "", "j"
+
+    def __init__(self, path, **told):
+        self.path, self.told = path, told
+
+    def feed(self):
+        return FileFeed(self.path)
+
+    def status(self):
+        return pb.JobStatus(phase="running", max_workers=2, **self.told)
+
+
+def test_the_board_reads_what_is_asked_for_as_it_grows(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    lines = disturbed()
+    path.write_text("\n".join(lines[:10]) + "\n")
+    with closing(LiveBoard(lambda warn: warn("the cluster is away") or [Handle(path)])) as board:
+        overview = json.loads(soon(board.overview).body)
+        assert (overview["content"][0]["name"], overview["notice"]) == ("j", "the cluster is away")
+        first = soon(lambda: board.job("", "j"))
+        assert json.loads(first.body)["content"]["phase"] == "running"
+        with path.open("a") as file:
+            file.write("\n".join(lines[10:]) + "\n")
+        last = soon(lambda: (news := board.job("", "j")).over and news)
+        assert json.loads(last.body)["content"]["facts"]["step"] == "800"
+        with pytest.raises(KeyError):
+            board.job("", "other")
+    assert not [thread for thread in threading.enumerate() if "_keep" in thread.name]
+
+
+MONTH = 30 * 86400.0
+
+
+@pytest.mark.parametrize(("age", "seconds"), [(300.0, 2.0), (3600.0, 11.0), (MONTH, 11.0)])
+def test_a_page_of_a_job_that_tells_nothing_new_is_drawn_anew_as_time_passes(tmp_path, monkeypatch, age, seconds):
+    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
+    path, now = tmp_path / "journal.jsonl", STARTED + age
+    path.write_text("\n".join(disturbed()[:10]) + "\n")
+    with closing(LiveBoard(lambda warn: [Handle(path)], lambda: now)) as board:
+        soon(board.overview)
+        first = soon(lambda: board.job("", "j"))
+        now += seconds
+        later = soon(lambda: (news := board.job("", "j")) is not first and news)
+    lengths = [json.loads(news.body)["content"]["length"] for news in (first, later)]
+    assert lengths[1] == lengths[0] + seconds
+
+
+def test_a_page_is_not_drawn_with_every_look():
+    drawn = [_drawn(age) for age in range(100_000)]
+    assert drawn == sorted(drawn)
+    assert len(set(drawn[:3000])) < 300 * 8.1  # the logarithm of 3000
+    assert len(set(drawn[3000:])) == pytest.approx(97_000 / 10, abs=2)
+
+
+def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(tmp_path):
+    path, now = tmp_path / "journal.jsonl", STARTED + MONTH
+    path.write_text("\n".join(disturbed()[:9]) + "\n")
+    told = {"step": 9_000, "loss": 0.25, "samples": 32 * 9_000, "samples_per_second": 640.0, "world_version": 1}
+    with closing(LiveBoard(lambda warn: [Handle(path, **told)], lambda: now)) as board:
+        soon(board.overview)
+        facts = json.loads(soon(lambda: board.job("", "j")).body)["content"]["facts"]
+    assert (facts["step"], facts["loss"], facts["samples/s"]) == ("9,000", "0.25", "640")
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({"step": 702, "world_version": 2, "loss": 0.5, "samples": 9, "samples_per_second": 8.0}, (702, 0.5, 8.0)),
+        ({"step": 702, "world_version": 2, "loss": 0.5, "samples": 0}, (702, None, 0.0)),
+        ({"step": 702, "world_version": 2, "loss": math.nan, "samples": 9}, (702, None, 0.0)),
+        ({"step": 701, "world_version": 2, "loss": 0.5, "samples": 9}, (701, 1.0, 256.0)),
+        ({"step": 900, "world_version": 1, "loss": 0.5, "samples": 9}, (701, 1.0, 256.0)),
+    ],
+)
+def test_of_journal_and_status_the_newer_one_tells_the_step(told, wanted):
+    history = JobHistory()
+    history.read(disturbed()[:-1])
+    found = known(history, pb.JobStatus(phase="running", **told), STARTED + 95)
+    assert (found.step, found.loss, found.rate) == wanted
+
+
+class Lab(Handle):
+    """A job of a cluster, with files that make no sense."""
+
+    namespace, name = "lab", "l"
+
+    def status(self):
+        raise ValueError("not a status")
+
+
+def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
+    (tmp_path / "journal.jsonl").write_text("\n".join(disturbed()) + "\n")
+    here, there, away = Handle(tmp_path / "journal.jsonl"), Lab(tmp_path / "journal.jsonl"), threading.Event()
+    listed = {False: [here, there], True: [here]}
+    with closing(LiveBoard(lambda warn: (away.is_set() and warn("away")) or listed[away.is_set()])) as board:
+        rows = json.loads(soon(board.overview).body)["content"]
+        assert [(row["name"], row["phase"]) for row in rows] == [("j", "running"), ("l", "unreachable")]
+        away.set()
+        soon(lambda: json.loads(board.overview().body)["notice"] == "away")
+        assert soon(lambda: board.job("lab", "l")).over
+        away.clear()
+        listed[False] = [here]
+        soon(lambda: not json.loads(board.overview().body)["notice"])
+        with pytest.raises(KeyError):
+            board.job("lab", "l")
+        listed[False] = [here, there]
+        soon(lambda: len(json.loads(board.overview().body)["content"]) == 2)
