@@ -138,3 +138,147 @@ def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_oth
             board.job("lab", "l")
         listed[False] = [here, there]
         soon(lambda: len(json.loads(board.overview().body)["content"]) == 2)
+
+
+# ---- journals that come late, and pages that fail ----
+
+
+class Told:
+    """A feed that tells one part of the journal after the other; a part that is an error is raised."""
+
+    def __init__(self, parts):
+        self.parts, self.begun = parts, False
+
+    def read(self):
+        part = self.parts.pop(0) if self.parts else []
+        if isinstance(part, Exception):
+            raise part
+        anew, self.begun = bool(part) and not self.begun, self.begun or bool(part)
+        return anew, part
+
+    def close(self):
+        raise RuntimeError("can't be closed")
+
+
+class Ended:
+    """A job of a cluster that is over; each of ``journals`` is what a feed tells."""
+
+    namespace, name = "lab", "l"
+
+    def __init__(self, *journals, **told):
+        self.journals, self.told = list(journals), told
+
+    def feed(self):
+        journal = self.journals.pop(0)
+        if isinstance(journal, Exception):
+            raise journal
+        return Told(journal)
+
+    def status(self):
+        return pb.JobStatus(**{"phase": "succeeded", **self.told})
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that stands, as [seconds since the epoch]; looks come one after the other."""
+    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
+    return [STARTED + 500.0]
+
+
+def look(board, condition=lambda news: True, job=("lab", "l")):
+    """The page's news, once they are so; and what they say."""
+    soon(board.overview)
+    news = soon(lambda: (found := board.job(*job)) and condition(found) and found)
+    return news, json.loads(news.body)
+
+
+def test_a_page_waits_for_a_journal_that_has_not_begun(now):
+    parts = [[], [], []]
+    with closing(LiveBoard(lambda warn: [Ended(parts)], lambda: now[0])) as board:
+        soon(board.overview)
+        assert board.job("lab", "l") is None
+        soon(lambda: not parts)
+        time.sleep(0.2)
+        assert board.job("lab", "l") is None, "nothing is known of it, so it is not said that nothing has happened"
+        parts += [disturbed()]
+        news, told = look(board)
+    assert (news.over, told["content"]["began"], told["content"]["facts"]["step"]) == (True, STARTED, "800")
+
+
+def test_a_page_of_which_the_journal_has_not_told_the_end_is_asked_for_as_if_it_went_on(now):
+    """Else a page of a job that is over would show a part of it for long."""
+    parts = [disturbed()[:10]]
+    with closing(LiveBoard(lambda warn: [Ended(parts)], lambda: now[0])) as board:
+        news, told = look(board)
+        assert (news.over, told["content"]["over"]) == (False, True)
+        parts += [disturbed()[10:]]
+        assert look(board, lambda news: news.over)[1]["content"]["facts"]["step"] == "800"
+
+
+def test_a_journal_that_tells_nothing_is_shown_as_one_after_a_while(now):
+    with closing(LiveBoard(lambda warn: [Ended([], elapsed=60)], lambda: now[0])) as board:
+        soon(board.overview)
+        assert board.job("lab", "l") is None
+        time.sleep(0.2)
+        assert board.job("lab", "l") is None
+        now[0] += 6
+        news, told = look(board)
+    content = told["content"]
+    assert (news.over, content["began"], content["length"]) == (False, now[0] - 60, 60)
+    assert content["sentence"] == "Its journal tells nothing."
+
+
+@pytest.mark.parametrize(
+    ("status", "age"),
+    [
+        (None, 0),
+        (pb.JobStatus(phase="failed", elapsed=30), 30),
+        (pb.JobStatus(phase="lost"), 0),
+        (pb.JobStatus(phase="pending", elapsed=30), 30),
+        (pb.JobStatus(phase="failed", elapsed=math.nan), 0),
+        (pb.JobStatus(phase="failed", elapsed=-1), 0),
+        (pb.JobStatus(phase="failed", elapsed=1e300), STARTED),
+    ],
+)
+def test_a_history_without_entries_does_not_begin_in_1970(status, age):
+    found = known(JobHistory("j"), status, STARTED)
+    assert (found.began, found.until) == (STARTED - age, STARTED)
+
+
+def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(tmp_path, now):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("\n".join(disturbed()[:9]) + "\n")
+    bad = Ended([disturbed()[:10], ValueError("it is\nodd")], [disturbed()], phase="running")
+    with closing(LiveBoard(lambda warn: [bad, Handle(path)], lambda: now[0])) as board:
+        _, told = look(board, lambda news: b'"notice":""' not in news.body)
+        assert told["notice"] == "This page could not be brought up to date, and is tried again: it is odd"
+        assert told["content"]["worlds"], "what was shown stays"
+        look(board, job=("", "j"))
+        with path.open("a") as file:
+            file.write("\n".join(disturbed()[9:]) + "\n")
+        look(board, lambda news: news.over, ("", "j"))
+        now[0] += 31
+        _, told = look(board, lambda news: news.over)
+        assert (told["notice"], told["content"]["facts"]["step"]) == ("", "800")
+
+
+def test_a_page_that_was_never_drawn_says_why(now):
+    with closing(LiveBoard(lambda warn: [Ended(RuntimeError(), [disturbed()])], lambda: now[0])) as board:
+        news, told = look(board)
+        assert (told["content"], news.over) == (None, False)
+        assert told["notice"].endswith("RuntimeError")
+        now[0] += 31
+        assert look(board, lambda news: news.over)[1]["notice"] == ""
+
+
+def test_a_list_that_fails_says_so_and_goes_on(now):
+    listed = [ValueError("odd"), []]
+
+    def jobs(warn):
+        if isinstance(found := listed.pop(0) if listed else [], Exception):
+            raise found
+        return found
+
+    with closing(LiveBoard(jobs, lambda: now[0])) as board:
+        assert json.loads(soon(board.overview).body)["notice"] == "odd"
+        soon(lambda: json.loads(board.overview().body)["notice"] == "")
