@@ -348,6 +348,8 @@ def test_a_page_that_fails_says_why_until_it_is_drawn(browser, tmp_path, monkeyp
     path.write_text("\n".join(disturbed()[:9]) + "\n")
     job = Failing(path, "j")
     with closing(LiveBoard(lambda warn: [job])) as board, closing(LiveServer(board)) as server:
+        browser.driver.get("about:blank")
+        browser.complaints()  # of the test before
         browser.driver.get(server.url("", "j"))
         browser.until("document.querySelector('#notice')?.textContent.includes('there is no room')")
         assert not browser.ask("document.documentElement.dataset.drawn")

@@ -190,17 +190,10 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
 
 def test_a_new_master_finds_anew_who_is_slow_or_stuck():
     """It knows nothing of what an earlier one found, so it never tells that a worker recovered."""
-    found = [
-        line(15, "worker_slow", worker=0, host="h", phase="data", factor=2.0, seconds=0.1),
-        line(16, "worker_stuck", worker=1, host="h", seconds=31, where="train.py:31 in load"),
-    ]
+    slow, stuck = line(15, "worker_slow", worker=0, phase="data"), line(16, "worker_stuck", worker=1, where="x.py:31")
     restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
-    before, after = read([*start(), *found]), read([*start(), *found, restarted])
-    assert [lane.trouble for lane in before.lanes] == ["slow data", "stuck at train.py:31 in load"]
-    assert [lane.trouble for lane in after.lanes] == ["", ""]
-    assert [mark.event for mark in after.marks if mark.event.startswith("worker_")] == ["worker_slow", "worker_stuck"]
-    again = line(21, "worker_slow", worker=0, host="h", phase="update", factor=2.0, seconds=0.1)
-    assert read([*start(), *found, restarted, again]).lanes[0].trouble == "slow update"
+    for entries, wanted in [((), ["slow data", "stuck at x.py:31"]), ((restarted,), ["", ""]), ((restarted, slow), ["slow data", ""])]:  # fmt: skip
+        assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
 
 
 def test_advice_and_trouble_are_kept_as_they_come():
