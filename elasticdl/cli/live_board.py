@@ -36,11 +36,12 @@ class _Watched:
     """A job whose page is open."""
 
     handle: JobHandle
-    opened_at: float
     asked_at: float
     feed: JournalFeed | None = None
+    opened_at: float = 0.0  # when the feed was
+    heard: bool = False  # the feed has told something
     history: JobHistory = field(default_factory=JobHistory)
-    begun: int = 0  # how often the journal has begun
+    begun: int = 0  # how often the journal has begun, from all feeds
     lines: int = 0
     content: str = "null"  # JSON: what the page shows
     news: News | None = None
@@ -145,7 +146,7 @@ class LiveBoard:
                 self._asked.discard(key)
                 handle, _ = self._jobs.get(key, (None, None))  # in one look, as the list may change
                 if handle is not None and key not in self._watched:
-                    self._watched[key] = _Watched(handle, self._clock(), self._clock())
+                    self._watched[key] = _Watched(handle, self._clock())
             for key, watched in tuple(self._watched.items()):
                 now = self._clock()
                 if now - watched.asked_at > ASKED_SECONDS:
@@ -172,7 +173,7 @@ class LiveBoard:
     def _read(self, key: Key, watched: _Watched) -> bool:
         if watched.feed is None:
             watched.history, watched.lines = JobHistory(watched.handle.name), 0
-            watched.feed = watched.handle.feed()
+            watched.feed, watched.opened_at, watched.heard = watched.handle.feed(), self._clock(), False
         anew, lines = watched.feed.read()
         if anew:
             watched.history, watched.lines = JobHistory(watched.handle.name), 0
@@ -180,8 +181,9 @@ class LiveBoard:
         watched.history.read(lines)
         watched.lines += len(lines)
         _, status = self._jobs.get(key, (None, None))
-        # A journal that comes over the network has nothing to tell at first; one that is not there is empty.
-        has_begun = watched.begun or watched.lines or self._clock() - watched.opened_at > BEGIN_SECONDS
+        # A journal that comes over the network has nothing to tell at first; one that stays silent is empty.
+        watched.heard |= anew or bool(lines)
+        has_begun = watched.heard or self._clock() - watched.opened_at > BEGIN_SECONDS
         if has_begun and len(lines) < ENOUGH:
             self._publish(watched, status)
         return len(lines) >= ENOUGH

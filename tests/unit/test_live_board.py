@@ -248,7 +248,8 @@ def test_a_history_without_entries_does_not_begin_in_1970(status, age):
 def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(tmp_path, now):
     path = tmp_path / "journal.jsonl"
     path.write_text("\n".join(disturbed()[:9]) + "\n")
-    bad = Ended([disturbed()[:10], ValueError("it is\nodd")], [disturbed()], phase="running")
+    parts = []
+    bad = Ended([disturbed()[:10], ValueError("it is\nodd")], parts, phase="running")
     with closing(LiveBoard(lambda warn: [bad, Handle(path)], lambda: now[0])) as board:
         _, told = look(board, lambda news: b'"notice":""' not in news.body)
         assert told["notice"] == "This page could not be brought up to date, and is tried again: it is odd"
@@ -258,6 +259,10 @@ def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(tmp_path, n
             file.write("\n".join(disturbed()[9:]) + "\n")
         look(board, lambda news: news.over, ("", "j"))
         now[0] += 31
+        soon(lambda: not bad.journals)
+        time.sleep(0.2)
+        assert look(board)[1]["notice"], "until the journal has begun once more"
+        parts += [disturbed()]
         _, told = look(board, lambda news: news.over)
         assert (told["notice"], told["content"]["facts"]["step"]) == ("", "800")
 
