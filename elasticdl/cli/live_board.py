@@ -6,11 +6,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
 from elasticdl.cli.job_handle import JobHandle, JournalFeed
-from elasticdl.common.errors import ElasticDLError
 from elasticdl.history.job_history import JobHistory
 from elasticdl.history.records import History
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -21,9 +21,11 @@ LOOK_SECONDS = 1.0
 JOIN_SECONDS = 30.0  # more than a call to a master takes at most
 ASKED_SECONDS = 120.0  # what nobody has asked for so long is not read any more
 LIST_SHARE = 0.2  # of the time, at most, is spent on asking for jobs
-REDRAWN = (
-    300  # a page is drawn anew when time has passed, too: each time that the job has become longer by this part of it
-)
+# A page is drawn anew when time has passed, too: when the job has become longer by a 300th, or by so many seconds.
+REDRAWN = 300
+STALE_SECONDS = 10.0
+BEGIN_SECONDS = 5.0  # for a journal to tell something; after them it is taken to be empty
+AGAIN_SECONDS = 30.0  # before a page that failed is tried again
 ENOUGH = 1000  # lines that are read at once: there may be more
 Key = tuple[str, str]  # namespace and name
 Known = tuple[JobHandle, pb.JobStatus]
@@ -34,11 +36,22 @@ class _Watched:
     """A job whose page is open."""
 
     handle: JobHandle
-    feed: JournalFeed
     asked_at: float
+    feed: JournalFeed | None = None
+    opened_at: float = 0.0  # when the feed was
+    heard: bool = False  # the feed has told something
     history: JobHistory = field(default_factory=JobHistory)
+    begun: int = 0  # how often the journal has begun, from all feeds
     lines: int = 0
+    content: str = "null"  # JSON: what the page shows
     news: News | None = None
+    failed_at: float | None = None
+
+    def close(self) -> None:
+        if self.feed is not None:
+            with suppress(Exception):  # it is not needed any more
+                self.feed.close()
+        self.feed = None
 
 
 class LiveBoard:
@@ -93,7 +106,7 @@ class LiveBoard:
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
         for watched in self._watched.values():
-            watched.feed.close()
+            watched.close()
 
     # ---- the list of jobs, in one thread ----
 
@@ -111,8 +124,8 @@ class LiveBoard:
         try:
             handles = self._list(missing.append)
             kept = {key: job for key, job in self._jobs.items() if missing and key[0]}
-        except (ElasticDLError, OSError) as error:
-            missing, handles, kept = [str(error)], [], self._jobs
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a cluster must not end the list for good
+            missing, handles, kept = [_said(error)], [], self._jobs
         jobs: dict[Key, Known] = {}
         for handle in handles:
             if self._over.is_set():
@@ -133,47 +146,90 @@ class LiveBoard:
                 self._asked.discard(key)
                 handle, _ = self._jobs.get(key, (None, None))  # in one look, as the list may change
                 if handle is not None and key not in self._watched:
-                    self._watched[key] = _Watched(handle, handle.feed(), self._clock(), JobHistory(handle.name))
+                    self._watched[key] = _Watched(handle, self._clock())
             for key, watched in tuple(self._watched.items()):
-                if self._clock() - watched.asked_at > ASKED_SECONDS:
+                now = self._clock()
+                if now - watched.asked_at > ASKED_SECONDS:
                     del self._watched[key]
-                    watched.feed.close()
-                else:
+                    watched.close()
+                elif watched.failed_at is None or now - watched.failed_at > AGAIN_SECONDS:
                     more |= self._refresh(key, watched)
             self._woken.wait(0 if more else LOOK_SECONDS)
             self._woken.clear()
 
     def _refresh(self, key: Key, watched: _Watched) -> bool:
-        """Whether there may be more to read at once."""
+        """Whether there may be more to read at once. What fails is told in the page, and begun anew later."""
+        try:
+            more = self._read(key, watched)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one job must not end the pages of the others
+            watched.close()
+            watched.failed_at = self._clock()
+            notice = as_json(f"This page could not be brought up to date, and is tried again: {_said(error)}")
+            watched.news = News(watched.content, f"failed-{watched.failed_at}", notice=notice)
+            return False
+        watched.failed_at = None
+        return more
+
+    def _read(self, key: Key, watched: _Watched) -> bool:
+        if watched.feed is None:
+            watched.history, watched.lines = JobHistory(watched.handle.name), 0
+            watched.feed, watched.opened_at, watched.heard = watched.handle.feed(), self._clock(), False
         anew, lines = watched.feed.read()
         if anew:
             watched.history, watched.lines = JobHistory(watched.handle.name), 0
+            watched.begun += 1
         watched.history.read(lines)
         watched.lines += len(lines)
         _, status = self._jobs.get(key, (None, None))
-        if len(lines) < ENOUGH:
-            watched.news = self._page(watched, status)
+        # A journal that comes over the network has nothing to tell at first; one that stays silent is empty.
+        watched.heard |= anew or bool(lines)
+        has_begun = watched.heard or self._clock() - watched.opened_at > BEGIN_SECONDS
+        if has_begun and len(lines) < ENOUGH:
+            self._publish(watched, status)
         return len(lines) >= ENOUGH
 
-    def _page(self, watched: _Watched, status: pb.JobStatus | None) -> News:
+    def _publish(self, watched: _Watched, status: pb.JobStatus | None) -> None:
         history = known(watched.history, status, self._clock())
-        drawn = int(REDRAWN * math.log(max(1.0, history.until - history.began)))
-        revision = f"{watched.lines}-{drawn}-{history.phase}"
-        if watched.news is not None and watched.news.revision == revision:
-            return watched.news
-        return News(as_json(page_data(history)), revision, over=history.over)
+        revision = f"{watched.begun}-{watched.lines}-{_drawn(history.until - history.began)}-{history.phase}"
+        if watched.news is None or watched.news.revision != revision:
+            watched.content = as_json(page_data(history))
+            # A page that is over is asked for rarely: so it is only once the journal itself has told the end.
+            watched.news = News(watched.content, revision, over=history.counts.get("job_finished", 0) > 0)
+
+
+def _drawn(age: float) -> int:
+    """Another number whenever a page of a job of this age is to be drawn anew."""
+    steady = REDRAWN * STALE_SECONDS  # from this age on the seconds are less than the part
+    return int(REDRAWN * math.log(max(1.0, min(age, steady))) + max(0.0, age - steady) / STALE_SECONDS)
 
 
 def known(history: JobHistory, status: pb.JobStatus | None, now: float) -> History:
     """With what the job's status says of a job that has not told its end."""
-    found = history.result()
+    goes_on = status is not None and status.phase in ("starting", "pending", "running", "waiting", "stopping")
+    found = history.result(now if goes_on else 0.0)
+    if not any(found.counts.values()):  # else it would have begun in 1970
+        elapsed = 0.0 if status is None or not math.isfinite(status.elapsed) else status.elapsed
+        found = replace(found, began=now - min(max(0.0, elapsed), now), until=now)
     if found.over or status is None:
         return found
-    if status.phase in ("starting", "pending", "running", "waiting", "stopping"):
-        found = history.result(now)
+    if goes_on:
+        found = _trained(found, status)
         if found.phase not in ("pending", status.phase):  # the journal is the newer one
             return found
     return replace(found, phase=status.phase, reason=status.reason, over=wording.is_over(status))
+
+
+def _trained(found: History, status: pb.JobStatus) -> History:
+    """With the step of the status if the journal does not tell it yet: that of a long job tells steps late.
+
+    Steps go back only as a new world begins, which the journal tells at once: a status of the world before is older.
+    """
+    world = found.worlds[-1].version if found.worlds else 0
+    if status.step <= found.step or status.world_version < world:
+        return found
+    loss = status.loss if status.samples and math.isfinite(status.loss) else None
+    rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
+    return replace(found, step=status.step, loss=loss, rate=rate)
 
 
 def _status(handle: JobHandle) -> pb.JobStatus:
@@ -181,6 +237,11 @@ def _status(handle: JobHandle) -> pb.JobStatus:
         return handle.status()
     except Exception as error:  # noqa: BLE001 - a job that has just gone, or has damaged files, must not end the list
         return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
+
+
+def _said(error: Exception) -> str:
+    """In one line, and never nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:

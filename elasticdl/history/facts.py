@@ -18,6 +18,8 @@ class Facts:
     wanted: str = ""
     step: int = 0
     resumed: int = 0  # the step that it went on from
+    loss: float | None = None  # of the last steps
+    rate: float | None = None  # samples per second, of these
     collective: str = ""
     over: bool = False
     metrics: Mapping[str, float | None] = field(default_factory=dict)

@@ -51,8 +51,12 @@ def count(entry: Mapping[str, Any], name: str) -> int:
 
 
 def worker_of(entry: Mapping[str, Any], name: str = "worker") -> int | None:
-    value = entry.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return _whole(entry.get(name))
+
+
+def _whole(value: Any) -> int | None:
+    """None if it is none, or too large for a browser to count with."""
+    return value if type(value) is int and abs(value) < MOST else None
 
 
 def text(entry: Mapping[str, Any], name: str) -> str:
@@ -68,7 +72,8 @@ def standing_of(entry: Entry) -> str:
 
 def members(entry: Mapping[str, Any]) -> tuple[int, ...]:
     value = entry.get("members")
-    return tuple(each for each in value if isinstance(each, int)) if isinstance(value, list) else ()
+    found = map(_whole, value) if isinstance(value, list) else ()
+    return tuple(each for each in found if each is not None)
 
 
 def numbers(entry: Mapping[str, Any], name: str) -> dict[str, float | None]:

@@ -159,6 +159,8 @@ class JobHistory:
             over=facts.over,
             wanted=facts.wanted,
             step=facts.step,
+            loss=facts.loss,
+            rate=facts.rate,
             collective=facts.collective,
             metrics=facts.metrics,
             lanes=self._lanes.result(),
@@ -317,7 +319,9 @@ class JobHistory:
         self._changing = self._changing or Changing(now, Doing.FAILURE)
 
     def _master_restarted(self, entry: Entry, now: float) -> None:
-        """It tells the world that it has found, which an earlier entry may not have told."""
+        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
+        found slow or stuck it knows nothing, so it never says that they recovered."""
+        self._lanes.nothing_found()
         version, last = f.count(entry, "world"), self._worlds.last
         if version and (last is None or last.version < version):
             # Its seconds are those in which the master waited for workers, who trained.
@@ -378,5 +382,6 @@ class JobHistory:
         point = Point(now, step, made, f.count(entry, "samples"), took,
                       f.number(entry, "loss"), f.number(entry, "learning_rate"), workers)  # fmt: skip
         self._curve.add(point)
+        self._facts.loss, self._facts.rate = point.loss, point.rate
         line.settle(self._reported)
         self._reported = now

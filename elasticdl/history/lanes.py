@@ -65,6 +65,10 @@ class Lanes:
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], trouble=trouble)
 
+    def nothing_found(self) -> None:
+        """Of no worker it is known any more that it is slow or stuck."""
+        self._there = {worker: replace(lane, trouble="") for worker, lane in self._there.items()}
+
     def form(self, members: Collection[int], before: Collection[int], now: float) -> None:
         """Those of a new world train; who was in the one ``before`` and is told nothing else waits to be let in."""
         inside = set(members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -106,6 +107,12 @@ class Point:
     learning_rate: float | None
     workers: int
 
+    @property
+    def rate(self) -> float | None:
+        """Samples per second; None where the seconds are not known, or make no sense."""
+        rate = self.samples / self.seconds if self.seconds > 0 and self.samples else math.inf
+        return rate if math.isfinite(rate) else None
+
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
@@ -142,6 +149,8 @@ class History:
     over: bool
     wanted: str  # number of workers asked for
     step: int
+    loss: float | None  # of the last steps that were told, as the rate
+    rate: float | None  # samples per second
     collective: str
     metrics: Mapping[str, float | None]
     lanes: tuple[Lane, ...]

@@ -25,10 +25,22 @@ const Charts = (() => {
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const hue = (place) => color(`--series-${place % SERIES}`);
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const clock = (data) => {
-    const zone = new Date(data.began * 1000).getTimezoneOffset() * 60;
-    return (seconds) => (seconds === null ? null : (data.began + seconds - zone) * 1000);
-  };
+  // Plotly shows a number of milliseconds as the time of day in the browser's zone, with the offset of that moment.
+  const clock = (data) => (seconds) => (seconds === null ? null : (data.began + seconds) * 1000);
+  const shown = (moment) => moment - new Date(moment).getTimezoneOffset() * 60000; // that time of day, as if it were UTC
+
+  // The moments that have the earliest and the latest time of day: as clocks go back, they need not be the first and the
+  // last. Clocks go back at a quarter of an hour, and it matters in the first and the last two hours of a job.
+  function whole(data, at) {
+    const QUARTER = 900, times = [0, data.length], end = data.began + data.length;
+    for (let place = 0; place < 8; place += 1) {
+      const late = (Math.floor(end / QUARTER) - place) * QUARTER - data.began;
+      const early = (Math.ceil(data.began / QUARTER) + place) * QUARTER - data.began;
+      times.push(...[late - 0.001, late, early - 0.001, early].filter((time) => time > 0 && time < data.length));
+    }
+    const moments = times.map(at).sort((one, other) => shown(one) - shown(other));
+    return [moments[0], moments[moments.length - 1]];
+  }
 
   function layout(more) {
     const narrow = window.innerWidth < 600;
@@ -58,7 +70,7 @@ const Charts = (() => {
         for (const [kind, since, until, reason] of spans) {
           if (kind !== post) continue;
           const end = until === null ? data.length : until;
-          trace.x.push((end - since) * 1000);
+          trace.x.push(shown(at(end)) - shown(at(since))); // by the clock, which may leave out an hour, or repeat it
           trace.base.push(at(since));
           trace.y.push(worker);
           trace.hovertext.push(`worker ${worker}${host ? " on " + plain(host) : ""}: ${look.name}<br>${words.span(since, end)}` +
@@ -74,7 +86,7 @@ const Charts = (() => {
     const height = Math.round(Math.max(190, Math.min(820, 26 * (last - first + 1) + 100)));
     const shape = layout({
       height, barmode: "overlay", uirevision: "lanes", shapes: breaks(data, at, first - 0.6, last + 0.6),
-      xaxis: axis({ type: "date", range: [at(0), at(data.length)] }),
+      xaxis: axis({ type: "date", range: whole(data, at) }),
       yaxis: axis({ range: [last + 0.7, first - 0.6 - room * 1.5], title: { text: "worker" }, showgrid: false,
         tickvals: ids.filter((id, place) => place % Math.ceil(ids.length / (ids.length > 40 ? 12 : 20)) === 0) }),
     });
@@ -146,7 +158,7 @@ const Charts = (() => {
     }
     const gap = 0.06, each = (1 - gap * (rows.length - 1)) / rows.length;
     const shape = layout({ height: 150 * rows.length + 40, uirevision: bySteps ? "steps" : "time", annotations: [],
-      xaxis: axis({ anchor: `y${rows.length}`, ...(bySteps ? { type: "linear", title: { text: "step" } } : { type: "date", range: [at(0), at(data.length)] }) }) });
+      xaxis: axis({ anchor: `y${rows.length}`, ...(bySteps ? { type: "linear", title: { text: "step" } } : { type: "date", range: whole(data, at) }) }) });
     const traces = rows.flatMap(([title, series], place) => {
       const high = 1 - place * (each + gap), axisName = place ? `y${place + 1}` : "y";
       shape[place ? `yaxis${place + 1}` : "yaxis"] = axis({ domain: [Math.max(0, high - each), high], anchor: "x", nticks: 5,

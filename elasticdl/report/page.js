@@ -226,7 +226,7 @@
   }
 
   function follow(show) {
-    let revision = "", failures = 0, gone = false;
+    let revision = "", failures = 0, gone = false, told = "";
     async function ask() {
       let wait = POLL;
       try {
@@ -234,10 +234,11 @@
         if (answer.status === 200) {
           const news = await answer.json();
           revision = news.revision;
+          told = news.notice || "";
+          notice(told);
           const began = performance.now();
-          show(news.content);
+          if (news.content !== null) show(news.content); // it is null while a page fails that was never drawn
           wait = Math.max(POLL, 5 * (performance.now() - began)); // a large page leaves the browser most of its time
-          notice(news.notice || "");
         } else if (answer.status === 202) {
           notice("Reading the journal ...");
           wait = 400;
@@ -245,7 +246,7 @@
           notice("This job is not there any more. What is shown is what was told of it last.");
           wait = 10 * POLL;
         } else if (answer.status !== 204) throw new Error(`the dashboard answered ${answer.status}`);
-        else if (failures || gone) notice("");
+        else if (failures || gone) notice(told);
         failures = 0;
         gone = answer.status === 404;
         if (answer.headers.get("X-Job-Over")) wait = 10 * POLL;

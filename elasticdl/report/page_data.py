@@ -22,7 +22,6 @@ def as_json(value: Any) -> str:
 
 def page_data(history: History) -> dict[str, Any]:
     began = history.began
-    last = history.points[-1] if history.points else None
     training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
     return {
         "job": history.job,
@@ -34,8 +33,8 @@ def page_data(history: History) -> dict[str, Any]:
         "facts": {
             "elapsed": duration(history.until - began),
             "step": f"{history.step:,}",
-            "loss": f"{last.loss:.4g}" if last and last.loss is not None else "",
-            "samples/s": f"{_rate(last):,.0f}" if last and _rate(last) else "",
+            "loss": f"{history.loss:.4g}" if history.loss is not None else "",
+            "samples/s": f"{history.rate:,.0f}" if history.rate is not None else "",
             "workers": history.wanted if history.over else f"{training} of {history.wanted or '?'}",
             "worlds": f"{history.counts.get('world_formed', 0):,}",
             "pauses": f"{history.counts.get('pauses', 0):,}",
@@ -114,14 +113,9 @@ def _columns(points: Iterable[Point], began: float) -> dict[str, list[Any]]:
         "step": [each.step for each in points],
         "loss": [each.loss for each in points],
         "rate": [each.learning_rate for each in points],
-        "speed": [_short(_rate(each)) for each in points],
+        "speed": [_short(each.rate) for each in points],
         "workers": [each.workers for each in points],
     }
-
-
-def _rate(point: Point) -> float | None:
-    """Samples per second; None where the seconds are not known."""
-    return point.samples / point.seconds if point.seconds > 0 and point.samples else None
 
 
 def _short(value: float | None, digits: int = 3) -> float | None:

@@ -43,7 +43,7 @@ def sentence(history: History) -> str:
     wall = history.spent.wall
     whole = sum(wall.values())
     if whole <= 0:
-        return "Nothing has happened yet."
+        return "Its journal tells nothing." if history.over else "Nothing has happened yet."
     lost = sorted((each for each in Doing if each is not Doing.PRODUCTIVE), key=lambda each: wall[each], reverse=True)
     named = [each for each in lost if wall[each] >= _LEAST_SHARE * whole][:_MOST_NAMED]
     parts = [f"{percent(history.spent.productive)} of the {duration(whole)} was training"]

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 
 import pytest
-from history_kit import disturbed, line, steps, storm
+from history_kit import disturbed, formed, launched, line, steps, storm
 
 from elasticdl.cli.live_board import LiveBoard
 from elasticdl.cli.local.local_jobs import FileFeed
@@ -189,6 +189,51 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser, tmp_p
     browser.until("document.querySelector('#curves').layout.xaxis.title.text === 'step'")
 
 
+SUMMER, WINTER = 6_195_600, -7_110_000  # the clocks' changes in Berlin of March 2027 and October 2026, after STARTED
+# What Plotly draws, not what it was given: it does with times what it likes.
+DRAWN = "(value) => new Date(value).toISOString().slice(11, 16)"
+RANGES = "[...document.querySelectorAll('#lanes, #curves')].map((each) => each._fullLayout.xaxis.range)"
+
+
+@pytest.fixture
+def in_berlin(browser):
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+    yield browser
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+
+
+def around(change):
+    """A journal of a job from 20 minutes before the clocks change to 20 minutes after."""
+    began, end = change - 1200, change + 1200
+    members = [text for worker in (0, 1) for text in launched(worker, began, 1)]
+    yield line(began, "job_started", job="j", workers="2")
+    yield from sorted(members, key=lambda text: json.loads(text)["time"])
+    yield formed(began + 60, 1, [0, 1], 0)
+    yield from (steps(change + minute * 60, 100 + minute, 1) for minute in (-15, -10, 10, 15))
+    yield line(end, "job_finished", phase="succeeded", reason="done", steps=200)
+
+
+@pytest.mark.parametrize(
+    ("change", "times", "whole", "end"),
+    [
+        (SUMMER, ["01:45", "01:50", "03:10", "03:15"], ["01:40", "03:20"], "03:20"),
+        (WINTER, ["02:45", "02:50", "02:10", "02:15"], ["02:00", "02:59"], "02:20"),
+    ],
+)
+def test_times_of_day_are_right_before_and_after_clocks_change(in_berlin, tmp_path, change, times, whole, end):
+    browser = in_berlin.open(write(tmp_path, around(change)))
+    assert browser.ask(f"document.querySelector('#curves').calcdata[0].map((point) => point.x).map({DRAWN})") == times
+    assert [[text[11:16] for text in both] for both in browser.ask(RANGES)] == [whole] * 2
+    training = "document.querySelector('#lanes').calcdata.find((each) => each[0].trace.name === 'training')"
+    assert browser.ask(f"{training}.map((bar) => bar.b + bar.s).map({DRAWN})") == [end] * 2
+    assert browser.complaints() == []
+
+
+def test_times_of_day_are_those_of_the_browser(in_berlin, tmp_path):
+    browser = in_berlin.open(write(tmp_path, disturbed()))  # it began at 8:00:00 UTC
+    assert browser.ask("document.querySelector('#lanes .xtick').textContent").startswith("09:00:00")
+
+
 def test_what_a_job_says_is_text_wherever_it_stands(browser, tmp_path):
     said = json.dumps(NASTY)
     lines = [each.replace('"j"', said).replace('"killed"', said).replace('"h"', said) for each in everything()]
@@ -282,6 +327,36 @@ def test_a_dashboard_that_has_ended_is_said_to_and_what_was_shown_stays(browser,
     browser.until("document.querySelector('#notice button')")
     assert browser.ask("document.querySelector('#facts').textContent")
     assert not [thread for thread in threading.enumerate() if thread.name == "dashboard"]
+
+
+class Failing(Growing):
+    """Its journal can't be read, now and then."""
+
+    def __init__(self, path, name):
+        super().__init__(path, name)
+        self.fails = True
+
+    def feed(self):
+        if self.fails:
+            raise RuntimeError("there is no room")
+        return FileFeed(self.path)
+
+
+def test_a_page_that_fails_says_why_until_it_is_drawn(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("elasticdl.cli.live_board.AGAIN_SECONDS", 0.5)
+    path = tmp_path / "journal.jsonl"
+    path.write_text("\n".join(disturbed()[:9]) + "\n")
+    job = Failing(path, "j")
+    with closing(LiveBoard(lambda warn: [job])) as board, closing(LiveServer(board)) as server:
+        browser.driver.get("about:blank")
+        browser.complaints()  # of the test before
+        browser.driver.get(server.url("", "j"))
+        browser.until("document.querySelector('#notice')?.textContent.includes('there is no room')")
+        assert not browser.ask("document.documentElement.dataset.drawn")
+        job.fails = False
+        browser.until("document.documentElement.dataset.drawn")
+        browser.until("document.querySelector('#notice').hidden")
+        assert browser.complaints() == []
 
 
 def test_a_job_that_is_deleted_is_said_to_be_gone_and_what_was_shown_stays(browser, tmp_path):

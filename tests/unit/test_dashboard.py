@@ -1,4 +1,4 @@
-"""The dashboard: the server that shows jobs live, the board that reads them for it, and their journals as they grow."""
+"""The dashboard: the server that shows jobs live, and their journals as they grow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import time
 from contextlib import closing
 
 import pytest
-from history_kit import STARTED, disturbed
 
 from elasticdl.cli.cluster.stream_feed import StreamFeed
-from elasticdl.cli.live_board import LiveBoard
 from elasticdl.cli.local.local_jobs import FileFeed, Tail
 from elasticdl.common.errors import UnreachableError
-from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
 
 PATIENCE = 20.0
@@ -137,7 +134,7 @@ def test_only_this_machine_is_listened_to_and_nothing_stays(board):
         socket.create_connection(("127.0.0.1", opened.port))
 
 
-# ---- what is read for it ----
+# ---- journals as they grow ----
 
 
 def soon(condition):
@@ -146,81 +143,6 @@ def soon(condition):
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
     return found
-
-
-class Handle:
-    """A job of this machine, as the board sees it."""
-
-    namespace, name = "", "j"
-
-    def __init__(self, path):
-        self.path = path
-
-    def feed(self):
-        return FileFeed(self.path)
-
-    def status(self):
-        return pb.JobStatus(phase="running", max_workers=2)
-
-
-def test_the_board_reads_what_is_asked_for_as_it_grows(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    lines = disturbed()
-    path.write_text("\n".join(lines[:10]) + "\n")
-    with closing(LiveBoard(lambda warn: warn("the cluster is away") or [Handle(path)])) as board:
-        overview = json.loads(soon(board.overview).body)
-        assert (overview["content"][0]["name"], overview["notice"]) == ("j", "the cluster is away")
-        first = soon(lambda: board.job("", "j"))
-        assert json.loads(first.body)["content"]["phase"] == "running"
-        with path.open("a") as file:
-            file.write("\n".join(lines[10:]) + "\n")
-        last = soon(lambda: (news := board.job("", "j")).over and news)
-        assert json.loads(last.body)["content"]["facts"]["step"] == "800"
-        with pytest.raises(KeyError):
-            board.job("", "other")
-    assert not [thread for thread in threading.enumerate() if "_keep" in thread.name]
-
-
-def test_a_page_of_a_job_that_stands_still_is_drawn_anew_the_rarer_the_longer_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
-    path, now = tmp_path / "journal.jsonl", STARTED + 3600.0
-    path.write_text("\n".join(disturbed()[:10]) + "\n")
-    with closing(LiveBoard(lambda warn: [Handle(path)], lambda: now)) as board:
-        soon(board.overview)
-        first = soon(lambda: board.job("", "j"))
-        now += 13.0  # more than a 300th
-        later = soon(lambda: (news := board.job("", "j")) is not first and news)
-    lengths = [json.loads(news.body)["content"]["length"] for news in (first, later)]
-    assert lengths[1] == lengths[0] + 13.0
-
-
-class Lab(Handle):
-    """A job of a cluster, with files that make no sense."""
-
-    namespace, name = "lab", "l"
-
-    def status(self):
-        raise ValueError("not a status")
-
-
-def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.live_board.LOOK_SECONDS", 0.02)
-    (tmp_path / "journal.jsonl").write_text("\n".join(disturbed()) + "\n")
-    here, there, away = Handle(tmp_path / "journal.jsonl"), Lab(tmp_path / "journal.jsonl"), threading.Event()
-    listed = {False: [here, there], True: [here]}
-    with closing(LiveBoard(lambda warn: (away.is_set() and warn("away")) or listed[away.is_set()])) as board:
-        rows = json.loads(soon(board.overview).body)["content"]
-        assert [(row["name"], row["phase"]) for row in rows] == [("j", "running"), ("l", "unreachable")]
-        away.set()
-        soon(lambda: json.loads(board.overview().body)["notice"] == "away")
-        assert soon(lambda: board.job("lab", "l")).over
-        away.clear()
-        listed[False] = [here]
-        soon(lambda: not json.loads(board.overview().body)["notice"])
-        with pytest.raises(KeyError):
-            board.job("lab", "l")
-        listed[False] = [here, there]
-        soon(lambda: len(json.loads(board.overview().body)["content"]) == 2)
 
 
 def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):

@@ -188,6 +188,14 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     assert history.causes == {"drained": 1}
 
 
+def test_a_new_master_finds_anew_who_is_slow_or_stuck():
+    """It knows nothing of what an earlier one found, so it never tells that a worker recovered."""
+    slow, stuck = line(15, "worker_slow", worker=0, phase="data"), line(16, "worker_stuck", worker=1, where="x.py:31")
+    restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
+    for entries, wanted in [((), ["slow data", "stuck at x.py:31"]), ((restarted,), ["", ""]), ((restarted, slow), ["slow data", ""])]:  # fmt: skip
+        assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
+
+
 def test_advice_and_trouble_are_kept_as_they_come():
     lines = [*start(), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "low": 1.7, "high": 1.9, "gain": 0.8}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),

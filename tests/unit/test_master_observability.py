@@ -193,6 +193,22 @@ def test_the_last_step_and_slow_workers_are_told():
     }
 
 
+@pytest.mark.parametrize("in_past", [True, False])
+def test_a_new_master_knows_of_no_slow_worker(in_past):
+    """Whether it reads of its start in the journal, or is told."""
+    slow = {"worker": 1, "host": "n", "phase": "data", "factor": 2.5, "seconds": 0.1}
+    restarted = {"world": 2, "members": [1], "missing": [], "seconds": 0.5}
+    past = [{"time": 1000.0, "event": "worker_slow", **slow}]
+    if in_past:
+        past.append({"time": 1001.0, "event": "master_restarted", **restarted})
+    metrics = Prometheus(lambda: STATUS, past)
+    if not in_past:
+        metrics.recorded("master_restarted", restarted)
+    assert not [name for name in collected(metrics) if name.startswith("elasticdl_worker_slow")]
+    metrics.recorded("worker_slow", slow)
+    assert [name for name in collected(metrics) if name.startswith("elasticdl_worker_slow")]
+
+
 # ---- the Grafana dashboard ----
 
 DASHBOARD = json.loads((DOCS / "grafana_dashboard.json").read_text())

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from history_kit import STARTED, disturbed, line, storm
+from history_kit import STARTED, disturbed, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.live_board import LiveBoard, known
@@ -101,6 +101,17 @@ def test_a_large_job_makes_a_small_page():
 def test_a_world_that_broke_has_no_workers():
     assert page_data(read(disturbed()[:9]))["facts"]["workers"] == "2 of 1-2"
     assert page_data(read(disturbed()[:10]))["facts"]["workers"] == "0 of 1-2"
+
+
+def test_numbers_that_a_browser_can_t_count_with_are_left_out():
+    huge = 10**400  # which JSON may have, and is infinite to a browser
+    odd = [line(86, "worker_started", worker=huge, host="h"), formed(87, 3, [0, huge, True], 700)]
+    # Samples by hardly any time at all are no rate.
+    odd += [steps(88, 701, 1, world=3, seconds=5e-324)]
+    data = page_data(read([*disturbed()[:-3], *odd]))
+    assert [lane[0] for lane in data["lanes"]] == [0, 1]
+    assert [world[1] for world in data["worlds"]] == [2, 1, 1]
+    assert (data["facts"]["samples/s"], data["points"]["speed"][-1]) == ("", None)
 
 
 def test_numbers_that_are_none_are_null():

@@ -127,6 +127,7 @@ class Prometheus(Observer, Collector):
                 self._worlds.inc()
             case "master_restarted":
                 self._masters.inc()
+                self._slow.clear()  # the new master finds them anew, and never says of the others that they recovered
             case "pause":
                 for part in PAUSE_PARTS:
                     if isinstance(seconds := fields.get(part), int | float):
