@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,32 @@ def test_the_last_batch_of_an_epoch_and_scripts_that_do_not_tell_do_not_count():
         steps.take(report(0.01, samples=7, ends_epoch=True), 0.0, 0.0)
     assert steps.observations(0.0)[0].seconds == pytest.approx(0.1)
     assert world(MeasuredSteps(), 1, 2, samples=0).observations(0.0) == ()
+
+
+@pytest.mark.parametrize("size", [lambda draw, _: draw.randint(50, 5000), lambda _, number: (32, 64)[number % 2]])
+def test_steps_without_a_usual_size_tell_nothing_and_drop_nothing(size):
+    """Two of several hundred sizes may be the same; and of two sizes now the one and now the other is the commonest."""
+    draw = random.Random(1)
+    steps = MeasuredSteps()
+    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
+    for version in (1, 2):
+        steps.enter(version, version)
+        for number in range(200):
+            samples = size(draw, number)
+            steps.take(report(samples * 1e-3 * draw.uniform(0.9, 1.1), world=version, samples=samples), 0.0, 0.0)
+            assert not steps.enough
+            assert [each.seconds for each in steps.observations(0.0)] == [1.0, 0.6]
+
+
+def test_only_steps_of_one_size_make_a_measurement():
+    steps = world(MeasuredSteps(), 1, 1, count=SKIPPED)
+    for number in range(12):
+        steps.take(report(0.1, samples=7 if number % 4 == 0 else 64), 0.0, 0.0)
+    assert steps.observations(0.0) == (), "nine are too few"
+    steps.take(report(0.1), 0.0, 0.0)
+    assert [(each.samples, each.steps) for each in steps.observations(0.0)] == [(64, 10)]
+    assert not world(steps, 1, 1, count=ENOUGH - 11).enough
+    assert world(steps, 1, 1, count=1).enough
 
 
 def test_steps_of_a_world_that_is_over_do_not_count():
