@@ -9,9 +9,16 @@ from dataclasses import replace
 import pytest
 from scaling_kit import Truth, VirtualJob, report
 
-from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.core.speedup import Observation
-from elasticdl.master.scaling.measured_steps import BELIEVED, ENOUGH, MOST_NOISE, SKIPPED, MeasuredSteps
+from elasticdl.master.scaling.measured_steps import (
+    BELIEVED,
+    ENOUGH,
+    LONGEST_BELIEVED,
+    MOST_NOISE,
+    SKIPPED,
+    MeasuredSteps,
+)
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):
@@ -111,6 +118,21 @@ def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_a
         assert [each.workers for each in steps.observations(now + believed)] == [1, 2]
         now += believed + 1
         assert [each.workers for each in steps.observations(now)] == [1]
+
+
+def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
+    slower = [Observation(1, 64, 0.8, 50, 0.1), Observation(2, 64, 1.0, 50, 0.1)]
+    for seconds, kept in ((0.8, (Forgotten(2, 1),)), (2.0, ())):
+        steps = MeasuredSteps()
+        steps.recall(slower, 0.0, [Forgotten(2, 1)])
+        world(steps, 1, 1, seconds=seconds)
+        known = [each.workers for each in steps.observations(BELIEVED + 1)]
+        assert (known, steps.forgotten, steps.dropped) == ([1, 2] if kept else [1], kept, not kept)
+    steps = world(MeasuredSteps(), 1, 1, seconds=0.8)
+    steps.recall(slower, 0.0, [Forgotten(2, MOST_TIMES)])
+    assert len(steps.observations(LONGEST_BELIEVED)) == 2
+    assert len(steps.observations(LONGEST_BELIEVED + 1)) == 1
+    assert steps.forgotten == (Forgotten(2, MOST_TIMES),), "the next master can read it"
 
 
 def test_fewer_that_were_slower_are_remembered():

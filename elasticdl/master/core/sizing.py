@@ -154,7 +154,7 @@ class Sizing:
         members = len(self._rendezvous.active_members()) if stable else 0
         out = self._decide(self._policy, event, limits, members, now) if self._policy else []
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
-        self._learnt = Learnt(event.observations, rejections)
+        self._learnt = Learnt(event.observations, rejections, event.forgotten)
         return [*out, *self._tell(), *self._advise(now)]
 
     def _tell(self) -> list[Instruction]:
@@ -169,8 +169,9 @@ class Sizing:
         self, policy: WorkerTarget, event: e.ScalingLearnt, limits: WorkerRange, members: int, now: float
     ) -> list[Instruction]:
         observed = {each.workers for each in event.observations}
-        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
-        policy.recall([each for each in self._recalled if each.workers in observed], now)
+        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it. That a single
+        # number is not there means less: that it was slower than fewer is forgotten long before its back-off is over.
+        policy.recall(() if event.dropped else self._recalled, now)
         self._recalled = ()
         situation = Situation(
             limits=limits,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from elasticdl.common.shared_values import StepReport
-from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.core.speedup import Observation
 
 # The first steps of a world are slow: caches are cold, newcomers warm up.
@@ -45,11 +45,14 @@ class MeasuredSteps:
         self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
         self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
+        self.dropped = False  # what was recalled: it is of another time, or of another batch
 
-    def recall(self, observations: Sequence[Observation], now: float) -> None:
-        """What an earlier job, or an earlier master of this one, has measured."""
+    def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
+        """What an earlier job, or an earlier master of this one, has measured and forgotten."""
         for each in observations:
             self._known.setdefault(each.workers, (now - each.age, each))
+        for those in forgotten:
+            self._forgotten.setdefault(those.workers, those.times)
 
     def enter(self, version: int, workers: int) -> None:
         """A world of so many has begun."""
@@ -78,6 +81,12 @@ class MeasuredSteps:
     @property
     def enough(self) -> bool:
         return _are_enough(_alike(self._steps))
+
+    @property
+    def forgotten(self) -> tuple[Forgotten, ...]:
+        """No more than MOST_OBSERVATIONS, the fewest workers."""
+        counted = sorted(self._forgotten.items())[:MOST_OBSERVATIONS]
+        return tuple(Forgotten(workers, min(times, MOST_TIMES)) for workers, times in counted)
 
     def observations(self, now: float) -> tuple[Observation, ...]:
         """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
@@ -120,14 +129,19 @@ class MeasuredSteps:
         if not (self._known and (present := self._present())):
             return
         if any(_is_impossible(present, before) for _, before in self._known.values()):
-            self._known.clear()
+            self._drop()
         if self._compared or self.workers not in self._known:
             return
         self._compared = True
         _, before = self._known[self.workers]
         other_batch = present.samples != before.samples
         if other_batch or abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
-            self._known.clear()
+            self._drop()
+
+    def _drop(self) -> None:
+        self._known.clear()
+        self._forgotten.clear()
+        self.dropped = True
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:
