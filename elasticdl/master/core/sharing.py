@@ -223,10 +223,13 @@ class Sharing:
         places = max(counts, key=lambda held: (counts[held], held))
         if any(claim.hopes for claim in claims):  # what was given up for it is still there
             places = max(places, self._places)
-        self._places = places
         if any(claim.waiting for claim in claims):
             self._crowded_at = now
-        probe = 1 if now - self._crowded_at < CALM_SECONDS else max(LEAST_PROBE, places)
+        calm = now - self._crowded_at >= CALM_SECONDS
+        if calm:  # nobody gives up places for others, so these are new, and no job lets go at once what it has just got
+            places = max(places, self._held[-1][1])
+        self._places = places
+        probe = max(LEAST_PROBE, places) if calm else 1
         shares = divide(claims, places, probe)
         before, share = self.share, shares[own.job]
         agrees = before is None or (share - before) * (self._seen - before) > 0  # with what was seen the last time
