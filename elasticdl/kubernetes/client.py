@@ -117,13 +117,20 @@ class Client:
     def delete_all(self, kind: str, grace: int, **selection: str) -> None:
         self._ask("delete", kind, query={"grace_period_seconds": grace, **selection})
 
-    def log(self, pod: str, *, follow: bool = False, tail: int | None = None) -> urllib3.BaseHTTPResponse:
-        """The bytes of a pod's log, to be read as they come, and closed. ``tail``: only so many last lines."""
+    def log(
+        self, pod: str, *, follow: bool = False, tail: int | None = None, seconds: float | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        """The bytes of a pod's log, to be read as they come, and closed.
+
+        ``tail``: only so many last lines. ``seconds``: to connect, and for each part to come.
+        """
         path = path_of("Pod", self.namespace, pod, "log")
         query: dict[str, object] = {"container": CONTAINER, "follow": follow}
         if tail is not None:
             query["tail_lines"] = tail
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
+        if seconds is not None:
+            timeout = (seconds, seconds)
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 
     def require_namespace(self) -> None:

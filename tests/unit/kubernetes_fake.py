@@ -94,6 +94,8 @@ class FakePods:
         self.uids = itertools.count()
         self.called = threading.Condition()
         self.logs = {}  # by pod
+        self.nodes_answer = threading.Event()  # as long as it is not set, no log comes
+        self.nodes_answer.set()
         self.lingering = False  # deleted pods stay until forced
 
     def create(self, manifest):
@@ -118,8 +120,9 @@ class FakePods:
         self._call("read", name)
         return self._find(name)
 
-    def log(self, name):
+    def log(self, name, seconds):
         self._call("log", name)
+        self.nodes_answer.wait(60.0)  # for longer than anybody asks: a node may send a byte now and then
         return self.logs.get(name, "")
 
     def delete(self, name, grace):

@@ -10,6 +10,7 @@ from kubernetes.client import ApiClient, Configuration
 
 from elasticdl.kubernetes.api_error import NoAnswerError, NotDoneError
 from elasticdl.kubernetes.client import MERGE, Client, namespace_path, path_of
+from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
 
@@ -102,3 +103,22 @@ def test_an_answer_that_is_none_is_told_as_one_that_did_not_come(asked, lab):
     answers.append((200, b"<html>"))
     with pytest.raises(NoAnswerError, match="the cluster at https://cluster does not answer: "):
         lab.read("Job", "x")
+
+
+class BreaksOff(io.BytesIO):
+    def read(self, *_):
+        raise TimeoutError("timed out")
+
+
+def test_a_log_that_begins_and_stops_in_the_middle_is_told_as_any_other_failure(monkeypatch, lab):
+    limits, log = [], BreaksOff()
+
+    def request(*_, **options):
+        limits.append((options["timeout"].connect_timeout, options["timeout"].read_timeout))
+        return urllib3.HTTPResponse(log, status=200, preload_content=False)
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", request)
+    with pytest.raises(NoAnswerError, match="the cluster at https://cluster does not answer: "):
+        WorkerPodApi(lab, "digits").log("digits-worker-0", 3.0)
+    assert limits == [(3.0, 3.0)]
+    assert log.closed

@@ -20,7 +20,8 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.master.launchers.kubernetes.launcher import KubernetesLauncher, Patience
+from elasticdl.master.launchers.kubernetes import launcher
+from elasticdl.master.launchers.kubernetes.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
 from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
 
 DEADLINE = 20.0
@@ -423,6 +424,30 @@ def test_where_a_worker_stands_is_in_its_log_if_that_may_be_read(play):
         assert (found.text, found.state) == ("", 'its log can\'t be read: pods "digits-worker-0" is forbidden')
         scene.launcher.read_stacks(7)
         assert scene.reports.empty()
+
+    play(story)
+
+
+def test_logs_that_do_not_come_hold_up_nobody(play, monkeypatch):
+    """Those of the workers of a node that is lost. Their replacements must not wait for them."""
+    monkeypatch.setattr(launcher, "STACKS_SECONDS", 0.2)
+
+    async def story(scene):
+        numbers = range(2 * REQUESTS_AT_ONCE)
+        await scene.placed(*numbers)
+        scene.pods.nodes_answer.clear()
+        try:
+            for worker_id in numbers:
+                scene.launcher.read_stacks(worker_id)
+            for _ in numbers:
+                found = await scene.next(StacksFound)
+                assert (found.text, found.state) == ("", "its node has not shown its log within 0.2 s")
+            scene.launcher.kill(0)
+            await scene.next(WorkerExited)
+            await scene.launcher.launch(99)
+            await scene.called("create", f"{JOB}-worker-99")
+        finally:
+            scene.pods.nodes_answer.set()
 
     play(story)
 

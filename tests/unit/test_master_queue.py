@@ -6,14 +6,24 @@ import pytest
 from master_kit import Cluster
 from scaling_kit import report
 
+from elasticdl.common.spec import WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
-from elasticdl.master.core.sharing import Claim
+from elasticdl.master.core.sharing import UNSEEN, UNSEEN_SECONDS, Claim
 from elasticdl.master.core.speedup import Curve, Observation, Point
 
 
 def sharing(minimum, maximum, **more):
     return Cluster(minimum, maximum, share_queue="team", job_name="a", **more)
+
+
+def alone(minimum, maximum, **more):
+    """It has seen that there is no other job, and asks for as many workers as it may have."""
+    cluster = sharing(minimum, maximum, **more)
+    for event in (e.WorkersFound(()), e.Tick(), *[e.NeighboursSeen(())] * 3):
+        cluster.post(event)
+    assert len(cluster.workers) == maximum
+    return cluster
 
 
 def claimed(cluster):
@@ -52,7 +62,7 @@ def test_a_worker_has_its_place_from_when_its_node_is_known(news, places):
 
 
 def test_it_says_for_how_long_it_has_waited_and_got_no_further_place():
-    cluster = sharing(1, 2)
+    cluster = alone(1, 2)
     cluster.live(3)
     cluster.exit(1, e.ExitCause.PREEMPTED)
     no_room(cluster, 2)
@@ -76,7 +86,7 @@ def train(cluster, step, count=1):
 
 
 def test_the_work_that_is_left_is_what_one_worker_would_need_and_no_pause_changes_it():
-    cluster = sharing(1, 4)
+    cluster = alone(1, 4)
     cluster.live(3)
     assert claimed(cluster).left == -1, "nobody knows"
     train(cluster, 1, 10)
@@ -113,7 +123,7 @@ def test_as_long_as_another_needs_the_places_it_holds_it_gives_them_back():
     cluster = sharing(4, 8)
     cluster.post(e.WorkersFound(()))
     cluster.post(e.Tick())
-    no_room(cluster, *range(1, 8))
+    no_room(cluster, *range(1, 4))
     cluster.live(3)
     others_claim(cluster, held=3, minimum=4)
     cluster.live(3)
@@ -137,3 +147,63 @@ def test_one_of_those_that_have_trained_keeps_the_state():
     cluster.live(3)
     assert len(cluster.worlds[cluster.version].members) == 3
     assert not [it for it in cluster.story if isinstance(it, i.Record) and it.event == "warning"]
+
+
+# ---- before it has seen the others ----
+
+
+def launched(cluster):
+    return [it.worker_id for it in cluster.story if isinstance(it, i.LaunchWorker)]
+
+
+def killed(cluster):
+    return [it.worker_id for it in cluster.story if isinstance(it, i.KillWorker)]
+
+
+CROWDED = Claim("b", held=7, waiting=1, minimum=1, wanted=8, left=1000.0, gains=(1.0,) + (0.8,) * 7)
+
+
+def test_it_begins_with_its_fewest_and_asks_for_more_when_it_has_seen_the_others():
+    """Else it launches all, the others see places that do not exist, and at the first look most are killed again."""
+    cluster = sharing(1, 8)
+    cluster.live(2)
+    assert launched(cluster) == [0]
+    assert cluster.job.view().decision == UNSEEN
+    for _ in range(3):
+        cluster.post(e.NeighboursSeen((CROWDED,)))
+        cluster.live(2)
+    assert (launched(cluster), killed(cluster)) == ([0], [])
+    for _ in range(20):
+        cluster.post(e.NeighboursSeen(()))
+        cluster.live(2)
+    assert len(launched(cluster)) == 8
+
+
+def test_a_master_that_is_started_again_keeps_those_that_are_there_until_it_has_seen_the_others():
+    cluster = alone(1, 4)
+    cluster.live(3)
+    cluster.limits = WorkerRange(minimum=1, maximum=8)
+    cluster.post(e.ScaleRequested(cluster.limits))
+    cluster.restart()
+    cluster.live(4)
+    assert sorted(cluster.workers) == launched(cluster) == [0, 1, 2, 3]
+    assert cluster.job.view().decision == UNSEEN
+    for _ in range(20):
+        cluster.post(e.NeighboursSeen(()))
+        cluster.live(2)
+    assert (len(launched(cluster)), killed(cluster)) == (8, [])
+
+
+def test_claims_that_can_not_be_read_hold_up_nobody_for_long():
+    cluster = sharing(1, 4)
+    cluster.live(UNSEEN_SECONDS - 1)
+    assert len(launched(cluster)) == 1
+    cluster.live(3)
+    assert len(launched(cluster)) == 4
+    cluster.restart()
+    cluster.live(1)
+    cluster.exit(3, e.ExitCause.PREEMPTED)
+    cluster.live(UNSEEN_SECONDS - 4)
+    assert len(launched(cluster)) == 4
+    cluster.live(6)
+    assert len(launched(cluster)) == 5

@@ -226,6 +226,16 @@ def test_what_is_freed_is_taken():
     assert cluster.held("a") == 8
 
 
+def test_a_job_that_grows_lets_go_nothing_of_what_it_has_just_got():
+    """What was seen most often in the last seconds is less than what there is by now."""
+    sharing, shares = Sharing(), [1]
+    for look in range(20):
+        sharing.see(claim("a", held=shares[-1], wanted=64, left=1e9, gains=(1.0,) * 64), [], 2.0 * look)
+        shares.append(sharing.share)
+    assert shares == sorted(shares)
+    assert shares[-1] == 64
+
+
 def test_a_neighbour_that_can_take_no_place_costs_little():
     cluster = PlayedCluster(9, {"a": (0.0, 1e9, FAIR), "b": (0.0, 1e9, FAIR), "unfit": (60.0, 1e9, GOOD)})
     cluster.unfit = {"unfit"}

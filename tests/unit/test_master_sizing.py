@@ -15,7 +15,7 @@ from elasticdl.common.spec import JobSpec, WorkerRange
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.learnt import Learnt, Rejection
+from elasticdl.master.core.learnt import Forgotten, Learnt, Rejection
 from elasticdl.master.core.snapshot import Snapshot
 from elasticdl.master.core.speedup import Curve, Observation, Point, ordinal
 from elasticdl.master.core.worker_target import LONGEST_BACKOFF
@@ -26,10 +26,10 @@ from elasticdl.proto import elasticdl_pb2 as pb
 SEEN = Observation(2, 64, 0.6, 50, 0.1, 0.5)
 
 
-def learnt(workers, *efficiencies, observed=()):
+def learnt(workers, *efficiencies, observed=(), **more):
     points = [Point(n, n * x, 0.97 * n * x, 1.03 * n * x, 0.5, 0.4, 0.6) for n, x in enumerate(efficiencies, 1)]
     seen = [Observation(n, 64, 1.0 / n, 50, 0.1) for n in (*observed, workers)]
-    return e.ScalingLearnt(workers, tuple(seen), Curve(tuple(points)))
+    return e.ScalingLearnt(workers, tuple(seen), Curve(tuple(points)), **more)
 
 
 def efficient(minimum, maximum, **more):
@@ -239,11 +239,35 @@ def test_what_did_not_pay_with_another_batch_is_tried():
         cluster = efficient(1, 4)
         cluster.live(5)
         cluster.post(e.NoticeReported(0, "resumed", {"step": 7, "learnt": text}))
-        cluster.post(learnt(1, 1.0, 0.99, observed=[] if dropped else [2]))
+        cluster.post(learnt(1, 1.0, 0.99, dropped=dropped))
         assert cluster.job.snapshot().target == (2 if dropped else 1)
         cluster.now += LONGEST_BACKOFF
         cluster.post(learnt(1, 1.0, 0.99, observed=[2]))
         assert cluster.job.snapshot().target == 2
+
+
+def test_a_back_off_is_kept_by_the_next_master_though_the_measurement_is_forgotten():
+    """That more workers were slower is forgotten after ten minutes, and their back-off may be four hours."""
+    posted, clock = [], Clock()
+    slower = (Observation(1, 64, 1.0, 50, 0.02), Observation(2, 64, 0.9, 50, 0.02), Observation(3, 64, 1.1, 50, 0.02))
+    past = Learnt(slower, (Rejection(2, 14_000.0, 14_400.0),), (Forgotten(2, 3),))
+    clock.now += 1000.0
+    it = observer(posted, clock, past, scale_policy="efficiency")
+    clock.now += 1000.0
+    train(it, clock, workers=1, seconds=0.8)
+    wait_for(posted, 1)
+    it.close()
+    (event,) = posted
+    assert not event.dropped
+    assert [each.workers for each in event.observations] == [1, 2]
+    assert event.forgotten == (Forgotten(2, 3), Forgotten(3, 1))
+    cluster = efficient(1, 4)
+    cluster.live(5)
+    cluster.post(e.NoticeReported(0, "resumed", {"step": 7, "learnt": past.to_json()}))
+    cluster.post(learnt(1, 1.0, 0.99, forgotten=event.forgotten))
+    assert cluster.job.snapshot().target == 1
+    assert [each.workers for each in cluster.job.learnt.rejections] == [2]
+    assert Learnt.from_json(cluster.job.learnt.to_json()).forgotten == event.forgotten
 
 
 def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():
@@ -375,6 +399,17 @@ def test_what_was_recalled_counts_unless_it_is_of_another_batch():
     wait_for(posted, 1)
     assert [each.workers for each in posted[0].observations] == [1, 2]
     it.close()
+
+
+def test_what_was_recalled_is_dropped_as_a_whole_if_all_of_it_is_of_another_batch_or_of_another_time():
+    for seen, seconds, dropped in ((64, 1.0, False), (128, 1.0, True), (64, 2.0, True)):
+        posted, clock = [], Clock()
+        past = Learnt((Observation(1, seen, 1.0, 50, 0.1),), forgotten=(Forgotten(2, 1),))
+        it = observer(posted, clock, past, scale_policy="efficiency")
+        train(it, clock, workers=1, seconds=seconds)
+        wait_for(posted, 1)
+        it.close()
+        assert (posted[0].dropped, posted[0].forgotten) == (dropped, () if dropped else past.forgotten)
 
 
 def test_a_mistake_there_ends_it_and_not_the_job(caplog, monkeypatch):

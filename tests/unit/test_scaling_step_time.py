@@ -77,6 +77,14 @@ def test_old_measurements_count_less():
     assert old.high - old.low > 2 * (new.high - new.low)
 
 
+def test_few_steps_that_are_alike_by_chance_are_no_sure_measurement():
+    alike, varied = (
+        fit([Observation(n, 64, 1 / n, 10, spread) for n in (1, 2)], follows=False).at(2) for spread in (0.0, 0.01)
+    )
+    assert alike == varied
+    assert alike.high - alike.low > 0.02
+
+
 def test_with_a_batch_that_follows_the_workers_speed_is_in_samples():
     truth, draw = Truth(follows=True, network=0.2), np.random.default_rng(4)
     curve = fit([measured(truth, n, draw) for n in (1, 2, 4)], follows=True)

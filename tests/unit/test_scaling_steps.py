@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
 from scaling_kit import Truth, VirtualJob, report
 
-from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.core.speedup import Observation
-from elasticdl.master.scaling.measured_steps import BELIEVED, ENOUGH, MOST_NOISE, SKIPPED, MeasuredSteps
+from elasticdl.master.scaling.measured_steps import (
+    BELIEVED,
+    ENOUGH,
+    LONGEST_BELIEVED,
+    MOST_NOISE,
+    SKIPPED,
+    MeasuredSteps,
+)
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):
@@ -44,6 +52,32 @@ def test_the_last_batch_of_an_epoch_and_scripts_that_do_not_tell_do_not_count():
         steps.take(report(0.01, samples=7, ends_epoch=True), 0.0, 0.0)
     assert steps.observations(0.0)[0].seconds == pytest.approx(0.1)
     assert world(MeasuredSteps(), 1, 2, samples=0).observations(0.0) == ()
+
+
+@pytest.mark.parametrize("size", [lambda draw, _: draw.randint(50, 5000), lambda _, number: (32, 64)[number % 2]])
+def test_steps_without_a_usual_size_tell_nothing_and_drop_nothing(size):
+    """Two of several hundred sizes may be the same; and of two sizes now the one and now the other is the commonest."""
+    draw = random.Random(1)
+    steps = MeasuredSteps()
+    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
+    for version in (1, 2):
+        steps.enter(version, version)
+        for number in range(200):
+            samples = size(draw, number)
+            steps.take(report(samples * 1e-3 * draw.uniform(0.9, 1.1), world=version, samples=samples), 0.0, 0.0)
+            assert not steps.enough
+            assert [each.seconds for each in steps.observations(0.0)] == [1.0, 0.6]
+
+
+def test_only_steps_of_one_size_make_a_measurement():
+    steps = world(MeasuredSteps(), 1, 1, count=SKIPPED)
+    for number in range(12):
+        steps.take(report(0.1, samples=7 if number % 4 == 0 else 64), 0.0, 0.0)
+    assert steps.observations(0.0) == (), "nine are too few"
+    steps.take(report(0.1), 0.0, 0.0)
+    assert [(each.samples, each.steps) for each in steps.observations(0.0)] == [(64, 10)]
+    assert not world(steps, 1, 1, count=ENOUGH - 11).enough
+    assert world(steps, 1, 1, count=1).enough
 
 
 def test_steps_of_a_world_that_is_over_do_not_count():
@@ -84,6 +118,21 @@ def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_a
         assert [each.workers for each in steps.observations(now + believed)] == [1, 2]
         now += believed + 1
         assert [each.workers for each in steps.observations(now)] == [1]
+
+
+def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
+    slower = [Observation(1, 64, 0.8, 50, 0.1), Observation(2, 64, 1.0, 50, 0.1)]
+    for seconds, kept in ((0.8, (Forgotten(2, 1),)), (2.0, ())):
+        steps = MeasuredSteps()
+        steps.recall(slower, 0.0, [Forgotten(2, 1)])
+        world(steps, 1, 1, seconds=seconds)
+        known = [each.workers for each in steps.observations(BELIEVED + 1)]
+        assert (known, steps.forgotten, steps.dropped) == ([1, 2] if kept else [1], kept, not kept)
+    steps = world(MeasuredSteps(), 1, 1, seconds=0.8)
+    steps.recall(slower, 0.0, [Forgotten(2, MOST_TIMES)])
+    assert len(steps.observations(LONGEST_BELIEVED)) == 2
+    assert len(steps.observations(LONGEST_BELIEVED + 1)) == 1
+    assert steps.forgotten == (Forgotten(2, MOST_TIMES),), "the next master can read it"
 
 
 def test_fewer_that_were_slower_are_remembered():

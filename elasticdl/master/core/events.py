@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.common.spec import WorkerRange
+from elasticdl.master.core.learnt import Forgotten
 from elasticdl.master.core.sharing import Claim
 from elasticdl.master.core.speedup import Curve, Observation
 from elasticdl.master.core.values import Member
@@ -221,12 +222,15 @@ class NeighboursSeen(Event):
 class ScalingLearnt(Event):
     """How fast the job is with how many workers, from the steps so far.
 
-    ``workers``: how many made the newest steps, and enough of them to judge by.
+    ``workers``: how many made the newest steps, and enough of them to judge by. ``dropped``: the steps contradict what an
+    earlier job or master had measured, or it is of another batch.
     """
 
     workers: int
     observations: tuple[Observation, ...]
     curve: Curve
+    forgotten: tuple[Forgotten, ...] = ()
+    dropped: bool = False
 
 
 # ---- from the store ----

@@ -8,12 +8,15 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from elasticdl.common.spec import MOST_WORKERS
 from elasticdl.master.core.speedup import Amount, Observation
 
 FORMAT = 1
 # Numbers of workers that are kept: what a cluster keeps of a job has to be small.
 MOST_OBSERVATIONS = 32
 MATERIAL = 0.05
+# Nothing is believed for so many times twice as long: there is a longest time.
+MOST_TIMES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,18 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A number of workers that was slower than fewer were, which was believed for a while; the next time for twice as long."""
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+    times: Annotated[int, Field(ge=1, le=MOST_TIMES)]
+
+
+@dataclass(frozen=True, slots=True)
 class Learnt:
     observations: Annotated[tuple[Observation, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
     rejections: Annotated[tuple[Rejection, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
+    forgotten: Annotated[tuple[Forgotten, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
 
     def differs(self, other: Learnt) -> bool:
         """Whether it is worth being told again: other numbers of workers, or another speed."""

@@ -40,6 +40,9 @@ LEAST_PROBE = 4
 CALM_SECONDS = 10.0
 # A job that got no place in so long though it waited can't use those that there are. It is tried again after so long.
 PATIENCE, AGAIN = 60.0, 600.0
+# A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
+UNSEEN_SECONDS = 10.0
+UNSEEN = "asks for no more until it has seen the other jobs of its queue"
 # A job that is over within so long has no more places: its workers would start for little, and others stop for them.
 WORTHWHILE_SECONDS = 30.0
 
@@ -205,8 +208,10 @@ class Sharing:
     """One job's view of its queue. Times are passed in, seconds."""
 
     def __init__(self) -> None:
-        self.share: int | None = None  # workers that this job is to have; None: it need not share
-        self.reason = ""
+        self.share: int | None = None  # workers that this job is to have; None: it has not seen the others yet
+        self.reason = UNSEEN
+        self._until: float | None = None  # it waits for a first look at the others; None: it has not begun to
+        self._waits = True
         self.yields = False  # the share is less than its fewest, for others to have theirs
         self._held: deque[tuple[float, int]] = deque()  # places that were known lately, and when
         self._places = 0  # as of the last look
@@ -223,10 +228,13 @@ class Sharing:
         places = max(counts, key=lambda held: (counts[held], held))
         if any(claim.hopes for claim in claims):  # what was given up for it is still there
             places = max(places, self._places)
-        self._places = places
         if any(claim.waiting for claim in claims):
             self._crowded_at = now
-        probe = 1 if now - self._crowded_at < CALM_SECONDS else max(LEAST_PROBE, places)
+        calm = now - self._crowded_at >= CALM_SECONDS
+        if calm:  # nobody gives up places for others, so these are new, and no job lets go at once what it has just got
+            places = max(places, self._held[-1][1])
+        self._places = places
+        probe = max(LEAST_PROBE, places) if calm else 1
         shares = divide(claims, places, probe)
         before, share = self.share, shares[own.job]
         agrees = before is None or (share - before) * (self._seen - before) > 0  # with what was seen the last time
@@ -238,9 +246,22 @@ class Sharing:
         self.share, self.reason = share, self._explain(own, claims, shares, places)
         return True
 
-    def bound(self, most: int, minimum: int, reason: str) -> tuple[int, str]:
-        """The most workers of this job, and why no more, if without its neighbours it would be ``most``."""
-        if self.share is None or self.share >= most:
+    def wait(self, now: float) -> None:
+        """To be called again and again. It gives up waiting for a first look if that takes too long."""
+        if self._until is None:
+            self._until = now + UNSEEN_SECONDS
+        self._waits = now < self._until
+
+    def bound(self, most: int, minimum: int, reason: str, there: int = 0) -> tuple[int, str]:
+        """The most workers of this job, and why no more, if without its neighbours it would be ``most``.
+
+        ``there``: how many it has. Before it has seen the others it must not ask for more: they would take the workers
+        that it launches, and lets go again at the first look, for places, and give up some of theirs.
+        """
+        if self.share is None:
+            held = max(minimum, there)
+            return (held, self.reason) if self._waits and held < most else (most, reason)
+        if self.share >= most:
             return most, reason
         return self.share if self.yields else max(minimum, self.share), self.reason
 

@@ -15,7 +15,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Instruction, Record
 from elasticdl.master.core.learnt import MOST_OBSERVATIONS, Learnt
-from elasticdl.master.core.lifecycle import LIVE
+from elasticdl.master.core.lifecycle import DONE, LIVE
 from elasticdl.master.core.rendezvous import Rendezvous
 from elasticdl.master.core.sharing import PRIOR_EXPONENT, Claim, Sharing, gains_of
 from elasticdl.master.core.snapshot import JobSnapshot
@@ -80,7 +80,8 @@ class Sizing:
         most, reason = self._most_alone(limits)
         most = max(limits.minimum, most)
         if self._sharing:
-            most, reason = self._sharing.bound(most, limits.minimum, reason)
+            there = self._rendezvous.live + len(self._rendezvous.of(*DONE))
+            most, reason = self._sharing.bound(most, limits.minimum, reason, there)
         return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
 
     def _most_alone(self, limits: WorkerRange) -> tuple[int, str]:
@@ -97,8 +98,11 @@ class Sizing:
     # ---- other jobs ----
 
     def claim(self, limits: WorkerRange, now: float) -> list[Instruction]:
-        """What the other jobs of the queue are to know."""
-        return [i.PublishClaim(self._claim(limits, now))] if self._sharing else []
+        """What the other jobs of the queue are to know, again and again."""
+        if self._sharing is None:
+            return []
+        self._sharing.wait(now)
+        return [i.PublishClaim(self._claim(limits, now))]
 
     def see(self, others: Sequence[Claim], limits: WorkerRange, now: float) -> list[Instruction]:
         if self._sharing is None or not self._sharing.see(self._claim(limits, now), others, now):
@@ -154,7 +158,7 @@ class Sizing:
         members = len(self._rendezvous.active_members()) if stable else 0
         out = self._decide(self._policy, event, limits, members, now) if self._policy else []
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
-        self._learnt = Learnt(event.observations, rejections)
+        self._learnt = Learnt(event.observations, rejections, event.forgotten)
         return [*out, *self._tell(), *self._advise(now)]
 
     def _tell(self) -> list[Instruction]:
@@ -169,8 +173,9 @@ class Sizing:
         self, policy: WorkerTarget, event: e.ScalingLearnt, limits: WorkerRange, members: int, now: float
     ) -> list[Instruction]:
         observed = {each.workers for each in event.observations}
-        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
-        policy.recall([each for each in self._recalled if each.workers in observed], now)
+        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it. That a single
+        # number is not there means less: that it was slower than fewer is forgotten long before its back-off is over.
+        policy.recall(() if event.dropped else self._recalled, now)
         self._recalled = ()
         situation = Situation(
             limits=limits,

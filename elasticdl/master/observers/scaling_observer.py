@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.core.events import ScalingLearnt
-from elasticdl.master.core.learnt import Learnt
+from elasticdl.master.core.learnt import Forgotten, Learnt
 from elasticdl.master.core.speedup import Observation
 from elasticdl.master.core.values import Pace, StepReport
 from elasticdl.master.observers.observer import Observer
@@ -63,17 +63,24 @@ class ScalingObserver(Observer):
         ):
             return  # one worker says nothing of more, and nobody asks
         self._due, self._interval = now + self._interval, min(2 * self._interval, LONGEST_SECONDS)
-        self._fit = self._thread.submit(self._learn, observations, self._steps.workers)
+        known = (self._steps.workers, observations, self._steps.forgotten, self._steps.dropped)
+        self._fit = self._thread.submit(self._learn, *known)
 
     def recalled(self, learnt: Learnt) -> None:
-        self._steps.recall([each for each in learnt.observations if self._has_this_batch(each)], self._clock())
+        kept = [each for each in learnt.observations if self._has_this_batch(each)]
+        if learnt.observations and not kept:
+            self._steps.dropped = True
+        else:
+            self._steps.recall(kept, self._clock(), learnt.forgotten)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._fit is not None:
             wait([self._fit], CLOSE_SECONDS)
 
-    def _learn(self, observations: tuple[Observation, ...], workers: int) -> None:
+    def _learn(
+        self, workers: int, observations: tuple[Observation, ...], forgotten: tuple[Forgotten, ...], dropped: bool
+    ) -> None:
         try:
             from elasticdl.master.scaling.step_time import fit  # imports numpy
 
@@ -83,7 +90,7 @@ class ScalingObserver(Observer):
             self._failed = True
             _log.exception("how the job scales is not looked at any more")
             return
-        self._post(ScalingLearnt(workers, observations, curve))
+        self._post(ScalingLearnt(workers, observations, curve, forgotten, dropped))
 
     @property
     def _follows(self) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from elasticdl.common.shared_values import StepReport
-from elasticdl.master.core.learnt import MOST_OBSERVATIONS
+from elasticdl.master.core.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.core.speedup import Observation
 
 # The first steps of a world are slow: caches are cold, newcomers warm up.
 SKIPPED = 3
 KEPT = 200  # newest steps of a world that count
-FEWEST = 10  # steps that make an observation
+FEWEST = 10  # steps of one size that make an observation
+# At least so many of the steps have that size, else it is not the usual one: another one might be the commonest in the next world,
+# and two worlds are only compared by steps of the same size.
+USUAL = 0.6
 TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
 # A world has been measured after so many steps, or after so long and at least half of FEWEST.
 ENOUGH, LONG = 20, 60.0
@@ -42,11 +45,14 @@ class MeasuredSteps:
         self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
         self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
+        self.dropped = False  # what was recalled: it is of another time, or of another batch
 
-    def recall(self, observations: Sequence[Observation], now: float) -> None:
-        """What an earlier job, or an earlier master of this one, has measured."""
+    def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
+        """What an earlier job, or an earlier master of this one, has measured and forgotten."""
         for each in observations:
             self._known.setdefault(each.workers, (now - each.age, each))
+        for those in forgotten:
+            self._forgotten.setdefault(those.workers, those.times)
 
     def enter(self, version: int, workers: int) -> None:
         """A world of so many has begun."""
@@ -69,8 +75,13 @@ class MeasuredSteps:
 
     @property
     def enough(self) -> bool:
-        long = len(self._steps) >= FEWEST / 2 and sum(step.seconds for step in self._steps) >= LONG
-        return len(self._steps) >= ENOUGH or long
+        return _are_enough(_alike(self._steps))
+
+    @property
+    def forgotten(self) -> tuple[Forgotten, ...]:
+        """No more than MOST_OBSERVATIONS, the fewest workers."""
+        counted = sorted(self._forgotten.items())[:MOST_OBSERVATIONS]
+        return tuple(Forgotten(workers, min(times, MOST_TIMES)) for workers, times in counted)
 
     def observations(self, now: float) -> tuple[Observation, ...]:
         """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
@@ -86,9 +97,10 @@ class MeasuredSteps:
         return tuple(sorted(newest, key=lambda each: each.workers))
 
     def _present(self) -> Observation | None:
-        if len(self._steps) < FEWEST and not self.enough:
+        alike = _alike(self._steps)
+        if len(alike) < FEWEST and not _are_enough(alike):
             return None
-        seen = summarize(self.workers, self._steps)
+        seen = summarize(self.workers, alike)
         return replace(seen, busy=min(self._busy, seen.seconds), noise=self._noise.scale)
 
     def _remember(self) -> None:
@@ -112,14 +124,19 @@ class MeasuredSteps:
         if not (self._known and (present := self._present())):
             return
         if any(_is_impossible(present, before) for _, before in self._known.values()):
-            self._known.clear()
+            self._drop()
         if self._compared or self.workers not in self._known:
             return
         self._compared = True
         _, before = self._known[self.workers]
         other_batch = present.samples != before.samples
         if other_batch or abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
-            self._known.clear()
+            self._drop()
+
+    def _drop(self) -> None:
+        self._known.clear()
+        self._forgotten.clear()
+        self.dropped = True
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:
@@ -153,12 +170,24 @@ class _Noise:
         return min(self._variance / max(self._square, 1e-300), MOST_NOISE)
 
 
-def summarize(workers: int, steps: Sequence[StepReport]) -> Observation:
-    """Steps of another size than most, as at the end of an epoch, are left out."""
+def _alike(steps: Collection[StepReport]) -> list[StepReport]:
+    """Those of the usual size, without others as at the end of an epoch; none if steps have no usual size."""
+    if not steps:
+        return []
     samples = statistics.mode(step.samples for step in steps)
     alike = [step for step in steps if step.samples == samples]
+    return alike if len(alike) >= USUAL * len(steps) else []
+
+
+def _are_enough(alike: Sequence[StepReport]) -> bool:
+    long = len(alike) >= FEWEST / 2 and sum(step.seconds for step in alike) >= LONG
+    return len(alike) >= ENOUGH or long
+
+
+def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
+    """Of steps of one size."""
     seconds = sorted(step.seconds for step in alike)
     cut = int(len(seconds) * TRIMMED)
     kept = seconds[cut : len(seconds) - cut]
     low, high = seconds[round(0.16 * (len(seconds) - 1))], seconds[round(0.84 * (len(seconds) - 1))]
-    return Observation(workers, samples, statistics.fmean(kept), len(alike), math.log(high / low) / 2)
+    return Observation(workers, alike[0].samples, statistics.fmean(kept), len(alike), math.log(high / low) / 2)

@@ -36,6 +36,8 @@ _SERIAL, _NETWORK, _GROWTH, _OVERLAP, _MISSED = range(len(_PRIOR))
 # What the mean of all members' computing misses of T_comp, and how a job's speed wanders in an hour: parts of a step's time.
 BUSY_MISFIT = 0.05
 WANDERING = 0.03
+# However alike the steps of a world are, as few steps are by chance, those of the next are not like them by more than this.
+LEAST_SPREAD = 0.01
 # Steps next to each other are alike: so many tell as much as one by itself.
 STEPS_OF_ONE = 4
 DRAWS = 600
@@ -84,7 +86,9 @@ class _Measured:
     @classmethod
     def of(cls, observations: Sequence[Observation], batches: Batches) -> _Measured:
         workers = np.array([float(each.workers) for each in observations])
-        error = np.array([each.spread**2 * STEPS_OF_ONE / max(each.steps, 1) for each in observations])
+        error = np.array(
+            [max(each.spread, LEAST_SPREAD) ** 2 * STEPS_OF_ONE / max(each.steps, 1) for each in observations]
+        )
         error += WANDERING**2 * np.array([each.age / 3600 for each in observations]) + 1e-6
         known = np.array([each.busy > 0 for each in observations])
         return cls(

@@ -36,6 +36,8 @@ from elasticdl.master.launchers.kubernetes.worker_pods import Manifest, WorkerPo
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
 REQUESTS_AT_ONCE = 8
+# A log comes from its node, and that of a node which is lost comes late or never: who reads it must hold up nobody else.
+LOGS_AT_ONCE = 4
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
 _WRONG = (400, INVALID)
@@ -68,6 +70,7 @@ class KubernetesLauncher:
         self._ledger = Ledger()
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
+        self._log_threads = ThreadPoolExecutor(LOGS_AT_ONCE, thread_name_prefix="kubernetes-log")
         self._tasks: set[asyncio.Task[Any]] = set()
         soon = partial(_soon, asyncio.get_running_loop())
         pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
@@ -116,7 +119,8 @@ class KubernetesLauncher:
     async def _read_stacks(self, worker_id: int) -> None:
         name, text, why = worker_name(self._pods.job, worker_id), "", ""
         try:
-            text = await asyncio.wait_for(self._call(self._api.log, name), STACKS_SECONDS)
+            read = asyncio.get_running_loop().run_in_executor(self._log_threads, self._api.log, name, STACKS_SECONDS)
+            text = await asyncio.wait_for(read, STACKS_SECONDS)
         except TimeoutError:
             why = f"its node has not shown its log within {STACKS_SECONDS:g} s"
         except ApiError as failure:
@@ -154,7 +158,8 @@ class KubernetesLauncher:
             watch.stop()
         # A request that is under way is waited for, and has its own time limit.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        blocking = (self._pod_watch.join, self._event_watch.join, partial(self._threads.shutdown, cancel_futures=True))
+        blocking: list[Callable[[], None]] = [self._pod_watch.join, self._event_watch.join]
+        blocking += [partial(pool.shutdown, cancel_futures=True) for pool in (self._threads, self._log_threads)]
         await asyncio.gather(*(asyncio.to_thread(end) for end in blocking))
 
     # ---- its own work ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,13 +127,12 @@ class WorkerPodApi:
     def read(self, name: str) -> Manifest:
         return self._client.read("Pod", name)
 
-    def log(self, name: str) -> str:
-        """The end of its container's log."""
-        answer = self._client.log(name, tail=LOG_LINES)
-        try:
+    def log(self, name: str, seconds: float) -> str:
+        """The end of its container's log; ``seconds``: to connect, and for each part of it to come."""
+        answer = self._client.log(name, tail=LOG_LINES, seconds=seconds)
+        # The answer may begin in time, and break off or stop in the middle.
+        with contextlib.closing(answer), self._client.translated(f"read the log of {name}"):
             return bytes(answer.read()).decode(errors="replace")
-        finally:
-            answer.close()
 
     def delete(self, name: str, grace: int | None) -> bool:
         """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
