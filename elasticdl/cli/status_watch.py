@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import is_over, news, summary_lines
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.journal import Entry
+from elasticdl.common.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.1
@@ -84,7 +83,11 @@ class JobWatch:
 
 def show_news(journal: Iterable[str], screen: Screen) -> None:
     for line in journal:
-        if (text := news(json.loads(line))) is not None:
+        text, entry = None, parse_entry(line)
+        # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
+        with suppress(Exception):
+            text = news(entry) if entry is not None else None
+        if text is not None:
             screen.line(text)
 
 

@@ -83,7 +83,7 @@ def is_over(status: pb.JobStatus) -> bool:
 def progress_line(status: pb.JobStatus) -> str:
     """How far a job is, for output that is not a terminal."""
     parts = [f"epoch {epoch_text(status)}", f"step {count_of(status.step, status.total_steps)}"]
-    if status.samples:
+    if status.samples and (status.samples_per_second or not math.isnan(status.loss)):  # else it has only been resumed
         parts += [f"loss {status.loss:.4g}", f"{status.samples_per_second:,.0f} samples/s"]
     if not is_over(status):
         parts.append(plural(len(members(status)), "worker"))

@@ -50,6 +50,7 @@ EVENTS = {
     "job_finished": "phase, reason, steps, epochs, samples, metrics",
 }
 STEPS = "steps"
+LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
 
 def dump_entry(entry: Entry) -> str:
@@ -74,12 +75,26 @@ def plain(value: Any) -> Any:
     return value
 
 
+def parse_entry(line: str) -> Entry | None:
+    """None if it is none: a disk may have been full, or somebody else may have written there."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+        return None
+    time = entry.get("time")
+    if not isinstance(time, int | float) or isinstance(time, bool):
+        return None
+    return entry if 0 <= time < LATEST else None
+
+
 def read_journal(path: Path) -> Iterator[Entry]:
-    """Every whole entry of a journal file; a last line that is still being written is left out."""
-    with path.open() as lines:
+    """Every whole entry of a journal file; a last line that is still being written is left out, and so are damaged ones."""
+    with path.open(errors="replace") as lines:
         for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            if line.endswith("\n") and (entry := parse_entry(line)) is not None:
+                yield entry
 
 
 def join_steps(first: Entry, second: Entry) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,22 +9,7 @@ from typing import Any
 from elasticdl.common.journal import Entry, standing
 
 LONGEST_TEXT = 2000
-LATEST = 2.5e11  # seconds since the epoch: the year 9892
 MOST = 1e15  # seconds, steps, samples: a larger number is made up
-
-
-def parse_entry(line: str) -> Entry | None:
-    """None if it is none: it is damaged, or has no time or event."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
-        return None
-    time = number(entry, "time")
-    if time is None or not 0 <= time < LATEST:
-        return None
-    return entry
 
 
 def number(entry: Mapping[str, Any], name: str) -> float | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from elasticdl.common.journal import EVENTS, Entry
+from elasticdl.common.journal import EVENTS, Entry, parse_entry
 from elasticdl.history import fields as f
 from elasticdl.history.bounded import Curve, Foremost
 from elasticdl.history.facts import Changing, Facts
@@ -92,7 +92,7 @@ class JobHistory:
         for line in lines:
             if not line.strip():
                 continue
-            entry = f.parse_entry(line)
+            entry = parse_entry(line)
             if entry is None:
                 self._damaged += 1
             else:

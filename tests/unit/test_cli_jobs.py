@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
@@ -15,8 +16,10 @@ from google.protobuf import json_format
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.local.local_jobs import Life, life_of, prune_jobs
 from elasticdl.cli.master_client import connect
+from elasticdl.cli.status_watch import show_news
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
+from elasticdl.common.journal import read_journal
 from elasticdl.common.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -249,6 +252,38 @@ def test_a_line_that_is_still_being_written_is_left_out(capsys):
     with job.journal.open("a") as journal:
         journal.write('{"time": 1')
     assert len(run(capsys, "events", "done", "--json")[1].splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "rubbish", ["garbage{", "[" * 100_000, '"text"', '{"time": NaN, "event": "phase"}', "\x00\x1b[31m"]
+)
+def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
+    job = ended_job("done")
+    write_journal(job)
+    with job.journal.open("a") as journal:
+        journal.write(f"{rubbish}\n")
+    for flags in ((), ("--json",)):
+        code, out, err = run(capsys, "events", "done", *flags)
+        assert (code, len(out.splitlines())) == (0, 2)
+        assert err == "damaged lines of the journal, which are left out: 1\n"
+    assert len(list(read_journal(job.journal))) == 2
+
+
+def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
+    told = []
+    screen = types.SimpleNamespace(line=told.append)
+    wrong = ["garbage{", '{"time": 1, "event": "world_formed", "members": 3}', '{"time": 1, "event": "worker_slow"}']
+    show_news([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
+    assert told[-1] == "warning: late"
+
+
+def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(capsys, dead_pid):
+    job = new_job("gone")
+    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    steps = [{"time": 100.0 + n, "event": "steps", "step": 10 * n, "steps": 10} for n in range(1, 2000)]
+    entries = [{"time": 100.0, "event": "job_started"}, *steps, {"time": 3000.0, "event": "worker_stuck"}]
+    job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"half')
+    assert "step 19,990, 0 workers, elapsed 0:48:20" in run(capsys, "status", "gone")[1]
 
 
 def follow(*argv: str) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -82,6 +83,9 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     status = status_of(samples=0, loss=0.0, samples_per_second=0.0)
     assert "loss -" in drawn(status)
     assert "loss" not in wording.progress_line(status)
+    resumed = status_of(samples=64, loss=math.nan, samples_per_second=0.0)
+    assert "nan" not in wording.progress_line(resumed)
+    assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
 def test_the_panel_has_a_bar_on_a_line_of_its_own():

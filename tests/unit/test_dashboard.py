@@ -161,7 +161,11 @@ def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
     path.write_text("")
     assert feed.read() == (True, [])
     path.write_text("long\nmore\n")
-    assert Tail(path).lines(2) == ["long"]
+    tail = Tail(path)
+    assert tail.lines(2) == ["long"]
+    tail.lines()
+    path.write_text("new\n")  # it is shorter than before, so it was begun anew
+    assert tail.lines() == ["new"]
     path.unlink()
     path.mkdir()
     assert feed.read() == (False, [])

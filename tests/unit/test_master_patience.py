@@ -426,6 +426,31 @@ def test_of_a_silent_worker_its_launcher_tells_before_it_is_killed():
     assert r.records("worker_stuck")[0]["why"] == "no heartbeat"
 
 
+def test_all_who_hold_the_state_are_not_killed_for_a_call_that_holds_pythons_lock():
+    r = Run(progress_timeout=None)
+    r.train()
+    beats = dict(r.beats)
+    r.beats.clear()
+    assert killed(r.pass_time(60)) == []
+    assert {record["worker"] for record in r.records("worker_stuck")} == {0, 1, 2}
+    assert r.job.view().workers[0].remark.startswith("no heartbeat for 60 s")
+    r.beats.update(beats)
+    r.pass_time(1)
+    assert not any(worker.remark for worker in r.job.view().workers)
+    r.beats.clear()
+    assert sorted(killed(r.pass_time(UNLEARNT_GIVE_UP + 1))) == [0, 1, 2]
+
+
+def test_as_soon_as_one_of_them_is_back_the_others_are_as_silent_as_ever():
+    r = Run(progress_timeout=None)
+    r.train()
+    beat = r.beats[0]
+    r.beats.clear()
+    r.pass_time(30)
+    r.beats[0] = beat
+    assert sorted(killed(r.pass_time(1))) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("places", "named"),
     [

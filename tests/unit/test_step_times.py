@@ -23,6 +23,7 @@ from elasticdl.master.core.slowness import (
     SlowWorkers,
     pace_of,
 )
+from elasticdl.master.core.speedup import Curve, Observation, Point
 from elasticdl.master.core.values import Settings
 from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 
@@ -378,6 +379,49 @@ def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_r
     assert len(town.entries("world_formed")) == 2  # one change does both
     town.run(600)
     assert len(town.entries("worker_launched")) == 4
+
+
+def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
+    town = Town(3, minimum=3, replace_slow=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = True
+    town.run(60)
+    assert len(town.entries("worker_launched")) == 4
+    town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
+    town.run(5)
+    assert len(town.entries("worker_launched")) == 4
+
+
+def test_if_there_are_too_many_the_slow_one_leaves():
+    town = Town(3)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.run(60)
+    town.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    town.run(5)
+    assert set(town.members) == {0, 2}
+
+
+def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
+    town = Town(3, scale_policy="efficiency", min_efficiency=0.6)
+    points = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.9), 1))
+    bad = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.4), 1))
+    for workers in (1, 2):
+        town.run(3)
+        town.post(e.ScalingLearnt(workers, (Observation(workers, 64, 0.5, 50, 0.1),), Curve(points)))
+    town.run(3)
+    assert len(town.members) == 3
+    town.compute[1] = 0.4
+    town.run(5)  # it is not said to be slow yet
+    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
+    town.run(1)
+    assert len(town.members) == 3
+    town.run(20)
+    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
+    town.run(3)
+    assert set(town.members) == {0, 2}
 
 
 def test_one_that_recovers_before_its_replacement_is_ready_stays():

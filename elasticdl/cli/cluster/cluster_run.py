@@ -6,7 +6,6 @@ what is the matter with it is shown.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -27,6 +26,7 @@ from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import POLL, JobWatch, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.journal import parse_entry
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect, namespace_of
@@ -127,7 +127,7 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
         print(f"job {job.name} goes on: `elasticdl stop {job.name}{job.place.flags}` stops it", flush=True)
         signals.raise_first()
     status = job.status()
-    show_end(status, map(json.loads, job.state().journal.splitlines()), spec.output)
+    show_end(status, filter(None, map(parse_entry, job.state().journal.splitlines())), spec.output)
     if status.phase != "succeeded":
         there = job.client.find("Job", master_name(job.name)) is not None
         logs = f"; all logs: `elasticdl logs {job.name}{job.place.flags}`" if there else ""

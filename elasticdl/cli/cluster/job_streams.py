@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import json
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ import urllib3
 from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.wording import by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.journal import parse_entry
 from elasticdl.kubernetes.api_error import NotDoneError
 from elasticdl.kubernetes.client import Client, Object
 from elasticdl.kubernetes.job_pods import find_pods
@@ -50,7 +50,8 @@ class Told:
 
 
 def _time(line: str) -> float:
-    return float(json.loads(line)["time"])
+    entry = parse_entry(line)
+    return float(entry["time"]) if entry else 0.0
 
 
 def read_logs(client: Client, job: str, worker: int | None) -> Lines:

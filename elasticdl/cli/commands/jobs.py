@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -20,7 +20,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.journal import STEPS
+from elasticdl.common.journal import STEPS, parse_entry
 from elasticdl.common.spec import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
@@ -94,11 +94,17 @@ _FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended
 )
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     with closing(find(job, given).journal(follow=follow)) as journal:
+        damaged = 0
         for line in journal:
-            if as_json:
+            entry = parse_entry(line)
+            if entry is None:
+                damaged += 1
+            elif as_json:
                 print(line, flush=follow)
-            elif (entry := json.loads(line))["event"] != STEPS:  # one a second, which nobody wants to read
+            elif entry["event"] != STEPS:  # one a second, which nobody wants to read
                 print(wording.event_line(entry), flush=follow)
+    if damaged:
+        print(f"damaged lines of the journal, which are left out: {damaged:,}", file=sys.stderr)
     return 0
 
 

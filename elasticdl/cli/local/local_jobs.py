@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,12 +18,15 @@ from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.wording import by_writer, merged, prefix
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, list_jobs
+from elasticdl.common.journal import parse_entry
 from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
 POLL = 0.05
 FEED_BYTES = 4_000_000  # of a journal that are read at once
+END_BYTES = 1 << 16  # of a journal, which have its last step
+MOST_STEPS = 2**63
 LOOK_SECONDS = 0.2  # between two looks at a file that grows
 STARTING_SECONDS = 60.0  # a folder without a master for longer than this belongs to a start that was cut off
 
@@ -55,6 +59,20 @@ def last_status(job: JobDir) -> pb.JobStatus | None:
         return json_format.Parse(job.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
     except FileNotFoundError:
         return None
+
+
+def last_known(journal: Path) -> tuple[int, float]:
+    """The step that a job was at, and its age in seconds, when its journal ended; of a long journal only the end is read."""
+    try:
+        with journal.open("rb") as file:
+            first = parse_entry(file.readline().decode(errors="replace"))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            entries = [entry for line in file if (entry := parse_entry(line.decode(errors="replace"))) is not None]
+    except OSError:
+        return 0, 0.0
+    steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
+    age = entries[-1]["time"] - first["time"] if first and entries else 0.0
+    return (steps[-1] if steps else 0), max(0.0, age)
 
 
 def find_job(name: str | None) -> JobDir:
@@ -107,8 +125,11 @@ class LocalJob:
         if life is Life.RUNNING:
             with self.master() as client:
                 return client.status()
-        reason = "its master is gone without a word" if life is Life.LOST else "its master is starting"
-        return described(self.name, life.value, reason)
+        if life is Life.STARTING:
+            return described(self.name, life.value, "its master is starting")
+        status = described(self.name, life.value, "its master is gone without a word")
+        status.step, status.elapsed = last_known(self.folder.journal)
+        return status
 
     @contextmanager
     def master(self) -> Iterator[MasterClient]:
@@ -171,6 +192,8 @@ class Tail:
         """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
         try:
             with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self.position:  # somebody has emptied it
+                    self.position, self._rest = 0, b""
                 file.seek(self.position)
                 fresh = file.read(most) + file.readline()
         except FileNotFoundError:

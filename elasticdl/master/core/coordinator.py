@@ -173,7 +173,9 @@ class Coordinator:
         """``departure``: why a replacement is launched, if one is due now."""
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, happening)
-        if held_place and not record.holds_place and record.state not in DONE:
+        if record.worker_id == self._outgoing and not record.holds_place:
+            self._outgoing = None  # its replacement was asked for before it left
+        elif held_place and not record.holds_place and record.state not in DONE:
             why = departure or f"worker {record.worker_id} leaves"
             self.fleet.departures.append(Departure(why, away_from=record.node if record.slow else ""))
         if record.state is _S.GONE:
@@ -213,6 +215,12 @@ class Coordinator:
         self._outgoing = None
         why = f"worker {record.worker_id} is slow: {record.slow}"
         return self.transitions.fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why))
+
+    def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
+        """How fast the job is with how many workers. While one of them looks slow, nothing is concluded from it: that is told of the
+        worker in moments, and who is slow leaves first."""
+        suspected = self.slow_workers.suspects(self.rendezvous.active_members())
+        return self.sizing.learn(event, self.limits, now, suspected=suspected)
 
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""

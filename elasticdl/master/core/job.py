@@ -83,7 +83,7 @@ class Job:
                 self._workers.training.notice(event)
                 return self._in_order(self._workers.sizing.notice(event, now))
             case e.ScalingLearnt():  # the next tick acts on it
-                learnt = [] if self._recovery else self._workers.sizing.learn(event, self._workers.limits, now)
+                learnt = [] if self._recovery else self._workers.learn(event, now)
                 return self._in_order(learnt)
             case e.StateSaveStalled(problem):
                 self._workers.liveness.save_problem = problem

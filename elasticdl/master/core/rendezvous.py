@@ -143,8 +143,8 @@ class Rendezvous:
         return self._was_in(record) and any(self._was_in(other) for other in others)
 
     def retention_order(self) -> list[int]:
-        """Those to keep first when there are too many: by rank, then the standbys by age."""
-        inside = sorted(self.of(*IN_WORLD), key=lambda r: r.rank)
+        """Those to keep first when there are too many: by rank, but slow ones last, then the standbys by age."""
+        inside = sorted(self.of(*IN_WORLD), key=lambda r: (r.slow is not None, r.rank))
         return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:

@@ -151,11 +151,14 @@ class Sizing:
             self._learnt, self._recalled = learnt, learnt.rejections
         return [i.Recall(learnt), *self._tell()]
 
-    def learn(self, event: e.ScalingLearnt, limits: WorkerRange, now: float) -> list[Instruction]:
+    def learn(
+        self, event: e.ScalingLearnt, limits: WorkerRange, now: float, *, suspected: bool = False
+    ) -> list[Instruction]:
+        """``suspected``: a member looks slow."""
         self._curve, self._present = event.curve, event.workers
         self._step_seconds = sum(each.seconds for each in event.observations if each.workers == event.workers)
         stable = self._rendezvous.world is not None and self._rendezvous.change is None
-        members = len(self._rendezvous.active_members()) if stable else 0
+        members = len(self._rendezvous.active_members()) if stable and not suspected else 0
         out = self._decide(self._policy, event, limits, members, now) if self._policy else []
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
         self._learnt = Learnt(event.observations, rejections, event.forgotten)

@@ -68,6 +68,10 @@ class SlowWorkers:
                 still_slow.append(record)
         return out, self._due(still_slow, now)
 
+    def suspects(self, members: Sequence[WorkerRecord]) -> bool:
+        """Whether one of them looks slow, and has not been watched for long enough to say so."""
+        return any(record.worker_id in self._opinions and record.slow is None for record in members)
+
     def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
         cleared = [record for record in records if record.slow]
         for record in cleared:

@@ -64,8 +64,15 @@ class Watch:
         settings = self._settings
         crew = _Crew(self._rendezvous, now)
         out: list[Instruction] = []
-        for record, reason in self._liveness.silent(now):
-            out += self._give_up_silent(record, reason, now)
+        silent = self._liveness.silent(now)
+        spared = self._last_holders([record for record, _ in silent])
+        for record, reason in silent:
+            if record.worker_id not in spared:
+                out += self._give_up_silent(record, reason, now)
+            elif self._seconds(record, Why.SILENT, now) > (limit := self._patience.given or UNLEARNT_GIVE_UP):
+                out += self._give_up_silent(record, f"no heartbeat for {limit:g} s", now)
+            elif record.suspicion and record.suspicion.why is Why.SILENT and not record.suspicion.named:
+                out += self._name(record, now)
         late = [r for r in self._records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
             if record.lingers or record.state in LEAVING:
@@ -277,6 +284,14 @@ class Watch:
             cause += f": {differ}" if differ else common_place(list(standings.values()))
             self._rendezvous.begin(now, broken=True).causes[NOBODY] = cause
         return out
+
+    def _last_holders(self, silent: list[WorkerRecord]) -> set[int]:
+        """Members that are silent, if all are: with them the state since the last checkpoint would be lost. Their processes are there,
+        so they may be in calls that hold Python's lock."""
+        found = {record.worker_id for record in silent if record.connected and record.state is WorkerState.MEMBER}
+        members = self._rendezvous.active_members()
+        others_hold_it = self._rendezvous.of(WorkerState.REJOINING)
+        return found if len(found) == len(members) and not others_hold_it else set()
 
     def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         suspicion = record.suspicion
