@@ -275,7 +275,7 @@ def test_alone_nobody_is_slow():
     crew.beat(SECONDS_TO_JUDGE + 1)
     left = crew.records[1:]
     for _ in range(2):
-        crew.news += crew.judge.judge(left, crew.now)[0]
+        crew.news += crew.judge.judge(left, crew.now, alone=True)[0]
     assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
     assert left[0].slow is None
 
@@ -391,6 +391,67 @@ def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
     town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
     town.run(5)
     assert len(town.entries("worker_launched")) == 4
+
+
+def spare(**settings):
+    """A job that keeps worker 1, which is slow, until there is another."""
+    town = Town(3, minimum=3, replace_slow=True, **settings)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = True
+    town.run(60)
+    return town
+
+
+def arrive(town, *workers):
+    for worker in workers:
+        town.post(e.WorkerPlaced(worker, "h", 1))
+        town.post(e.WorkerConnected(worker, "h", 1, 0, 0))
+        town.post(e.JoinRequested(worker, 0, 0, False, False, ""))
+    town.run(3)
+
+
+def test_at_the_end_the_slow_one_stays_though_its_replacement_is_ready():
+    town = spare()
+    town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
+    arrive(town, 3)
+    assert not [each for each in town.story if isinstance(each, i.DrainWorker) and each.worker_id == 1]
+
+
+def test_the_slow_one_stays_until_there_are_as_many_others_as_are_wanted():
+    town = spare()
+    town.post(e.ScaleRequested(WorkerRange(minimum=4, maximum=4)))
+    arrive(town, 3)
+    assert 1 in town.members
+    assert town.job.view().phase == "running"
+    assert [entry["worker"] for entry in town.entries("worker_left")] == []
+
+
+def test_while_no_replacement_comes_the_next_is_not_put_off():
+    town = spare()
+    town.run(3000)
+    arrive(town, 3)
+    assert set(town.members) == {0, 2, 3}
+    town.is_full = False
+    town.compute[2] = 0.4
+    town.run(60)
+    assert set(town.members) == {0, 3, 4}
+
+
+def test_in_a_gang_the_slow_one_leaves_first():
+    town = Town(3, minimum=3, replace_slow=True, gang=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.run(60)
+    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
+    assert set(town.members) == {0, 2, 3}
+
+
+def test_the_last_to_leave_a_world_is_no_more_alone_than_before():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.judge.judge(crew.records[1:], crew.now) == ([], [])
+    assert crew.records[1].slow is not None
 
 
 def test_if_there_are_too_many_the_slow_one_leaves():

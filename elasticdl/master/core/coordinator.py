@@ -192,12 +192,14 @@ class Coordinator:
         return [*out, *self.reconcile(now)]
 
     def _judge_slow(self, now: float) -> list[Instruction]:
-        members = self.rendezvous.of(_S.MEMBER)
-        records, to_replace = self.slow_workers.judge(members, now)
+        members, world = self.rendezvous.active_members(), self.rendezvous.world
+        may_replace = not self.liveness.patience.ending and self._outgoing is None
+        alone = world is not None and len(world.members) == 1
+        records, to_replace = self.slow_workers.judge(members, now, alone=alone, may_replace=may_replace)
         out: list[Instruction] = []
-        for record in () if self.liveness.patience.ending or self._outgoing is not None else to_replace:
+        for record in to_replace:
             why = f"worker {record.worker_id} is slow: {record.slow}"
-            if len(members) > self.limits.minimum:
+            if len(members) > self.limits.minimum or self.settings.gang:
                 out += self._fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why), departure=why)
             else:  # without it the job would stand still until another is ready
                 self._outgoing = record.worker_id
@@ -207,18 +209,22 @@ class Coordinator:
     def _relieve(self, now: float) -> list[Instruction]:
         """Let the slow worker go that has stayed until its replacement is ready."""
         record = self.records.get(self._outgoing) if self._outgoing is not None else None
-        if record is None or record.state is not _S.MEMBER or record.slow is None:
+        if record is not None and record.state is _S.REJOINING:
+            return []  # it is on its way into the next world
+        is_over = self.liveness.patience.ending  # it may be writing the result
+        if record is None or record.state is not _S.MEMBER or record.slow is None or is_over:
             self._outgoing = None
             return []
-        if not self.rendezvous.standbys() and len(self.rendezvous.active_members()) <= self.limits.minimum:
+        others = len(self.rendezvous.active_members()) - 1 + len(self.rendezvous.standbys())
+        if others < self.limits.minimum:
             return []
         self._outgoing = None
         why = f"worker {record.worker_id} is slow: {record.slow}"
         return self.transitions.fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why))
 
     def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
-        """How fast the job is with how many workers. While one of them looks slow, nothing is concluded from it: that is told of the
-        worker in moments, and who is slow leaves first."""
+        """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
+        slowness may be that worker's, and not the number's."""
         suspected = self.slow_workers.suspects(self.rendezvous.active_members())
         return self.sizing.learn(event, self.limits, now, suspected=suspected)
 

@@ -44,14 +44,19 @@ class SlowWorkers:
         self._replaced_at: float | None = None
         self._between = SECONDS_BETWEEN_REPLACEMENTS
 
-    def judge(self, members: Sequence[WorkerRecord], now: float) -> tuple[list[Record], list[WorkerRecord]]:
-        """To be called regularly with the members of the world. Entries for the journal, and whom to replace."""
+    def judge(
+        self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
+    ) -> tuple[list[Record], list[WorkerRecord]]:
+        """To be called regularly with the members of the world. Entries for the journal, and whom to replace.
+
+        ``alone``: the world has one member.
+        """
         out: list[Record] = []
         timed = _timed(members)
         crowd = _Crowd(timed.values()) if len(timed) == len(members) > 1 else None
         self._opinions = {worker_id: self._opinions[worker_id] for worker_id in timed if worker_id in self._opinions}
         if crowd is None:  # a new world has to make its first steps; alone nobody is slow
-            return self._acquit(members) if len(members) == 1 else [], []
+            return self._acquit(members) if alone else [], []
         still_slow: list[WorkerRecord] = []
         for record in members:
             verdict = crowd.judge(timed[record.worker_id], SCORE if record.slow is None else SCORE_RECOVERED)
@@ -66,7 +71,7 @@ class SlowWorkers:
                 out.append(Record("worker_slow", {"worker": record.worker_id, "host": record.place, **fields}))
             if record.slow and verdict:
                 still_slow.append(record)
-        return out, self._due(still_slow, now)
+        return out, self._due(still_slow, now) if may_replace else []
 
     def suspects(self, members: Sequence[WorkerRecord]) -> bool:
         """Whether one of them looks slow, and has not been watched for long enough to say so."""

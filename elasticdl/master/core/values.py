@@ -68,6 +68,7 @@ class Settings:
     # The workers run the user's own program, which may never connect.
     own_program: bool = False
     replace_slow: bool = False
+    gang: bool = False  # all or none: there is no place for a worker more
     job_name: str = ""
     share_queue: str = ""
 

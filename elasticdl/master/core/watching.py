@@ -13,7 +13,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.instructions import Instruction, Record
 from elasticdl.master.core.lifecycle import LEAVING, WorkerState
-from elasticdl.master.core.liveness import Liveness
+from elasticdl.master.core.liveness import ASK_SHARE, Liveness
 from elasticdl.master.core.patience import GIVE_UP_MOVING, UNLEARNT_GIVE_UP
 from elasticdl.master.core.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.core.standing import Standing, Suspicion, Why, common_place, examples, odd_ones
@@ -41,6 +41,7 @@ class _Crew:
         self.members, self.waiting = len(members), len(waits)
         self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
         self.left = bool(rendezvous.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
+        self.broken = rendezvous.broken
 
 
 class Watch:
@@ -58,16 +59,20 @@ class Watch:
         self._rendezvous = rendezvous
         self._settings = settings
         self._give_up = give_up
+        self._spared: set[int] = set()  # silent, and not given up at the last look
 
     def look(self, now: float) -> list[Instruction]:
         """To be called regularly."""
         settings = self._settings
         crew = _Crew(self._rendezvous, now)
         out: list[Instruction] = []
-        silent = self._liveness.silent(now)
-        spared = self._last_holders([record for record, _ in silent])
-        for record, reason in silent:
-            if record.worker_id not in spared:
+        spared, before = self._last_holders(now), self._spared
+        self._spared = spared
+        for record, reason in self._liveness.silent(now):
+            if record.worker_id not in spared and record.worker_id in before and record.pulse:
+                # One of them is back: the others have the time that it takes to leave a dump and have it read.
+                record.pulse.heard = now - ASK_SHARE * settings.heartbeat_timeout
+            elif record.worker_id not in spared:
                 out += self._give_up_silent(record, reason, now)
             elif self._seconds(record, Why.SILENT, now) > (limit := self._patience.given or UNLEARNT_GIVE_UP):
                 out += self._give_up_silent(record, f"no heartbeat for {limit:g} s", now)
@@ -179,7 +184,7 @@ class Watch:
         suspicion.answered, suspicion.standing, last = True, standing, suspicion.named
         if last and (standing.moves or (last.where, last.state) == (standing.where, standing.state)):
             return []  # that is known
-        if suspicion.why in (Why.LATE, *QUIET):
+        if suspicion.why in (Why.LATE, *QUIET) or (suspicion.why is Why.SILENT and last):
             return self._name(record, now)
         is_stuck = suspicion.why is Why.STUCK and (suspicion.is_due or not standing.moves)
         return self._name(record, now) if is_stuck else []
@@ -210,7 +215,7 @@ class Watch:
             record.failure = record.failure or f"{reason}{suspicion}"
         elif not self._is_over(record, crew, now):
             return []
-        elif self._patience.given is None and (spared := self._look_again(record, suspicion, now)) is not None:
+        elif self._patience.given is None and (spared := self._look_again(record, suspicion, crew, now)) is not None:
             return spared
         else:
             limit = self._settings.progress_timeout or self._seconds(record, why, now)
@@ -236,13 +241,15 @@ class Watch:
             # All are stuck: it is no fault of theirs, and to kill them is to lose the state.
             return seconds > GIVE_UP_MOVING
         awaited = waiting == others > 0
-        if waiting and not crew.left and not self._rendezvous.broken:
+        if waiting and not crew.left and not crew.broken and record.state is WorkerState.MEMBER:
             # All may have done the same (a validation of their own), and some were through with it sooner.
             seconds = min(seconds, crew.shortest_wait if awaited else crew.longest_wait)
         helps = crew.left or awaited or record.state is WorkerState.EXCLUDED
         return seconds > (self._patience.until_given_up(record.pulse) if helps else UNLEARNT_GIVE_UP)
 
-    def _look_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction] | None:
+    def _look_again(
+        self, record: WorkerRecord, suspicion: Suspicion, crew: _Crew, now: float
+    ) -> list[Instruction] | None:
         """Before it is killed: a look of minutes ago may have met the one moment in which it stood still, or was busy yet.
 
         None if it is to be given up now.
@@ -256,7 +263,7 @@ class Watch:
         if stands_still:
             return None
         if suspicion.answers:
-            return None if self._rendezvous.broken or seconds > GIVE_UP_MOVING else []
+            return None if crew.broken or seconds > GIVE_UP_MOVING else []
         # Its heartbeats come, so it runs now and then.
         return None if seconds > UNLEARNT_GIVE_UP else []
 
@@ -285,13 +292,14 @@ class Watch:
             self._rendezvous.begin(now, broken=True).causes[NOBODY] = cause
         return out
 
-    def _last_holders(self, silent: list[WorkerRecord]) -> set[int]:
-        """Members that are silent, if all are: with them the state since the last checkpoint would be lost. Their processes are there,
-        so they may be in calls that hold Python's lock."""
-        found = {record.worker_id for record in silent if record.connected and record.state is WorkerState.MEMBER}
-        members = self._rendezvous.active_members()
-        others_hold_it = self._rendezvous.of(WorkerState.REJOINING)
-        return found if len(found) == len(members) and not others_hold_it else set()
+    def _last_holders(self, now: float) -> set[int]:
+        """All members, if all are silent, or nearly: with them the state since the last checkpoint would be lost. Their processes are
+        there, so they may be in calls that hold Python's lock."""
+        if self._rendezvous.of(WorkerState.REJOINING):  # these hold it, too
+            return set()
+        nearly = {record.worker_id for record in self._liveness.nearly_silent(now) if record.connected}
+        members = {record.worker_id for record in self._rendezvous.active_members()}
+        return members if members <= nearly else set()
 
     def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         suspicion = record.suspicion
