@@ -107,7 +107,7 @@ def test_whose_end_is_in_the_journal_is_not_missed_by_the_next_master(api, tmp_p
     async def run():
         first, second = Bench(api, tmp_path, "one"), Bench(api, tmp_path, "two")
         await first.store.load()
-        first.write('{"event": "worker_left", "worker": 4}\n')
+        first.write('{"time": 1.0, "event": "worker_left", "worker": 4}\n')
         await first.store.save(before)
         assert (await second.store.load()).job.workers == (there,)
 

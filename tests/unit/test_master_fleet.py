@@ -260,16 +260,23 @@ def test_one_told_to_leave_before_it_was_ready_has_not_crashed():
 
 
 def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
-    y = Yard(maximum=1, heartbeat_timeout=2.0)
+    y = Yard(maximum=2, heartbeat_timeout=2.0)
     y.wait()
-    y.connect(0)
+    for worker in (0, 1):
+        y.connect(worker)
     y.wait(1)
     assert killed(y.wait(1) + y.wait(1) + y.wait(1)) == []
-    y.join(0)
-    assert killed(y.wait(0.9) + y.wait(0.9)) == []
-    y.post(e.HeartbeatReceived(0, 1, 0, 1, waiting=False))
-    assert killed(y.wait(0.9) + y.wait(0.9)) == []
-    assert killed(y.wait(0.9)) == [(0, "no heartbeat for 2 s")]
+    for worker in (0, 1):
+        y.join(worker)
+
+    def pass_on(*beating):
+        for worker in beating:
+            y.post(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False))
+        return killed(y.wait(0.9))
+
+    assert pass_on() + pass_on() == []
+    assert pass_on(0, 1) + pass_on(1) == []
+    assert pass_on(1) == [(0, "no heartbeat for 2 s")]
 
 
 def test_a_broken_connection_has_nothing_to_do_with_importing():
