@@ -10,21 +10,12 @@ from contextlib import closing
 
 import pytest
 from history_kit import STARTED, disturbed
+from test_dashboard import soon
 
 from elasticdl.cli.live_board import LiveBoard, _drawn, known
 from elasticdl.cli.local.local_jobs import FileFeed
 from elasticdl.history.job_history import JobHistory
 from elasticdl.proto import elasticdl_pb2 as pb
-
-PATIENCE = 20.0
-
-
-def soon(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return found
 
 
 class Handle:

@@ -359,6 +359,16 @@ def test_a_slow_worker_is_replaced_if_that_is_asked_for():
     assert set(town.members) == {0, 2, 3}
 
 
+def spare():
+    """A job that keeps worker 1, which is slow, until there is another."""
+    town = Town(3, minimum=3, replace_slow=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = True
+    town.run(60)
+    return town
+
+
 def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_ready():
     town = Town(3, minimum=3, replace_slow=True)
     town.nodes = {1: "node-b"}
@@ -382,25 +392,11 @@ def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_r
 
 
 def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
-    town = Town(3, minimum=3, replace_slow=True)
-    town.run(5)
-    town.compute[1] = 0.4
-    town.is_full = True
-    town.run(60)
+    town = spare()
     assert len(town.entries("worker_launched")) == 4
     town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
     town.run(5)
     assert len(town.entries("worker_launched")) == 4
-
-
-def spare(**settings):
-    """A job that keeps worker 1, which is slow, until there is another."""
-    town = Town(3, minimum=3, replace_slow=True, **settings)
-    town.run(5)
-    town.compute[1] = 0.4
-    town.is_full = True
-    town.run(60)
-    return town
 
 
 def arrive(town, *workers):
@@ -486,11 +482,7 @@ def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
 
 
 def test_one_that_recovers_before_its_replacement_is_ready_stays():
-    town = Town(3, minimum=3, replace_slow=True)
-    town.run(5)
-    town.compute[1] = 0.4
-    town.is_full = True
-    town.run(60)
+    town = spare()
     town.compute.clear()
     town.run(60)
     assert set(town.members) == {0, 1, 2}

@@ -198,12 +198,12 @@ class Coordinator:
         records, to_replace = self.slow_workers.judge(members, now, alone=alone, may_replace=may_replace)
         out: list[Instruction] = []
         for record in to_replace:
-            why = f"worker {record.worker_id} is slow: {record.slow}"
+            why = _slowness(record, now)
             if len(members) > self.limits.minimum or self.settings.gang:
-                out += self._fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why), departure=why)
+                out += self._fire(record, Trigger.LET_GO, why, departure=why.cause)
             else:  # without it the job would stand still until another is ready
                 self._outgoing = record.worker_id
-                self.fleet.departures.append(Departure(why, away_from=record.node))
+                self.fleet.departures.append(Departure(why.cause, away_from=record.node))
         return [*out, *self._relieve(now), *records]
 
     def _relieve(self, now: float) -> list[Instruction]:
@@ -219,8 +219,7 @@ class Coordinator:
         if others < self.limits.minimum:
             return []
         self._outgoing = None
-        why = f"worker {record.worker_id} is slow: {record.slow}"
-        return self.transitions.fire(record, Trigger.LET_GO, Happening(now, f"slow: {record.slow}", why))
+        return self.transitions.fire(record, Trigger.LET_GO, _slowness(record, now))
 
     def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
         """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
@@ -392,3 +391,8 @@ class Coordinator:
 
     def all_gone(self) -> bool:
         return all(record.state is _S.COMPLETED for record in self.records.values())
+
+
+def _slowness(record: WorkerRecord, now: float) -> Happening:
+    """Why a slow worker leaves."""
+    return Happening(now, f"slow: {record.slow}", f"worker {record.worker_id} is slow: {record.slow}")

@@ -15,7 +15,7 @@ FORMAT = 1
 # Numbers of workers that are kept: what a cluster keeps of a job has to be small.
 MOST_OBSERVATIONS = 32
 MATERIAL = 0.05
-# Nothing is believed for so many times twice as long: there is a longest time.
+# The time for which a number is believed stops growing long before so many doublings.
 MOST_TIMES = 32
 
 

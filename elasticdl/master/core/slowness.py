@@ -49,7 +49,7 @@ class SlowWorkers:
     ) -> tuple[list[Record], list[WorkerRecord]]:
         """To be called regularly with the members of the world. Entries for the journal, and whom to replace.
 
-        ``alone``: the world has one member.
+        ``alone``: the world has one member. ``may_replace``: else nobody is to be replaced now.
         """
         out: list[Record] = []
         timed = _timed(members)
