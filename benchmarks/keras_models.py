@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import elasticdl.elastic.keras.backend  # noqa: F401 (keeps TensorFlow quiet; before its import)
-
-import keras  # isort: skip
 import numpy as np
-import tensorflow as tf
 
 from benchmarks.models import CLASSES, LAYERS
+from elasticdl.tensorflow import keras, tf
 
 
 def use_one_thread() -> None:

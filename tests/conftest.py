@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from elasticdl.common.triton_first import import_triton
 from tests.cluster.build import CONTROL_PLANE, cache_folder
+
+import_triton()  # tests of PyTorch and of TensorFlow share a process
 
 # How long an example takes says nothing here: the machine is shared.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from benchmarks.loops.meter import Meter
+from elasticdl.tensorflow import keras
 
 
 class BatchMeter(keras.callbacks.Callback):  # type: ignore[misc]

@@ -7,13 +7,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
 from benchmarks.loops.keras_meter import BatchMeter
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.models import WORKER_BATCH
+from elasticdl.tensorflow import tf
 
 Gradients = Sequence[tf.Tensor]
 

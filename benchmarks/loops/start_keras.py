@@ -6,13 +6,13 @@ BEGAN = time.time()
 
 # ruff: noqa: E402
 
-import keras
 import numpy as np
 
 import elasticdl.elastic.keras as elastic
 from benchmarks.loops.startlog import rest, write_start
 from elasticdl.data import Arrays
 from elasticdl.elastic.keras.state import KerasState
+from elasticdl.tensorflow import keras
 
 
 def main() -> None:

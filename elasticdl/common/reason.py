@@ -5,14 +5,18 @@ All reasons are made here, as what an exception says is often not its first line
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
+import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from elasticdl.common.errors import ElasticDLError
+from elasticdl.common.errors import ElasticDLError, UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TRACED = "in user code:"  # so TensorFlow begins what was raised in a function that it was tracing
@@ -42,6 +46,22 @@ def reason(error: BaseException) -> str:
     where = "" if PLACED.match(line) else place(error, is_users)
     helps = next((hint for said, hint in HELP.items() if said in str(error)), "")
     return f"{where + ': ' if where else ''}{line.rstrip('.') if helps else line}{'; ' + helps if helps else ''}"
+
+
+def tell_uncaught_in_one_line() -> None:
+    """A UserError that this script does not catch ends it with one line and exit code 2: what a user should change is no
+    matter of tracebacks."""
+    sys.excepthook = functools.partial(_tell, sys.excepthook)
+
+
+def _tell(
+    otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    if not isinstance(error, UserError):
+        otherwise(kind, error, trace)
+        return
+    print(reason(error), file=sys.stderr)
+    sys.exit(2)
 
 
 def one_line(error: BaseException) -> str:

@@ -18,6 +18,9 @@ MOST_OF_LINE = 200
 OTHER_LINES = 3
 OTHER_THREADS = 8
 DUMPED = "Timeout ("  # how a dump begins that a timer has made
+CRASHED = "Fatal Python error: "  # how the dump of a crash begins
+_MODULES = re.compile(r"^Extension modules: .*\(total: \d+\)\s*\Z", re.MULTILINE)  # how it ends, since 3.10
+_MACHINERY = '  File "<frozen importlib.'
 # Comes after a dump in a log, which can't be taken back.
 GOES_ON = "elasticdl: this process goes on, and stands there no more"
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -90,3 +93,13 @@ def parse(text: str) -> list[Stack]:
             at = Line(found["path"], int(found["number"]), found["function"])
             stacks[-1] = Stack(stacks[-1].thread, (*stacks[-1].lines, at))
     return stacks[::-1]  # CPython lists the newest thread first
+
+
+def last_words(text: str) -> list[str]:
+    """What `faulthandler` has written of the crash with which a log ends, the innermost call first, without the machinery of
+    imports and the list of compiled modules, which hide the rest; empty if it does not end so.
+    """
+    begin = text.rfind(CRASHED)
+    if begin == -1 or not _MODULES.search(text, begin):
+        return []
+    return [line for line in text[begin:].splitlines() if line and not _MODULES.match(line) and _MACHINERY not in line]

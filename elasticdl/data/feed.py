@@ -18,11 +18,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.data.records import Records
+from elasticdl.tensorflow import tf
 
 PROBED = 3  # records that feed is tried with
 SAMPLES = "each record has to give one sample: no filter, repeat, take, skip or drop_remainder"

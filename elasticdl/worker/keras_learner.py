@@ -12,9 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from elasticdl.common.errors import UserError
@@ -33,6 +31,7 @@ from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
+from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first

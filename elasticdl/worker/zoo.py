@@ -19,6 +19,7 @@ from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.params import parse_params
 from elasticdl.common.reason import name_of, shown
 from elasticdl.common.spec import JobSpec
+from elasticdl.common.triton_first import import_triton
 from elasticdl.worker.user_code import blame
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ def load_module(spec: JobSpec) -> ModelModule:
         raise UserError(f"--model_zoo {spec.model_zoo} is not a folder; expected the folder that holds --model_def")
     dotted, path, function = _locate(folder, spec.model_def)
     params = parse_params("model_params", spec.model_params)
+    import_triton()  # the module may import TensorFlow, and then PyTorch
     module = _import(folder, dotted, path)
     if path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, function):
         raise _missing(folder, spec.model_def)

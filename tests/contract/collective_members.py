@@ -28,7 +28,9 @@ CLONE_NEWNET = 0x40000000  # sched.h
 ENGINES = ("horovod", "torch")
 KERAS_ENGINES = ("keras-horovod", "keras-torch")
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "grpc", "horovod.torch", "tensorflow", "horovod.tensorflow", __name__])
+CONTEXT.set_forkserver_preload(
+    ["torch", "grpc", "horovod.torch", "elasticdl.tensorflow", "horovod.tensorflow", __name__]
+)
 
 
 def make_collective(engine: str, endpoint: Endpoint) -> Any:

@@ -32,9 +32,7 @@ def ensure_exported(folder: Path, seed: int) -> None:
 
 
 def _export(folder: Path, seed: int) -> None:
-    import keras
-    import tensorflow as tf
-
+    from elasticdl.tensorflow import keras, tf
     from model_zoo.cifar10 import resnet20_keras
 
     keras.utils.set_random_seed(seed)
@@ -46,8 +44,8 @@ def _export(folder: Path, seed: int) -> None:
 def load(folder: Path) -> Classify:
     """Ready for the first request: what is made at the first call is made here."""
     import numpy as np
-    import tensorflow as tf
 
+    from elasticdl.tensorflow import tf
     from model_zoo.cifar10.recipe import DEVIATION, MEAN
 
     loaded: Any = tf.saved_model.load(str(folder))

@@ -1,22 +1,15 @@
-"""TensorFlow as Keras's backend, kept quiet, and its devices. Imported before either of them.
-
-What the user has set in the environment stays as it is.
-"""
+"""TensorFlow as Keras's backend, and its devices."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 
 from elasticdl.common.errors import UserError
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from elasticdl.tensorflow import keras, tf
 
 
 def require_backend() -> None:
     """Raises UserError if Keras computes on something else than TensorFlow."""
-    import keras
 
     if keras.config.backend() != "tensorflow":
         raise UserError(
@@ -26,14 +19,12 @@ def require_backend() -> None:
 
 def seed_keras(seed: int) -> None:
     """All generators from which initial weights are drawn."""
-    import keras
 
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more
 
 
 def prepare_devices() -> None:
     """Take GPU memory as it is needed, not all of it at once; TensorFlow uses the GPU that the launcher made visible."""
-    import tensorflow as tf
 
     for gpu in tf.config.list_physical_devices("GPU"):
         # Refused for a device that has been used or divided: by a model that was built before, which has taken its
@@ -44,6 +35,5 @@ def prepare_devices() -> None:
 
 
 def count_gpus() -> int:
-    import tensorflow as tf
 
     return len(tf.config.list_physical_devices("GPU"))

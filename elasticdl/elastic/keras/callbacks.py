@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import keras
 import numpy as np
 
 from elasticdl.common.errors import UserError
@@ -23,6 +22,7 @@ from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
+from elasticdl.tensorflow import keras
 
 ON_RANK_0 = tuple(
     getattr(keras.callbacks, name)

@@ -12,12 +12,12 @@ from abc import abstractmethod
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.tensorflow import tf
 
 
 class KerasCollective(Collective):

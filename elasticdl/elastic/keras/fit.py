@@ -7,9 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from elasticdl.elastic.core import protocol as p
@@ -29,6 +27,7 @@ from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import keras
-
 from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.tensorflow import keras
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used, and which can
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, cast
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
+from elasticdl.tensorflow import keras, tf
 
 NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times
 WITH_WEIGHTS = 3  # parts of a sample that has a weight

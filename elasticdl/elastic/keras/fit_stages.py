@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-import keras
 import numpy as np
 
 from elasticdl.common.errors import JobFailedError
@@ -25,6 +24,7 @@ from elasticdl.elastic.core.world import ALONE
 from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.tensorflow import keras
 
 KEEP_ALIVE_SECONDS = 1.0
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+
+from elasticdl.tensorflow import tf
 
 Shape = tuple[int, ...]
 Sums = list[tf.Tensor]

@@ -9,15 +9,14 @@ from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
-import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader, StepBatch, seed_step
+from elasticdl.tensorflow import keras, tf
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]

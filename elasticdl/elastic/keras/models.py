@@ -14,8 +14,6 @@ import logging
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-import keras
-
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
 from elasticdl.elastic.core.step_times import Activity
@@ -25,6 +23,7 @@ from elasticdl.elastic.keras.fit_arguments import FitOptions, complete, refuse, 
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.script.batch_shape import job
+from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)
 

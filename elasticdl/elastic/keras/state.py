@@ -10,9 +10,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
@@ -26,6 +24,7 @@ from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.tensorflow import keras, tf
 
 
 class KerasState(state.TrainingState):

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.keras.layout import Layout, Sums
+from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
 

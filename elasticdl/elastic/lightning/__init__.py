@@ -6,20 +6,23 @@ Started by ``elasticdl run --num_workers 2-4 -- python train.py`` training goes 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import sys
 from typing import Any, NoReturn
 
+from elasticdl.common.triton_first import require_triton_first
+
+require_triton_first("elasticdl.elastic.lightning")
+
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
-from elasticdl.elastic.torch.prepare import tell_in_one_line
 
 __all__ = ["ElasticStrategy"]
 
@@ -28,7 +31,7 @@ FABRICS = ("lightning.fabric", "lightning_fabric")
 
 
 def _refuse_fabric(**_: Any) -> NoReturn:
-    sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
+    tell_uncaught_in_one_line()
     raise UserError(
         "Fabric(strategy='elastic'): this strategy is for Lightning's Trainer; a loop of one's own becomes elastic without Fabric, "
         "by elasticdl.elastic.torch.prepare(model, optimizer, loader)"

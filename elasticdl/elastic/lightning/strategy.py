@@ -6,7 +6,6 @@ import functools
 import importlib
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.participant import WHO, Participant
@@ -29,7 +29,6 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import choose_device
 from elasticdl.elastic.torch.parts import RandomStreams
-from elasticdl.elastic.torch.prepare import tell_in_one_line
 
 # Barriers, by which Lightning says how far it is.
 RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"
@@ -58,7 +57,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._devices: list[torch.device] = []
             self._asked = ""  # which loaders were asked for last
             self._train_loaders = 0  # of these
-            sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
+            tell_uncaught_in_one_line()
             if MASTER in os.environ:
                 rank_zero_only.rank = 1
 

@@ -28,6 +28,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
+from elasticdl.common.triton_first import require_triton_first
+
+require_triton_first("elasticdl.elastic.torch")
+
 import torch
 from torch.utils.data import Dataset
 

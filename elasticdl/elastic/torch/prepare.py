@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import reason
+from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
@@ -106,7 +105,7 @@ class PlainLoop:
         streams = RandomStreams.capture()
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        sys.excepthook = functools.partial(tell_in_one_line, sys.excepthook)
+        tell_uncaught_in_one_line()
         job = self._runtime.init(global_batch_size=size)
         RandomStreams.restore(streams)  # they are the script's
         require_plain(model, optimizer)
@@ -145,17 +144,6 @@ class PlainLoop:
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
         return self._view is not None and self._view.is_idle
-
-
-def tell_in_one_line(
-    otherwise: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-) -> None:
-    """What the interpreter does with an error that nobody has caught: what a user should change is no matter of tracebacks."""
-    if not isinstance(error, UserError):
-        otherwise(kind, error, trace)
-        return
-    print(reason(error), file=sys.stderr)
-    sys.exit(2)
 
 
 def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> None:

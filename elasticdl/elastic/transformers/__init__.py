@@ -11,6 +11,10 @@ while workers come and go; started by ``python train.py`` it runs alone. See doc
 
 from __future__ import annotations
 
+from elasticdl.common.triton_first import require_triton_first
+
+require_triton_first("elasticdl.elastic.transformers")
+
 from elasticdl.elastic.transformers.elastic_trainer import Seq2SeqTrainer, Trainer, patch
 
 __all__ = ["Seq2SeqTrainer", "Trainer", "patch"]

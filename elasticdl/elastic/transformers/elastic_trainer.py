@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
-from elasticdl.elastic.torch.prepare import tell_in_one_line
 from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.checkpoints import to_resume_from
 from elasticdl.elastic.transformers.participant import Participant
@@ -169,7 +168,7 @@ def patch(trainer: Any) -> Any:
         raise UserError(
             f"elastic.transformers.patch: this is a {type(trainer).__name__}; expected a transformers.Trainer"
         )
-    sys.excepthook = partial(tell_in_one_line, sys.excepthook)
+    tell_uncaught_in_one_line()
     require_elastic(trainer)
     streams = RandomStreams.capture()
     job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)

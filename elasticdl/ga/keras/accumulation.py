@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import keras
-import tensorflow as tf
-
 from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.tensorflow import keras, tf
 
 HALF_PRECISION = ("float16", "bfloat16")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from elasticdl.common.errors import UserError
 from elasticdl.ga.keras.optimizer import Optimizer
+from elasticdl.tensorflow import keras
 
 
 class ExactEpochs(keras.callbacks.Callback):  # type: ignore[misc]

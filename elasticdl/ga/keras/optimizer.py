@@ -15,12 +15,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import keras
-import tensorflow as tf
-
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.ga.keras.accumulation import Accumulation
 from elasticdl.ga.steps import check_samples, checked_steps
+from elasticdl.tensorflow import keras, tf
 
 PREFIX = "accumulation_"  # of the names under which a saved state has what is accumulated
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from elasticdl.ga.keras.optimizer import Optimizer
 from elasticdl.ga.steps import ReadyMade, ready_made
+from elasticdl.tensorflow import keras
 
 __all__ = [
     "SGD",

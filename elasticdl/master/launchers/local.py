@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.common.environment import STACKS
+from elasticdl.common.stacks import last_words
 from elasticdl.common.tether import tethered
+from elasticdl.common.triton_first import why_it_crashed
 from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
@@ -34,6 +36,7 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 OUTPUT_BYTES = 4096
 OUTPUT_LINES = 40
+DUMP_BYTES = 1 << 16
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
 _log = logging.getLogger(__name__)
@@ -255,11 +258,12 @@ class LocalLauncher:
         del self._starting[worker_id]
         code = await process.wait()
         del self._running[worker_id]
-        cause, detail = judge_exit(code)
         log = self._command.log(worker_id)
+        output = _end_of(log)
+        cause, detail = judge_exit(code, output)
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
-        return WorkerExited(worker_id, cause, code, detail, _end_of(log))
+        return WorkerExited(worker_id, cause, code, detail, output)
 
 
 def _dump_in(folder: str) -> Path:
@@ -283,8 +287,11 @@ def _killed_at_start(worker_id: int) -> WorkerExited:
     return WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it was not started yet")
 
 
-def judge_exit(code: int) -> tuple[ExitCause, str]:
-    """What an exit code says, with a word for people. A shell reports a child's signal as 128 + its number."""
+def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
+    """What an exit code says, with a word for people. A shell reports a child's signal as 128 + its number.
+
+    ``output``: the last that the process has printed, which may tell the reason.
+    """
     if code == 0:
         return ExitCause.CLEAN, "exit code 0"
     number = -code if code < 0 else code - _SHELL_SIGNAL_BASE
@@ -292,15 +299,20 @@ def judge_exit(code: int) -> tuple[ExitCause, str]:
         name = signal.Signals(number).name
     except ValueError:
         return ExitCause.CRASHED, f"exit code {code}"
-    return (ExitCause.KILLED if number in _FROM_OUTSIDE else ExitCause.CRASHED), name
+    if number in _FROM_OUTSIDE:
+        return ExitCause.KILLED, name
+    why = why_it_crashed(output) if number == signal.SIGSEGV else ""
+    return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
 def _end_of(log: Path) -> str:
-    """The last lines of a log; empty if it can't be read."""
+    """The last lines of a log, or the first of the stacks with which it ends; empty if it can't be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES - DUMP_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-OUTPUT_LINES:])
+    if stacks := last_words(text):
+        return "\n".join(stacks[:OUTPUT_LINES])
+    return "\n".join(text[-OUTPUT_BYTES:].splitlines()[-OUTPUT_LINES:])

@@ -10,11 +10,12 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.master.launchers.fork_server import CannotFork
 from elasticdl.master.launchers.program import imports_of, imports_of_module
 
+_TRITON = "elasticdl.common.triton_first:import_triton"
 # By what a script imports. PyTorch's first optimizer would import its compiler.
 OF_SCRIPTS = {
     "torch": ("torch", "torch._dynamo"),
-    "tensorflow": ("tensorflow",),
-    "keras": ("keras",),
+    "tensorflow": (_TRITON, "tensorflow"),
+    "keras": (_TRITON, "keras"),
     "lightning": ("torch", "torch._dynamo", "lightning.pytorch"),
     "pytorch_lightning": ("torch", "torch._dynamo", "pytorch_lightning"),
     "transformers": ("transformers",),

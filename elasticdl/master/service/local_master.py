@@ -108,8 +108,9 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
 def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
-    # As it is now: what the master imports later may set variables of its own.
-    inherited = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
+    # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
+    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1"}
+    inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
     def environment(worker_id: int, slot: Slot) -> dict[str, str]:
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))

@@ -1,5 +1,6 @@
-"""Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and sees to it
-that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one of the same name.
+"""Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
+which crashes a process after TensorFlow; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL
+beside the script has one of the same name.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -25,6 +26,7 @@ ROOT = os.path.abspath(os.path.join(FOLDER, *[os.pardir] * 4))  # the folder tha
 MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
 TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
+TRITON = "triton"
 PATCHED = frozenset(
     {
         "horovod._keras",
@@ -56,7 +58,8 @@ class OwnFinder:
 
 
 class PatchingFinder:
-    """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run."""
+    """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run. triton it has looked
+    at before."""
 
     def __init__(self) -> None:
         self._patches: Any = None
@@ -64,7 +67,7 @@ class PatchingFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in PATCHED:
+        if fullname not in PATCHED and fullname != TRITON:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -75,7 +78,16 @@ class PatchingFinder:
                 return spec
         return None
 
+    def look_at(self, module: ModuleType) -> None:
+        """Before it runs."""
+        if module.__name__ == TRITON and "tensorflow" in sys.modules:
+            from elasticdl.common.triton_first import refuse_triton
+
+            refuse_triton()
+
     def patch(self, module: ModuleType) -> None:
+        if module.__name__ == TRITON:
+            return
         if self._patches is None:
             try:
                 from elasticdl.elastic.horovod_scripts.patches import Patches
@@ -103,6 +115,7 @@ class PatchingLoader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        self._finder.look_at(module)
         self._loader.exec_module(module)
         self._finder.patch(module)
 

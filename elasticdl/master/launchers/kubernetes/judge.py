@@ -191,7 +191,7 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
 
 
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
-    cause, detail = judge_exit(code)
+    cause, detail = judge_exit(code, output)
     if cause is ExitCause.CRASHED:
         metadata = pod["metadata"]
         if end.get("reason") in ("ContainerCannotRun", "StartError"):

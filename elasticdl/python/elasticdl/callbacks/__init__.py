@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
+from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)
 
