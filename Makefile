@@ -1,12 +1,12 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test lint proto clean
+.PHONY: help setup demo cluster test test-all lint proto clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
 
 help:  ## show the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 setup:  ## make .venv: pinned dependencies, Horovod (built once per user), elasticdl
 	@scripts/setup.sh
@@ -19,8 +19,13 @@ cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--node
 
 # Two at a time: most tests of whole jobs wait more than they compute. What shares fixtures stays in one process
 # (tests/conftest.py); the long files come first.
-test: setup  ## run the tests; ARGS="-k batch_plan" passes options to pytest, ARGS="-n 0" runs one after another
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: setup  ## run the tests but the slow ones; ARGS="-k batch_plan" passes options to pytest, ARGS="-n 0" runs one after another
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup  ## run all tests, those included that are slow by nature
+	$(PYTEST) $(ARGS)
 
 lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
 	$(BIN)/ruff check
