@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.common.own_stacks import other_stacks, stack_of
 from elasticdl.common.reason import PACKAGE
-from elasticdl.common.stacks import MOST_LINES, Line, Stack, describe, parse
+from elasticdl.common.stacks import MOST_LINES, Line, Stack, describe, last_words, parse
 
 STANDARD = "/usr/lib/python3.11/threading.py"
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/module.py"
@@ -90,3 +90,20 @@ def test_the_stack_of_a_thread_and_of_those_that_are_not_the_packages():
         for thread in threads:
             thread.join()
     assert stack_of(os.getpid()).lines == ()
+
+
+def test_the_last_words_of_a_log_are_the_stacks_of_the_crash_with_which_it_ends():
+    crash = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+        '  File "/a/train.py", line 3 in load\n  File "<frozen importlib._bootstrap>", line 241 in _call\n'
+        '  File "/a/train.py", line 9 in <module>\n\nExtension modules: numpy._core, torch._C (total: 2)\n'
+    )
+
+    assert last_words(f"step 1\n{crash}") == [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x01 (most recent call first):",
+        '  File "/a/train.py", line 3 in load',
+        '  File "/a/train.py", line 9 in <module>',
+    ]
+    assert last_words(f"{crash}goes on\n") == []
+    assert last_words("step 1\n") == []

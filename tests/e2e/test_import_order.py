@@ -1,0 +1,75 @@
+"""PyTorch's CUDA build and TensorFlow in one process, in both orders. Each in a process of its own: the wrong order crashes."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from elasticdl.common.environment import MASTER
+from elasticdl.common.stacks import last_words
+from elasticdl.common.startup import python_path
+from elasticdl.common.triton_first import why_it_crashed
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this PyTorch comes without triton")
+
+FRONT_ENDS = (
+    "elasticdl.elastic.torch",
+    "elasticdl.elastic.lightning",
+    "elasticdl.elastic.transformers",
+    "elasticdl.ga.torch",
+)
+MAKE_OPTIMIZER = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)"
+
+
+def run(script: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_ours_imports_both_in_an_order_that_works():
+    done = run("import elasticdl.tensorflow, triton")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_front_ends_for_pytorch_refuse_a_script_that_has_imported_tensorflow_first():
+    script = f"""
+import importlib, tensorflow
+from elasticdl.common.errors import UserError
+for name in {FRONT_ENDS}:
+    try:
+        importlib.import_module(name)
+    except UserError as error:
+        print(name, error)
+import elasticdl.elastic.torch
+"""
+    done = run(script)
+
+    told = done.stdout.splitlines()
+    assert [line.partition(" ")[0] for line in told] == list(FRONT_ENDS)
+    assert all(
+        f"move `import {name}` above `import tensorflow`" in line for name, line in zip(FRONT_ENDS, told, strict=True)
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].endswith(told[0].partition(" ")[2])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_under_elasticdl_run_ends_with_the_line_that_helps_instead_of_crashing():
+    done = run(f"import tensorflow, torch; {MAKE_OPTIMIZER}", **python_path(os.environ), **{MASTER: "127.0.0.1:1"})
+
+    assert done.returncode == 2, done.stderr
+    assert "move `import triton` above `import tensorflow`" in done.stderr.strip().splitlines()[-1]
+
+
+def test_the_stacks_of_such_a_crash_tell_its_reason():
+    done = run("import tensorflow, triton", "-X", "faulthandler")
+
+    stacks = last_words(done.stderr)
+    assert done.returncode == -11
+    assert stacks[0] == "Fatal Python error: Segmentation fault"
+    assert "/triton/" in stacks[2]
+    assert "put `import triton` above `import tensorflow`" in why_it_crashed("\n".join(stacks))
