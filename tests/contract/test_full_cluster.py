@@ -34,6 +34,7 @@ from tests.contract.test_cluster import (  # noqa: F401
 from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 
 HOLDER = """

@@ -29,6 +29,7 @@ def node(own_cluster):
     client.CoreV1Api(own_cluster.client()).delete_node(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reclaim_lag(own_cluster, node, tmp_path):
     pytest.importorskip("torch")
@@ -46,6 +47,7 @@ def test_reclaim_lag(own_cluster, node, tmp_path):
         assert all(found[kind][name]["median"] > 0 for name in names[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_kubernetes_scale(own_cluster, tmp_path):
     where = ["--cluster", "kubeconfig", "--kubeconfig", str(own_cluster.kubeconfig)]

@@ -33,6 +33,7 @@ def summaries(entries: list[dict]) -> list[dict]:
     return [entry for entry in entries if entry["kind"] == "summary"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_throughput(tmp_path):
     loops = "elasticdl-torch,elasticdl-horovod,horovod,ddp"
@@ -46,6 +47,7 @@ def test_throughput(tmp_path):
     assert sum(laps.values()) == pytest.approx(found["elasticdl-torch"]["step_ms"], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("own", "reference", "workers"), [("keras-1-fit", "fit", 1), ("keras-2-torch", "horovod-tf", 2)]
@@ -73,6 +75,7 @@ def test_throughput_with_keras(tmp_path, own, reference, workers):
     assert found[own][f"over_{reference}"]["median"] == pytest.approx(ratio, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_throughput_with_trainers(tmp_path):
     pytest.importorskip("lightning")
@@ -84,6 +87,7 @@ def test_throughput_with_trainers(tmp_path):
     assert all(entry["workers"] == 2 and entry["rate"]["median"] > 0 for entry in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_rescale(tmp_path, framework):
@@ -105,6 +109,7 @@ def test_rescale(tmp_path, framework):
         assert entry["pause"]["median"] == pytest.approx(entry["reported"]["median"], abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_start(tmp_path):
     arguments = ["--repetitions", "1", "--frameworks", "torch", "--jobs", "0"]
@@ -119,6 +124,7 @@ def test_start(tmp_path):
         assert seconds["CPU"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_gpu_in_small(tmp_path):
     """On a machine without one; the same program measures on a GPU."""
@@ -129,6 +135,7 @@ def test_gpu_in_small(tmp_path):
     assert found["memory more after 2 worlds: host"]["value"]["n"] == 1
 
 
+@pytest.mark.slow
 def test_master_scale(tmp_path):
     arguments = ["--workers", "20", "--repetitions", "1", "--steady", "0.5"]
     (entry,) = summaries(run(tmp_path / "out.jsonl", "master_scale", *arguments))

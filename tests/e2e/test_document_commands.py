@@ -22,6 +22,7 @@ from tests.cluster.cluster import Cluster
 from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 DEADLINE = 240.0
 READ = [read(path) for path in DOCUMENTS]

@@ -18,6 +18,7 @@ from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 DEADLINE = 280
 

@@ -17,6 +17,8 @@ from benchmarks.experiments.series import read_series
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("tensorflow")
 pytest_plugins = ["tests.cluster.fixtures"]
 ROOT = Path(__file__).parents[2]

@@ -19,6 +19,7 @@ from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.options import make_parser, read
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 # Four steps an epoch, in micro-batches of two.

@@ -19,6 +19,7 @@ from benchmarks.experiments.sharing.policies import POLICIES
 from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = experiment4.draw_jobs(0, 1.0)[0].kind

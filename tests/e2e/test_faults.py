@@ -10,6 +10,7 @@ LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}
 LATE_SECONDS = 5.0  # at most, beyond the limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "collective", "done"),
     [
@@ -27,6 +28,7 @@ def test_who_hangs_is_named_with_its_line_and_the_others_go_on(tmp_path, name, c
     assert finding.done == done
 
 
+@pytest.mark.slow
 def test_status_and_events_show_where_it_stands(tmp_path):
     """As a user sees it, while the worker still hangs."""
     with scratch(tmp_path / "kept") as processes:

@@ -22,6 +22,7 @@ from tests.cluster.full.images import REPOSITORY_INSIDE
 from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 HIGH = "full-cluster-high"
 DEADLINE = 200

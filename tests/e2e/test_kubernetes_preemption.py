@@ -7,6 +7,7 @@ import pytest
 from cluster_kit import WatchedJob, objects_in, priority_classes, wait_for
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 EPOCHS = 2
 GPUS = 6  # of the cluster; each job would like four

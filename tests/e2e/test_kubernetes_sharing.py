@@ -14,6 +14,7 @@ import pytest
 from cluster_kit import DEADLINE, command_line, objects_in, wait_for
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = '<script type="application/json" id="data">'

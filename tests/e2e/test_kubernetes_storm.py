@@ -220,6 +220,7 @@ def _told(storm: Storm, job: WatchedJob) -> Iterator[None]:
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300 + 60 * COUNT)  # that long only on a machine that has much else to do
 def test_a_storm_does_not_show_in_the_training(own_cluster: Cluster, namespace: str, tmp_path: Path):
     before = objects_in(own_cluster, namespace)

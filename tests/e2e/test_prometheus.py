@@ -24,6 +24,7 @@ from elasticdl.history.records import Doing
 from tests.cluster.build import PROMETHEUS, Unavailable, require
 
 pytest_plugins = ["tests.cluster.fixtures"]
+pytestmark = pytest.mark.slow
 
 OBSERVABILITY = Path(__file__).resolve().parents[2] / "docs" / "observability"
 NAME, NAMESPACE = "seen", "lab"

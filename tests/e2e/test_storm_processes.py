@@ -25,6 +25,7 @@ DEADLINE = 120.0
 STORM = (sys.executable, "-m", "benchmarks.storm")
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.timeout(180 + 30 * COUNT)  # that long only on a machine that has much else to do
 def test_a_storm_does_not_show_in_the_training(tmp_path):
@@ -61,6 +62,7 @@ def storm(tmp_path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_storm_that_is_interrupted_cleans_up(storm, tmp_path, number):
@@ -71,6 +73,7 @@ def test_a_storm_that_is_interrupted_cleans_up(storm, tmp_path, number):
     assert not list(tmp_path.glob("elasticdl-storm-*"))
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_of_a_storm_that_is_killed_nothing_is_left(storm, tmp_path):
     storm.kill()
@@ -81,6 +84,7 @@ def test_of_a_storm_that_is_killed_nothing_is_left(storm, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_what_a_storm_cuts_is_cut_and_what_it_fills_is_full(tmp_path):
     command = [*NAMESPACES, sys.executable, str(Path(__file__).parent / "severed_hosts.py"), str(tmp_path)]
