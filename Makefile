@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test test-all lint proto clean
+.PHONY: help setup demo cluster test test-all coverage lint proto clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -19,13 +19,19 @@ cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--node
 
 # Two at a time: most tests of whole jobs wait more than they compute. What shares fixtures stays in one process
 # (tests/conftest.py); the long files come first.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: setup  ## run the tests but the slow ones; ARGS="-k batch_plan" passes options to pytest, ARGS="-n 0" runs one after another
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(BIN)/python $(PYTEST) -m "not slow" $(ARGS)
 
 test-all: setup  ## run all tests, those included that are slow by nature
-	$(PYTEST) $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
+
+coverage: setup  ## test-all, and which lines and branches it has run, in masters and workers as well
+	$(BIN)/coverage erase
+	$(BIN)/coverage run $(PYTEST) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
 
 lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
 	$(BIN)/ruff check
