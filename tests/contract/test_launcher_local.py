@@ -137,6 +137,17 @@ def test_exit_codes_are_judged(code, cause):
     assert judge_exit(code)[0] is cause
 
 
+@pytest.mark.parametrize("code", [-signal.SIGSEGV, 128 + signal.SIGSEGV])
+def test_a_crash_by_the_order_of_imports_is_told_with_what_to_change(code):
+    stacks = (
+        'Fatal Python error: Segmentation fault\n  File "/venv/site-packages/triton/__init__.py", line 8 in <module>'
+    )
+
+    assert "put `import triton` above" in judge_exit(code, stacks)[1]
+    assert judge_exit(code, "step 1")[1] == "SIGSEGV"
+    assert "triton" not in judge_exit(1, stacks)[1]
+
+
 def run_worker(tmp_path, script):
     """Run one worker to its end; returns the report of it."""
 
