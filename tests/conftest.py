@@ -1,6 +1,5 @@
 """For all rings: what runs together and in which order, what takes longer than it should, and that a test can be interrupted."""
 
-import os
 import signal
 from collections import defaultdict
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from elasticdl.common.triton_first import import_triton
-from tests.cluster.build import CONTROL_PLANE, cache_folder
+from tests.cluster.session import report_header, summary
 
 import_triton()  # tests of PyTorch and of TensorFlow share a process
 
@@ -24,13 +23,12 @@ SECONDS = "elasticdl/seconds"  # in pytest's cache: how long each file took when
 
 
 def pytest_report_header() -> str | None:
-    """What a first run waits for: with several processes nobody sees what each of them says."""
-    if "KUBEBUILDER_ASSETS" in os.environ or CONTROL_PLANE.folder().exists():
-        return None
-    return (
-        "kubernetes: not built yet; tests on a cluster begin with that, for 10 to 20 minutes, once "
-        f"(log: {cache_folder() / 'kubernetes-build.log'})"
-    )
+    return report_header()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in summary(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.line(line)
 
 
 class Times:

@@ -32,6 +32,8 @@ from tests.cluster.programs import Programs
 
 _NODE_READY_WITHIN_S = 60.0
 _POLL_S = 0.1
+# Whom Kubernetes lets see all Services and pods, by a role that is there from the beginning; a node sees its own pods.
+_SERVICES_USER = "system:kube-scheduler"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -176,12 +178,15 @@ class Cluster:
 
     def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
         """The machine of a node; what it writes for itself goes below ``own``."""
+        services = self._plane.issue(f"services-{identity.certificate.stem}", _SERVICES_USER, [])
         settings = NodeSettings(
             name=name,
             server=self.server,
             authority=str(self._plane.authority_file),
             certificate=str(identity.certificate),
             key=str(identity.key),
+            services_certificate=str(services.certificate),
+            services_key=str(services.key),
             folder=str(own),
             logs=str(self.logs / "pods"),
             gpus=gpus,

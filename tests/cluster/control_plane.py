@@ -8,7 +8,6 @@ Connections are authenticated with certificates of the plane's own authority, al
 from __future__ import annotations
 
 import base64
-import json
 import os
 import random
 import shutil
@@ -33,8 +32,6 @@ _READY_WITHIN_S = 120.0
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 1 << 30
 _POLL_S = 0.1
-# The first version whose scheduler and controller manager have no second port, one without authentication.
-_SECURE_ONLY = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,10 @@ class ControlPlane:
         }
         self._account_key = self._authority.new_signing_key("service-accounts")
         (self._api_port,) = free_ports(1, host)
-        etcd_port, peer_port, *scheduler_ports, controller_port = free_ports(5)
+        etcd_port, peer_port, scheduler_port, controller_port = free_ports(4)
         self._start_etcd(etcd_port, peer_port)
         self._start_api_server()
-        self._start_scheduler(*scheduler_ports)
+        self._start_scheduler(scheduler_port)
         self._start_controller_manager(controller_port)
 
     def wait_for_accounts(self) -> None:
@@ -171,7 +168,8 @@ class ControlPlane:
         own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
         flags = {
             "bind-address": self._host,
-            "advertise-address": self._host,
+            # The Service `kubernetes` has no endpoints: they may not be on loopback, and nodes say where the server is.
+            "endpoint-reconciler-type": "none",
             "secure-port": self._api_port,
             "etcd-servers": self._etcd_url,
             "etcd-cafile": self.authority_file,
@@ -197,12 +195,10 @@ class ControlPlane:
         self._run("kube-apiserver", flags)
         self._wait_for("API server", self._api_server_is_ready)
 
-    def _start_scheduler(self, port: int, plain_port: int) -> None:
+    def _start_scheduler(self, port: int) -> None:
         kubeconfig = self._component_kubeconfig("kube-scheduler")
-        minor = self._programs.minor
-        version = "v1beta1" if minor < _SECURE_ONLY else "v1beta3" if minor < 25 else "v1"
         configuration: dict[str, object] = {
-            "apiVersion": f"kubescheduler.config.k8s.io/{version}",
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(kubeconfig)},
             "leaderElection": {"leaderElect": False},
@@ -210,8 +206,6 @@ class ControlPlane:
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,
         }
-        if minor < _SECURE_ONLY:  # the second port cannot be closed, only kept from the network and other clusters
-            configuration |= dict.fromkeys(("healthzBindAddress", "metricsBindAddress"), f"{HOST}:{plain_port}")
         path = self._folder / "scheduler.yaml"
         path.write_text(yaml.safe_dump(configuration))
         self._run("kube-scheduler", {"config": path, **self._component_flags(kubeconfig, port)})
@@ -238,10 +232,7 @@ class ControlPlane:
 
     def _component_flags(self, kubeconfig: Path, port: int) -> dict[str, object]:
         flags: dict[str, object] = {"bind-address": HOST, "secure-port": port, "cert-dir": self._folder / "pki"}
-        flags |= {"authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
-        if self._programs.minor < _SECURE_ONLY:
-            flags["port"] = 0
-        return flags
+        return {**flags, "authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
 
     def _run(self, name: str, flags: dict[str, object], afterwards: Sequence[str] = ()) -> None:
         command = [self._programs.path(name), *(f"--{flag}={value}" for flag, value in flags.items())]
@@ -259,9 +250,8 @@ class ControlPlane:
         return self._get("/readyz") is not None
 
     def _has_default_account(self) -> bool:
-        # Until the controllers have made it, before 1.24 with a token, every pod is refused.
-        found = self._get("/api/v1/namespaces/default/serviceaccounts/default")
-        return found is not None and (self._programs.minor >= 24 or "secrets" in json.loads(found))
+        # Until the controllers have made it every pod is refused.
+        return self._get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def _get(self, path: str) -> bytes | None:
         """The body of the answer; None if there is none, or it is an error."""

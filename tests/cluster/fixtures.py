@@ -5,10 +5,14 @@ A test module has them with `pytest_plugins = ["tests.cluster.fixtures"]`.
 ELASTICDL_TEST_KUBECONFIG   use this cluster (kind, minikube, a real one) instead of starting one
 ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell and Python
 KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
+
+What the clusters of a session need is built beside its tests, by a process of its own, and waited for by the first test
+that has a cluster. Of several test processes the first starts the build, and all of them wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,33 +20,65 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from tests.cluster.build import Unavailable
+from tests.cluster.build import CONTROL_PLANE, NODE, Part
+from tests.cluster.building import Building
 from tests.cluster.cluster import Cluster
 from tests.cluster.full.cluster import FullCluster
-from tests.cluster.full.machine import find_full_programs
+from tests.cluster.full.machine import check_machine, find_full_programs
 from tests.cluster.kit import Pods, new_namespace
 from tests.cluster.outside import OutsideCluster
 from tests.cluster.programs import Programs, find_programs
+from tests.cluster.session import NO_CLUSTER
+from tests.cluster.steps import BuildError, Unavailable
 
 NODES = {"n0": 3, "n1": 3}
-_PROGRAMS = pytest.StashKey[dict[str, Programs | str]]()
-# By the fixture that needs them; the one that needs more comes first, as one build of all takes less than two.
-# A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
+_PROGRAMS = pytest.StashKey[dict[str, Programs | Unavailable | BuildError]]()
+_BUILDING = pytest.StashKey[Building]()
+# By the fixture that needs them. A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
 _FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the clusters need before any test begins: the first build takes longer than a test may."""
-    if session.config.option.collectonly:
+    """Begin to build what the clusters need, if it is not there."""
+    if session.config.option.collectonly or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    found = session.config.stash.setdefault(_PROGRAMS, {})
-    needed = {_needed(item) for item in session.items}
-    for name in (each for each in _FIND if each in needed):
+    needed = {name for item in session.items if (name := _needed(item))}
+    parts = _parts(needed)
+    if any(not part.folder().is_dir() for part in parts):
+        session.config.stash[_BUILDING] = Building.start(_run(), full=NODE in parts)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Wait for the programs before the test's own time begins: the first build takes longer than a test may."""
+    name = _needed(item)
+    found = item.config.stash.setdefault(_PROGRAMS, {})
+    if name and name not in found:
+        terminal = item.config.pluginmanager.get_plugin("terminalreporter")
         try:
-            found[name] = _FIND[name](terminal.write_line if terminal else print)
-        except Unavailable as error:
-            found[name] = f"no Kubernetes cluster: {error}"
+            found[name] = _FIND[name](terminal.write_line if terminal else print, _run())
+        except (Unavailable, BuildError) as error:
+            found[name] = error
+    return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if building := config.stash.get(_BUILDING, None):
+        building.stop()
+
+
+def _parts(needed: set[str]) -> list[Part]:
+    """What there would be to build for these fixtures."""
+    if "full_cluster" in needed:
+        with contextlib.suppress(Unavailable):
+            check_machine()
+            return [CONTROL_PLANE, NODE]
+    return [] if "KUBEBUILDER_ASSETS" in os.environ or "cluster" not in needed else [CONTROL_PLANE]
+
+
+def _run() -> str:
+    """The same word in all processes of one test run."""
+    return os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process {os.getpid()}"
 
 
 def _needed(item: pytest.Item) -> str | None:
@@ -53,10 +89,13 @@ def _needed(item: pytest.Item) -> str | None:
 
 
 def _programs(request: pytest.FixtureRequest, name: str) -> Programs:
-    found = request.config.stash[_PROGRAMS][name]
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    match request.config.stash[_PROGRAMS][name]:
+        case Unavailable() as error:
+            pytest.skip(f"{NO_CLUSTER}: {error}")
+        case BuildError() as error:
+            pytest.fail(str(error), pytrace=False)
+        case programs:
+            return programs
 
 
 @pytest.fixture(scope="session")

@@ -88,15 +88,8 @@ def new_namespace(api: client.ApiClient) -> Iterator[str]:
     core = client.CoreV1Api(api)
     name = f"test-{secrets.token_hex(4)}"
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
-    # Before 1.24 pods are refused until their account has a token; since then it never gets one.
-    has_tokens = int(client.VersionApi(api).get_code().minor.rstrip("+")) < 24
     try:
-        until(
-            lambda found: "default" in found and (found["default"].secrets or not has_tokens),
-            "default service account",
-            core.list_namespaced_service_account,
-            name,
-        )
+        until(lambda found: "default" in found, "default service account", core.list_namespaced_service_account, name)
         yield name
     finally:
         core.delete_collection_namespaced_pod(name, grace_period_seconds=0)

@@ -77,7 +77,7 @@ class FullCluster(Cluster):
         """Give every node the image of an archive, as `docker save` writes it; there is no registry to pull from."""
         for name in self.node_names:
             command = import_image(str(self.folder / "nodes" / name / SOCKET), archive)
-            command[0] = str(NODE.folder() / "root/usr/bin" / command[0])
+            command[0] = str(NODE.folder() / command[0])
             subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
 
     def freeze_node(self, name: str) -> None:
@@ -107,7 +107,7 @@ class FullCluster(Cluster):
     def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
         self._gpus[name] = gpus
         place = self._place(name)
-        services = self._plane.issue(f"{own.name}-services-{identity.certificate.stem}", _SERVICES_USER, [])
+        services = self._plane.issue(f"services-{identity.certificate.stem}", _SERVICES_USER, [])
         for file, user, pair in (("kubelet", f"system:node:{name}", identity), ("services", _SERVICES_USER, services)):
             self._plane.write_kubeconfig(own / f"{file}.kubeconfig", user, pair)
         pod_logs = self.logs / "pods" / name
@@ -117,6 +117,7 @@ class FullCluster(Cluster):
             place=place,
             network=self._net.plan.number,
             switch=self._net.pid,
+            kubernetes=str(self._programs.folder),
             programs=str(NODE.folder()),
             folder=str(own),
             logs=str(self.logs),

@@ -15,28 +15,33 @@ DOMAIN = "cluster.local"
 
 def containerd(settings: NodeSettings) -> str:
     """What this machine may not let it do, negative OOM scores and AppArmor, is left out."""
-    return f"""version = 2
+    return f"""version = 3
 root = "{settings.folder}/containerd"
 state = "/run/containerd"
 oom_score = 0
 
 [grpc]
   address = "{settings.socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{settings.folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
-  disable_apparmor = true
   disable_tcp_service = true
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.runtime"]
+  disable_apparmor = true
   restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{settings.root}/usr/lib/cni"
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{settings.root}/usr/lib/cni"]
     conf_dir = "{settings.folder}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       base_runtime_spec = "{settings.folder}/runtime.json"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         BinaryName = "{settings.root}/usr/sbin/runc"
 """
 
@@ -69,6 +74,7 @@ def kubelet(settings: NodeSettings) -> str:
         "makeIPTablesUtilChains": False,
         # It finds the kernel as it wants it, see `mounts`: it must not set anything that is the whole machine's.
         "protectKernelDefaults": True,
+        "failCgroupV1": False,
         "resolvConf": "",
         "clusterDNS": [settings.address],
         "clusterDomain": DOMAIN,
@@ -79,8 +85,6 @@ def kubelet(settings: NodeSettings) -> str:
         "evictionHard": {"memory.available": "50Mi"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        # Both keep sockets at places outside of the kubelet's own folder.
-        "featureGates": {"DevicePlugins": False, "KubeletPodResources": False},
     }
     return yaml.safe_dump(configuration)
 

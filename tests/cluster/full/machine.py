@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tests.cluster.build import CONTROL_PLANE, KUBERNETES, NODE, Unavailable, require
+from tests.cluster.build import CONTROL_PLANE, NODE, Unavailable, require
 from tests.cluster.full.leftovers import HIERARCHIES
 from tests.cluster.programs import Programs
 
@@ -17,16 +17,16 @@ _NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 _WITHIN_S = 20.0
 
 
-def find_full_programs(say: Callable[[str], None] = print) -> Programs:
-    """Those of the control plane, of the release that the nodes' programs are of; may take its time to build them.
+def find_full_programs(say: Callable[[str], None] = print, run: str = "") -> Programs:
+    """Those of the control plane and, in their cache, of the nodes; may take its time to build them, in ``run``.
 
     Raises:
         Unavailable: they cannot be built or used here.
         BuildError: they could not be built.
     """
     check_machine()
-    require([CONTROL_PLANE, NODE], say)
-    return Programs(CONTROL_PLANE.folder(), int(KUBERNETES.split(".")[1]))
+    require([CONTROL_PLANE, NODE], say, run)
+    return Programs(CONTROL_PLANE.folder())
 
 
 def check_machine() -> None:

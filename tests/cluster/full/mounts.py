@@ -29,7 +29,15 @@ def mount_own(folder: Path, logs: Path) -> None:
     for name in ("pods", "containers"):
         Path("/var/log", name).mkdir()
     _mount("--bind", str(logs), "/var/log/pods")
+    _cover("/var/lib", folder / "var-lib")
     _mount_sysfs(folder)
+
+
+def _cover(place: str, folder: Path) -> None:
+    """What is there is seen as before, and what is written there goes below ``folder``."""
+    for name in ("upper", "work"):
+        (folder / name).mkdir(parents=True)
+    _mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={folder}/upper,workdir={folder}/work", place)
 
 
 def _mount_sysfs(folder: Path) -> None:

@@ -60,13 +60,13 @@ class Node:
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         root = settings.root
         libraries = root / "usr/lib/x86_64-linux-gnu"
-        places = [settings.own / "bin", root / "usr/bin", root / "usr/sbin", os.environ.get("PATH", os.defpath)]
+        own = [settings.own / "bin", Path(settings.programs)]
+        places = [*own, root / "usr/bin", root / "usr/sbin", os.environ.get("PATH", os.defpath)]
         self._environment = {
             **os.environ,
             "PATH": os.pathsep.join(map(str, places)),
             "LD_LIBRARY_PATH": str(libraries),
             "XTABLES_LIBDIR": str(libraries / "xtables"),
-            "AWS_EC2_METADATA_DISABLED": "true",  # else the kubelet asks, and waits for an answer
         }
 
     def start(self) -> None:
@@ -79,16 +79,12 @@ class Node:
             "kubelet",
             "--config=" + self._write("kubelet.yaml", configuration.kubelet(settings)),
             f"--kubeconfig={settings.kubeconfig}",
-            "--container-runtime=remote",
             f"--container-runtime-endpoint=unix://{settings.socket}",
             f"--hostname-override={settings.name}",
             f"--node-ip={settings.address}",
             f"--cert-dir={settings.own / 'pki'}",
             f"--root-dir={settings.own / 'kubelet'}",
-            # It tidies up every second instead of every minute, see `tests.cluster.build`; a log may be asked for later.
-            "--maximum-dead-containers-per-container=2",
         )
-        # Meanwhile the kubelet looks for Docker, five times, a second between two.
         for archive in sorted(Path(settings.images).glob("*.tar")):
             self._run(*import_image(settings.socket, archive))
         context = ssl.create_default_context(cafile=settings.authority)
@@ -134,7 +130,7 @@ class Node:
 
     def _start(self, name: str, *arguments: str) -> None:
         own = Path(self._settings.programs) / name
-        program = own if own.exists() else self._settings.root / "usr/bin" / name
+        program = own if own.exists() else Path(self._settings.kubernetes) / name
         with Path(self._settings.logs, f"{self._settings.name}-{name}.log").open("ab") as log:
             self._programs[name] = subprocess.Popen(
                 [str(program), *arguments], env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

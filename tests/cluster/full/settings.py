@@ -18,7 +18,8 @@ class NodeSettings:
     place: int  # among the nodes of the cluster
     network: int  # the number of its `Plan`
     switch: int  # a process in the switch's network namespace, by its number on the host
-    programs: str
+    kubernetes: str  # the folder of kubelet and kube-proxy
+    programs: str  # the folder of the others
     folder: str
     logs: str
     pod_logs: str  # of this node alone: the kubelet removes what it does not know

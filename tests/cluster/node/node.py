@@ -39,6 +39,9 @@ class NodeSettings:
     authority: str
     certificate: str
     key: str
+    # Of somebody who may see all Services and their pods.
+    services_certificate: str
+    services_key: str
     folder: str
     logs: str
     gpus: int
@@ -99,6 +102,7 @@ class Node:
         url = urlsplit(settings.server)
         service = {"KUBERNETES_SERVICE_HOST": str(url.hostname), "KUBERNETES_SERVICE_PORT": str(url.port)}
         numbers = itertools.count(256)
+        may_look = Pair(Path(settings.services_certificate), Path(settings.services_key))
         return Host(
             address=address,
             pods=folder / "pods",
@@ -110,7 +114,7 @@ class Node:
             restart_backoff=settings.restart_backoff_s,
             # From 127.n.1.0 on, each once: an old peer's address never belongs to a new pod.
             new_address=lambda: "127.{}.{}.{}".format(network, *divmod(next(numbers), 256)),
-            services=Services(self._api, f"127.{network}"),
+            services=Services(Api(settings.server, settings.authority, may_look), f"127.{network}"),
         )
 
     def _register(self, address: str) -> None:

@@ -6,7 +6,7 @@ gathered from the pod's reason, the events about it and what its node last told.
 | what is seen | the cause |
 | --- | --- |
 | the container was `OOMKilled` | out of memory |
-| `DisruptionTarget` | as its reason says |
+| `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted` |
 | the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
 | event `Preempted`; `Evicted` | preempted; evicted |
 | it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
@@ -95,6 +95,8 @@ class Ended:
     code: int
     detail: str
     output: str = ""
+    # An event that is still to come may say otherwise, or more.
+    open: bool = False
 
 
 Verdict = Waiting | Running | Ended
@@ -126,13 +128,13 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if (end or {}).get("reason") == "OOMKilled":
         return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
     if found := _disruption(pod, events, end is None):
-        return Ended(found[0], code, found[1])
+        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not _preemptor(pod, events))
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
         if told:
             return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
-        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}", open=True)
     if end is None:
         return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
@@ -178,16 +180,27 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
         cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
-        return cause, flat(condition.get("message") or reason)
+        preemptor = _preemptor(pod, events) if cause is ExitCause.PREEMPTED else ""
+        return cause, preemptor or flat(condition.get("message") or reason)
     reason = str(status.get("reason") or "")
     if reason in _REASONS or reason.startswith(_OUT_OF):
         return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
     for event in reversed(events):
         if event.get("reason") in _EVENTS:
-            return _EVENTS[event["reason"]], flat(event.get("message") or event["reason"])
+            return _EVENTS[event["reason"]], _preemptor(pod, [event]) or flat(event.get("message") or event["reason"])
         if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
             return taint, f"{_node(pod)} got a taint that it does not tolerate"
     return None
+
+
+def _preemptor(pod: Object, events: Sequence[Object]) -> str:
+    """Who took its place, if an event has told; its text has only a number since 1.27, and a reference to it the name."""
+    told = next((each for each in reversed(events) if each.get("reason") == "Preempted"), {})
+    other = told.get("related") or {}
+    if name := other.get("name"):
+        kind = str(other.get("kind") or "Pod").lower()
+        return f"Preempted by {kind} {other.get('namespace', 'default')}/{name} on {_node(pod)}"
+    return flat(told.get("message") or "")
 
 
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:

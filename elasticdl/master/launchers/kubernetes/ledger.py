@@ -28,7 +28,7 @@ class Entry:
     place: int
     pod: Object | None = None  # as last seen
     gone: bool = False  # the object is, and its end is not yet reported
-    held: bool = False  # it has ended as if somebody had deleted it, and an event may yet say otherwise
+    held: bool = False  # it has ended, and an event may yet say otherwise, or more
     told: bool = False  # by us, to end
     placed: bool = False
     waits: Waiting | None = None  # as last reported
@@ -166,7 +166,7 @@ class Ledger:
         return self._end(worker_id, _judge_end(entry)) if entry and entry.held else []
 
     def _close(self, worker_id: int, entry: Entry, verdict: Ended) -> Reports:
-        entry.held = verdict.cause is ExitCause.DELETED
+        entry.held = verdict.open
         return [] if entry.held else self._end(worker_id, verdict)
 
     def _end(self, worker_id: int, verdict: Ended) -> Reports:

@@ -1,0 +1,33 @@
+"""For every test process, whether its tests have a cluster or not: what is said of clusters before the tests and after.
+
+Imports little: most tests need no cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.cluster.build import CONTROL_PLANE
+
+# So begins why a test that needs a cluster is skipped.
+NO_CLUSTER = "no Kubernetes cluster"
+
+
+def report_header(environ: Mapping[str, str] = os.environ) -> str | None:
+    """What a first run builds: with several processes nobody sees what each of them says."""
+    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & environ.keys() or CONTROL_PLANE.folder().is_dir():
+        return None
+    return (
+        "kubernetes: not built yet; it is built beside the tests, and those on a cluster wait for it: 6 minutes of two "
+        f"idle cores, once (log: {CONTROL_PLANE.log()})"
+    )
+
+
+def summary(skipped: Sequence[Any]) -> list[str]:
+    """How many tests were skipped for want of a cluster, by why, from the reports of all that were skipped."""
+    reasons = (str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
+    missed = Counter(reason.partition(f"{NO_CLUSTER}: ")[2] for reason in reasons)
+    return [f"{count} tests on a cluster were skipped: {reason}" for reason, count in missed.items() if reason]
