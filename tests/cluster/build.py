@@ -63,13 +63,13 @@ class Part:
 
     def log(self) -> Path:
         """What its build says."""
-        return cache_folder() / f"build-{self.name}.log"
+        return cache_folder() / f"kubernetes-build-{self.name}.log"
 
 
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
 _VERSION = {"gitVersion": f"v{KUBERNETES}", "gitMajor": _MAJOR, "gitMinor": _MINOR, "gitTreeState": "clean"}
-CONTROL_PLANE = Part(
-    "control-plane",
+CLUSTER = Part(
+    "cluster",
     megabytes=8000,
     module=GoModule(
         "kubernetes",
@@ -131,14 +131,16 @@ def require(parts: Sequence[Part], say: Callable[[str], None] = print, run: str 
 
 def _build(part: Part, say: Callable[[str], None]) -> None:
     cache = cache_folder()
-    for leftover in cache.glob(f"build-{part.name}-*/"):  # of a build that was killed: we hold the lock
+    for leftover in cache.glob(f"kubernetes-build-{part.name}-*/"):  # of a build that was killed: we hold the lock
         shutil.rmtree(leftover)
     free = shutil.disk_usage(cache).free // MEGABYTE
     if free < part.megabytes:
         raise Unavailable(f"{cache} has {free} MB left: building {part.name} takes {part.megabytes} while it lasts")
     say(f"building {part.name} of Kubernetes {KUBERNETES} (once; log: {part.log()})")
     steps = Steps(part.log(), say)
-    with tempfile.TemporaryDirectory(prefix=f"build-{part.name}-", dir=cache, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=f"kubernetes-build-{part.name}-", dir=cache, ignore_cleanup_errors=True
+    ) as name:
         scratch = Path(name)
         out = scratch / "out"
         out.mkdir()
@@ -165,7 +167,7 @@ def _alone(part: Part, say: Callable[[str], None]) -> Iterator[None]:
     Raises:
         BuildError: somebody has been building it for hours.
     """
-    with (cache_folder() / f"build-{part.name}.lock").open("w") as lock:
+    with (cache_folder() / f"kubernetes-build-{part.name}.lock").open("w") as lock:
         deadline = time.monotonic() + _BUILT_WITHIN_S
         told = False
         while True:
@@ -187,7 +189,7 @@ def _alone(part: Part, say: Callable[[str], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _remembered(part: Part, run: str) -> Iterator[None]:
     """If it fails, who tries it in the same run is told the same at once."""
-    file = cache_folder() / f"build-{part.name}.failed"
+    file = cache_folder() / f"kubernetes-build-{part.name}.failed"
     kinds = {kind.__name__: kind for kind in (Unavailable, BuildError)}
     if run and file.exists():
         failed_in, kind, message = json.loads(file.read_text())
@@ -209,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", action="store_true", help="containerd and what else a node needs, too")
     parser.add_argument("--run", default="", metavar="NAME", help="what has failed in a run is not tried again in it")
     options = parser.parse_args(argv)
-    parts = [CONTROL_PLANE, NODE] if options.node else [CONTROL_PLANE]
+    parts = [CLUSTER, NODE] if options.node else [CLUSTER]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what removes the scratch folder
     try:
         require(parts, lambda line: print(f"  {line}", file=sys.stderr, flush=True), options.run)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from tests.cluster.build import CONTROL_PLANE, NODE, Part
+from tests.cluster.build import CLUSTER, NODE, Part
 from tests.cluster.building import Building
 from tests.cluster.cluster import Cluster
 from tests.cluster.full.cluster import FullCluster
@@ -72,8 +72,8 @@ def _parts(needed: set[str]) -> list[Part]:
     if "full_cluster" in needed:
         with contextlib.suppress(Unavailable):
             check_machine()
-            return [CONTROL_PLANE, NODE]
-    return [] if "KUBEBUILDER_ASSETS" in os.environ or "cluster" not in needed else [CONTROL_PLANE]
+            return [CLUSTER, NODE]
+    return [] if "KUBEBUILDER_ASSETS" in os.environ or "cluster" not in needed else [CLUSTER]
 
 
 def _run() -> str:

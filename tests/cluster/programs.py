@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.build import CONTROL_PLANE, Unavailable, require
+from tests.cluster.build import CLUSTER, Unavailable, require
 
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 # The first 1.x whose flags are those of `tests.cluster.control_plane`, of programs that somebody else has built.
@@ -35,8 +35,8 @@ def find_programs(say: Callable[[str], None] = print, run: str = "") -> Programs
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
-        require([CONTROL_PLANE], say, run)
-        return Programs(CONTROL_PLANE.folder())
+        require([CLUSTER], say, run)
+        return Programs(CLUSTER.folder())
     folder = Path(assets)
     missing = [name for name in NAMES if not os.access(folder / name, os.X_OK)]
     if missing:

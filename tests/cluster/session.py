@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.cluster.build import CONTROL_PLANE
+from tests.cluster.build import CLUSTER
 
 # So begins why a test that needs a cluster is skipped.
 NO_CLUSTER = "no Kubernetes cluster"
@@ -18,11 +18,11 @@ NO_CLUSTER = "no Kubernetes cluster"
 
 def report_header(environ: Mapping[str, str] = os.environ) -> str | None:
     """What a first run builds: with several processes nobody sees what each of them says."""
-    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & environ.keys() or CONTROL_PLANE.folder().is_dir():
+    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & environ.keys() or CLUSTER.folder().is_dir():
         return None
     return (
         "kubernetes: not built yet; it is built beside the tests, and those on a cluster wait for it: 6 minutes of two "
-        f"idle cores, once (log: {CONTROL_PLANE.log()})"
+        f"idle cores, once (log: {CLUSTER.log()})"
     )
 
 

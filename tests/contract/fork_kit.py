@@ -21,7 +21,7 @@ MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
 async def launcher_of(argv, folder, modules=None, environ=None):
     """A launcher and what it reports; with ``modules`` its workers are forked."""
     folder.mkdir(exist_ok=True)
-    before = set(psutil.Process().children(recursive=True))  # of other tests, such as multiprocessing's own
+    before = set(psutil.Process().children())  # of other tests, such as multiprocessing's own; they may have children
     environ = dict(environ or os.environ)
     common = {**environ, **python_path(environ)}
     command = WorkerCommand(
@@ -35,7 +35,7 @@ async def launcher_of(argv, folder, modules=None, environ=None):
         yield launcher, reports
     finally:
         await launcher.close()
-    left = set(psutil.Process().children(recursive=True)) - before
+    left = set(psutil.Process().children()) - before
     assert not left, left
 
 

@@ -31,13 +31,14 @@ def condition(kind, status="True", reason="", message=""):
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
-def event(reason, message="", kind="Normal", worker_id=0, uid=None):
+def event(reason, message="", kind="Normal", worker_id=0, uid=None, **more):
     return {
         "metadata": {"name": f"e.{reason}", "resourceVersion": "1"},
         "involvedObject": {"kind": "Pod", "name": f"{JOB}-worker-{worker_id}", "uid": uid or f"uid-{worker_id}"},
         "reason": reason,
         "message": message,
         "type": kind,
+        **more,
     }
 
 

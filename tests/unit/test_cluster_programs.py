@@ -42,7 +42,7 @@ def test_an_archive_that_cannot_be_reached_is_named_with_the_reason(empty_cache,
 
 
 def test_what_is_in_the_cache_is_not_built_again(empty_cache):
-    folder = make_programs(build.CONTROL_PLANE.folder())
+    folder = make_programs(build.CLUSTER.folder())
     programs = find_programs(lambda line: pytest.fail(line))
     assert (programs.folder, programs.minor) == (folder, 31)
 
@@ -74,7 +74,7 @@ def test_given_programs_must_be_complete(tmp_path, monkeypatch):
 
 
 def test_an_edited_recipe_is_another_folder():
-    parts = [build.CONTROL_PLANE, build.NODE, build.Part("node", ("kubelet",), ())]
+    parts = [build.CLUSTER, build.NODE, build.Part("node", ("kubelet",), ())]
     assert len({part.folder() for part in parts}) == 3
 
 

@@ -76,6 +76,11 @@ def test_a_pod_runs_when_its_container_does():
 
 
 PREEMPTED_BY = "Preempted by lab/urgent on node n0"
+PREEMPTED = event(
+    "Preempted",
+    "Preempted by pod 5f2b on node n0",
+    related={"kind": "Pod", "namespace": "lab", "name": "urgent", "uid": "5f2b"},
+)
 TAINTED = "Marking for deletion Pod lab/digits-worker-0"
 KILLED_BY = "The node was low on resource: memory."
 
@@ -87,7 +92,7 @@ def disrupted(why, text, **more):
 @pytest.mark.parametrize(
     ("last", "events", "gone", "cause", "code", "detail"),
     [
-        # 1.26 and later: a condition says it.
+        # A condition says it, and who preempted it the event.
         (
             disrupted("PreemptionByScheduler", "preempting to accommodate a higher priority pod", state=terminated(0)),
             [],
@@ -95,6 +100,14 @@ def disrupted(why, text, **more):
             ExitCause.PREEMPTED,
             0,
             "preempting to accommodate a higher priority pod",
+        ),
+        (
+            disrupted("PreemptionByScheduler", "preempting to accommodate a higher priority pod", state=terminated(0)),
+            [PREEMPTED, event("Killing", "Stopping container elasticdl")],
+            True,
+            ExitCause.PREEMPTED,
+            0,
+            "Preempted by pod lab/urgent on node n0",
         ),
         (
             disrupted("PreemptionByKubeScheduler", "x", state=terminated(137)),
@@ -144,7 +157,7 @@ def disrupted(why, text, **more):
             137,
             KILLED_BY,
         ),
-        # 1.20: the pod's own reason, the events about it, what its node last told.
+        # Without the condition: the pod's own reason, the events about it, what its node last told.
         (
             pod(phase="Running", state=terminated(0), deleted=True),
             [event("Scheduled"), event("Preempted", PREEMPTED_BY), event("Killing", "Stopping container elasticdl")],
@@ -305,6 +318,13 @@ def test_why_a_worker_ended(last, events, gone, cause, code, detail):
     ended = judge_end(last, events, told=False, gone=gone) if gone else judge(last, events, told=False)
     assert isinstance(ended, Ended)
     assert (ended.cause, ended.code, ended.detail) == (cause, code, detail)
+
+
+def test_a_preemption_is_open_until_it_is_told_who_came():
+    last = disrupted("PreemptionByScheduler", "x", state=terminated(0))
+    assert [judge(last, events, told=False).open for events in ([], [PREEMPTED])] == [True, False]
+    evicted = disrupted("EvictionByEvictionAPI", "x", state=terminated(0))
+    assert not judge(evicted, [], told=False).open
 
 
 def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():

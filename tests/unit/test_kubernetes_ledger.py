@@ -84,6 +84,17 @@ def test_a_deletion_is_held_until_it_is_clear_who_did_it():
     assert ledger.settle(0) == []
 
 
+def test_a_preemption_is_held_until_it_is_told_who_came():
+    ledger = launched()
+    target = condition("DisruptionTarget", "True", "PreemptionByScheduler", "to accommodate another")
+    over = pod(phase="Succeeded", state=terminated(0), deleted=True, conditions=[target])
+    assert ledger.seen(over) == []
+    assert ledger.held(0)
+    related = {"kind": "Pod", "namespace": "lab", "name": "urgent"}
+    (told,) = ledger.happened(0, event("Preempted", "by a number", related=related))
+    assert (told.cause, told.detail) == (ExitCause.PREEMPTED, "Preempted by pod lab/urgent on node n0")
+
+
 def test_a_deletion_of_which_nothing_more_is_heard_is_one():
     ledger = launched()
     ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tests.cluster.build import CONTROL_PLANE, NODE, Unavailable, require
+from tests.cluster.build import CLUSTER, NODE, Unavailable, require
 from tests.cluster.full.leftovers import HIERARCHIES
 from tests.cluster.programs import Programs
 
@@ -25,8 +25,8 @@ def find_full_programs(say: Callable[[str], None] = print, run: str = "") -> Pro
         BuildError: they could not be built.
     """
     check_machine()
-    require([CONTROL_PLANE, NODE], say, run)
-    return Programs(CONTROL_PLANE.folder())
+    require([CLUSTER, NODE], say, run)
+    return Programs(CLUSTER.folder())
 
 
 def check_machine() -> None:

@@ -128,7 +128,7 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if (end or {}).get("reason") == "OOMKilled":
         return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
     if found := _disruption(pod, events, end is None):
-        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not _preemptor(pod, events))
+        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not _preemption(events))
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
@@ -180,27 +180,29 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
         cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
-        preemptor = _preemptor(pod, events) if cause is ExitCause.PREEMPTED else ""
-        return cause, preemptor or flat(condition.get("message") or reason)
+        preemption = _preemption(events) if cause is ExitCause.PREEMPTED else {}
+        return cause, _preemptor(pod, preemption) or flat(condition.get("message") or reason)
     reason = str(status.get("reason") or "")
     if reason in _REASONS or reason.startswith(_OUT_OF):
         return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
     for event in reversed(events):
         if event.get("reason") in _EVENTS:
-            return _EVENTS[event["reason"]], _preemptor(pod, [event]) or flat(event.get("message") or event["reason"])
+            return _EVENTS[event["reason"]], _preemptor(pod, event) or flat(event.get("message") or event["reason"])
         if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
             return taint, f"{_node(pod)} got a taint that it does not tolerate"
     return None
 
 
-def _preemptor(pod: Object, events: Sequence[Object]) -> str:
-    """Who took its place, if an event has told; its text has only a number since 1.27, and a reference to it the name."""
-    told = next((each for each in reversed(events) if each.get("reason") == "Preempted"), {})
-    other = told.get("related") or {}
-    if name := other.get("name"):
-        kind = str(other.get("kind") or "Pod").lower()
-        return f"Preempted by {kind} {other.get('namespace', 'default')}/{name} on {_node(pod)}"
-    return flat(told.get("message") or "")
+def _preemption(events: Sequence[Object]) -> Object:
+    """What the scheduler has told of it; empty if nothing, or nothing yet."""
+    return next((each for each in reversed(events) if each.get("reason") == "Preempted"), {})
+
+
+def _preemptor(pod: Object, event: Object) -> str:
+    """Who is told to have taken its place; empty if nobody. An event's text has but a number, what it relates to the name."""
+    other = event.get("related") or {}
+    kind, namespace = str(other.get("kind") or "Pod").lower(), other.get("namespace", "default")
+    return f"Preempted by {kind} {namespace}/{other['name']} on {_node(pod)}" if other.get("name") else ""
 
 
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
