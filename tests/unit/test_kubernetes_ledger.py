@@ -95,6 +95,30 @@ def test_a_preemption_is_held_until_it_is_told_who_came():
     assert (told.cause, told.detail) == (ExitCause.PREEMPTED, "Preempted by pod lab/urgent on node n0")
 
 
+def test_a_preemptor_of_which_only_the_number_is_told_is_known_if_it_was_seen_to_wait():
+    uid, number = "cee3e985-bb3d-49a1-a203-43ec376c94be", "Preempted by pod {} on node n0"
+    ledger = launched(0, 1)
+    ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": "urgent", "uid": uid})
+    ended = []
+    for worker_id, by in ((0, uid), (1, uid.replace("c", "d"))):
+        ledger.seen(pod(worker_id, phase="Succeeded", state=terminated(0), deleted=True))
+        ended += ledger.happened(worker_id, event("Preempted", number.format(by), worker_id=worker_id))
+    assert [each.detail for each in ended] == [
+        "Preempted by pod lab/urgent on node n0",
+        number.format("dee3e985-bb3d-49a1-a203-43ed376d94be"),
+    ]
+
+
+def test_of_those_that_wait_the_newest_are_known():
+    ledger = launched()
+    for number in range(1000):
+        ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": f"p{number}", "uid": f"{number:036}"})
+    ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
+    (told,) = ledger.happened(0, event("Preempted", f"Preempted by pod {999:036} on node n0"))
+    assert told.detail == "Preempted by pod lab/p999 on node n0"
+    assert len(ledger._waiting) <= 100
+
+
 def test_a_deletion_of_which_nothing_more_is_heard_is_one():
     ledger = launched()
     ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))

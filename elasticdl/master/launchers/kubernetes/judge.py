@@ -199,7 +199,7 @@ def _preemption(events: Sequence[Object]) -> Object:
 
 
 def _preemptor(pod: Object, event: Object) -> str:
-    """Who is told to have taken its place; empty if nobody. An event's text has but a number, what it relates to the name."""
+    """Who is told to have taken its place; empty if nobody. The event's text has but a number."""
     other = event.get("related") or {}
     kind, namespace = str(other.get("kind") or "Pod").lower(), other.get("namespace", "default")
     return f"Preempted by {kind} {namespace}/{other['name']} on {_node(pod)}" if other.get("name") else ""

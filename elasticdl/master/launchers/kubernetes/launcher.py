@@ -300,7 +300,10 @@ class KubernetesLauncher:
             self.event_changed("ADDED", event)
 
     def event_changed(self, kind: str, event: Manifest) -> None:
-        job, _, number = str(event["involvedObject"].get("name", "")).rpartition("-worker-")
+        about = event["involvedObject"]
+        if event.get("reason") == "FailedScheduling":
+            self._ledger.finds_no_place(about)
+        job, _, number = str(about.get("name", "")).rpartition("-worker-")
         if kind != "DELETED" and job == self._pods.job and number.isdigit():
             self._look(int(number), self._ledger.happened(int(number), event))
 

@@ -6,6 +6,7 @@ reported once. Owned by the event loop.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ Reports = list[WorkerPending | WorkerPlaced | WorkerExited]
 # In a container of its own, the first process.
 PID = 1
 _EVENTS_KEPT = 20
+# Of pods that have found no place; one that then takes a worker's is told of by its number alone (1.37).
+_WAITING_KEPT = 100
+_PREEMPTOR = re.compile(r"Preempted by \w+ ([0-9a-f-]{36})")
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._ended: set[int] = set()
+        self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
 
     def __contains__(self, worker_id: int) -> bool:
@@ -108,7 +113,7 @@ class Ledger:
         if entry is None or entry.gone:
             return []
         entry.pod = pod
-        verdict = judge(pod, entry.events, told=entry.told)
+        verdict = judge(pod, self._named(entry.events), told=entry.told)
         if isinstance(verdict, Ended):
             return self._close(worker_id, entry, verdict)
         if pod["metadata"].get("deletionTimestamp"):  # what it still waits for does not matter
@@ -128,7 +133,7 @@ class Ledger:
         entry.pod, entry.gone = pod or entry.pod, True
         if entry.pod is None:
             return self._end(worker_id, Ended(ExitCause.DELETED, -9, "its pod is not there any more"))
-        return self._close(worker_id, entry, _judge_end(entry))
+        return self._close(worker_id, entry, self._judge_end(entry))
 
     def created(self, pod: Object) -> Reports:
         """The answer to our request for it, which what was seen since may have overtaken."""
@@ -152,7 +157,14 @@ class Ledger:
         entry.events = [*entry.events, event][-_EVENTS_KEPT:]
         if entry.pod is None:
             return []
-        return self._close(worker_id, entry, _judge_end(entry)) if entry.held else self.seen(entry.pod)
+        return self._close(worker_id, entry, self._judge_end(entry)) if entry.held else self.seen(entry.pod)
+
+    def finds_no_place(self, pod: Object) -> None:
+        """A reference to a pod, anybody's: it may be given the place of a worker."""
+        self._waiting.pop(pod.get("uid", ""), None)
+        self._waiting[pod.get("uid", "")] = pod
+        if len(self._waiting) > _WAITING_KEPT:
+            del self._waiting[next(iter(self._waiting))]
 
     # ---- ends whose cause may still come ----
 
@@ -163,7 +175,7 @@ class Ledger:
     def settle(self, worker_id: int) -> Reports:
         """Nothing more is expected: report the end as it looks."""
         entry = self._entries.get(worker_id)
-        return self._end(worker_id, _judge_end(entry)) if entry and entry.held else []
+        return self._end(worker_id, self._judge_end(entry)) if entry and entry.held else []
 
     def _close(self, worker_id: int, entry: Entry, verdict: Ended) -> Reports:
         entry.held = verdict.open
@@ -185,7 +197,12 @@ class Ledger:
         entry.waits = waiting
         return [WorkerPending(worker_id, waiting.reason, waiting.node)]
 
+    def _judge_end(self, entry: Entry) -> Ended:
+        assert entry.pod is not None
+        return judge_end(entry.pod, self._named(entry.events), told=entry.told, gone=entry.gone)
 
-def _judge_end(entry: Entry) -> Ended:
-    assert entry.pod is not None
-    return judge_end(entry.pod, entry.events, told=entry.told, gone=entry.gone)
+    def _named(self, events: list[Object]) -> list[Object]:
+        """With a reference to the preemptor where an event has only its number."""
+        numbers = [_PREEMPTOR.match(str(event.get("message"))) for event in events]
+        others = [self._waiting.get(number[1]) if number else None for number in numbers]
+        return [{"related": other, **event} if other else event for event, other in zip(events, others, strict=True)]
