@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from elasticdl.common.triton_first import import_triton
-from tests.cluster.session import report_header, summary
+from tests.cluster.session import pytest_report_header, pytest_terminal_summary  # noqa: F401
 
 import_triton()  # tests of PyTorch and of TensorFlow share a process
 
@@ -20,15 +20,6 @@ settings.load_profile("shared machine")
 BUDGETS = {"tests/e2e": 20.0, "tests/contract": 10.0, "tests/simulation": 10.0, "tests/unit": 1.0}
 CLUSTERS = {"cluster", "full_cluster"}  # fixtures
 SECONDS = "elasticdl/seconds"  # in pytest's cache: how long each file took when it was last run
-
-
-def pytest_report_header() -> str | None:
-    return report_header()
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for line in summary(terminalreporter.stats.get("skipped", [])):
-        terminalreporter.line(line)
 
 
 class Times:

@@ -1,13 +1,11 @@
-"""For every test process, whether its tests have a cluster or not: what is said of clusters before the tests and after.
-
-Imports little: most tests need no cluster.
-"""
+"""What a test run says of clusters before its tests and after: hooks for a `conftest.py`. Imports little, as most tests
+need no cluster."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tests.cluster.build import CLUSTER
@@ -16,14 +14,19 @@ from tests.cluster.build import CLUSTER
 NO_CLUSTER = "no Kubernetes cluster"
 
 
-def report_header(environ: Mapping[str, str] = os.environ) -> str | None:
+def pytest_report_header() -> str | None:
     """What a first run builds: with several processes nobody sees what each of them says."""
-    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & environ.keys() or CLUSTER.folder().is_dir():
+    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & os.environ.keys() or CLUSTER.folder().is_dir():
         return None
     return (
         "kubernetes: not built yet; it is built beside the tests, and those on a cluster wait for it: 6 minutes of two "
         f"idle cores, once (log: {CLUSTER.log()})"
     )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in summary(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.line(line)
 
 
 def summary(skipped: Sequence[Any]) -> list[str]:

@@ -1,12 +1,11 @@
 """Where the test cluster's programs come from, and what is said when they can't."""
 
-import fcntl
 import shutil
 import stat
 
 import pytest
 
-from tests.cluster import build
+from tests.cluster import build, debian
 from tests.cluster.programs import NAMES, find_programs
 from tests.cluster.prompt import HELP, obey
 
@@ -17,7 +16,7 @@ def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def make_programs(folder, version="Kubernetes v1.31.2"):
+def make_programs(folder, version="Kubernetes v1.37.2"):
     folder.mkdir(parents=True)
     for name in NAMES:
         (folder / name).write_text(f"#!/bin/sh\necho '{version}'\n")
@@ -28,54 +27,34 @@ def make_programs(folder, version="Kubernetes v1.31.2"):
 def test_a_machine_without_apt_is_told_so(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.Unavailable, match="apt-get is not found"):
-        find_programs()
+        build.require([build.PROMETHEUS])
 
 
-@pytest.mark.skipif(not build.KEYRING.exists() or shutil.which("apt-get") is None, reason="not a Debian")
+@pytest.mark.skipif(not debian.KEYRING.exists() or shutil.which("apt-get") is None, reason="not a Debian")
 def test_an_archive_that_cannot_be_reached_is_named_with_the_reason(empty_cache, monkeypatch):
     monkeypatch.setenv("ELASTICDL_DEBIAN_MIRROR", "http://127.0.0.1:9/debian")
     said = []
-    with pytest.raises(build.Unavailable, match="archive does not give the sources"):
-        find_programs(said.append)
-    assert "building control-plane" in said[0]
+    with pytest.raises(build.Unavailable, match="archive does not give the packages"):
+        build.require([build.PROMETHEUS], said.append)
+    assert "building prometheus" in said[0]
     assert not list(build.cache_folder().glob("kubernetes-build-*/"))
 
 
 def test_what_is_in_the_cache_is_not_built_again(empty_cache):
     folder = make_programs(build.CLUSTER.folder())
-    programs = find_programs(lambda line: pytest.fail(line))
-    assert (programs.folder, programs.minor) == (folder, 31)
+    assert find_programs(lambda line: pytest.fail(line)).folder == folder
 
 
-def test_what_a_killed_build_left_is_removed_by_the_next(empty_cache, monkeypatch):
-    left = build.cache_folder() / "kubernetes-build-killed"
-    (left / "gocache").mkdir(parents=True)
-    monkeypatch.setattr(build.Build, "run", lambda self, parts: make_programs(parts[0].folder()))
-    find_programs(lambda line: None)
-    assert not left.exists()
-
-
-def test_only_one_builds_at_a_time(empty_cache, monkeypatch):
-    def run(self, parts):
-        with (build.cache_folder() / "kubernetes-build.lock").open() as second, pytest.raises(BlockingIOError):
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        make_programs(parts[0].folder())
-
-    monkeypatch.setattr(build.Build, "run", run)
-    assert find_programs(lambda line: None).minor == 31
-
-
-def test_given_programs_must_be_complete(tmp_path, monkeypatch):
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(make_programs(tmp_path / "bin")))
-    assert find_programs().minor == 31
-    (tmp_path / "bin/kube-scheduler").unlink()
-    with pytest.raises(build.Unavailable, match=r"lacks kube-scheduler \(KUBEBUILDER_ASSETS\)"):
+def test_given_programs_must_be_complete_and_of_a_release_that_is_known(tmp_path, monkeypatch):
+    folder = make_programs(tmp_path / "bin", "Kubernetes v1.31.2")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(folder))
+    assert find_programs().folder == folder
+    (folder / "kube-scheduler").unlink()
+    with pytest.raises(build.Unavailable, match=r"KUBEBUILDER_ASSETS: .* lacks kube-scheduler"):
         find_programs()
-
-
-def test_an_edited_recipe_is_another_folder():
-    parts = [build.CLUSTER, build.NODE, build.Part("node", ("kubelet",), ())]
-    assert len({part.folder() for part in parts}) == 3
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(make_programs(tmp_path / "old", "Kubernetes v1.20.2")))
+    with pytest.raises(build.Unavailable, match=r"says 'Kubernetes v1\.20\.2', and 1.28 or newer is needed"):
+        find_programs()
 
 
 class TwoNodes:

