@@ -168,8 +168,6 @@ class ControlPlane:
         own, client, etcd = (self._identities[name] for name in ("apiserver", "kubelet-client", "etcd"))
         flags = {
             "bind-address": self._host,
-            # The Service `kubernetes` has no endpoints: they may not be on loopback, and nodes say where the server is.
-            "endpoint-reconciler-type": "none",
             "secure-port": self._api_port,
             "etcd-servers": self._etcd_url,
             "etcd-cafile": self.authority_file,
@@ -192,6 +190,11 @@ class ControlPlane:
             "default-unreachable-toleration-seconds": self._times.toleration,
             "cert-dir": self._folder / "pki",
         }
+        # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
+        if self._host == HOST:
+            flags["endpoint-reconciler-type"] = "none"
+        else:
+            flags["advertise-address"] = self._host
         self._run("kube-apiserver", flags)
         self._wait_for("API server", self._api_server_is_ready)
 

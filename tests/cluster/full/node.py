@@ -84,6 +84,8 @@ class Node:
             f"--node-ip={settings.address}",
             f"--cert-dir={settings.own / 'pki'}",
             f"--root-dir={settings.own / 'kubelet'}",
+            # The last but one of a pod that is over, too: its log may be asked for.
+            "--maximum-dead-containers-per-container=2",
         )
         for archive in sorted(Path(settings.images).glob("*.tar")):
             self._run(*import_image(settings.socket, archive))
