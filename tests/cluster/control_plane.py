@@ -224,6 +224,8 @@ class ControlPlane:
             "node-monitor-period": "1s",
             "node-monitor-grace-period": f"{self._times.node_grace}s",
             "node-eviction-rate": "10",
+            # Otherwise pods of lost nodes stay when more than half of a small cluster's nodes, and three, are not ready.
+            "unhealthy-zone-threshold": "1",
             **self._component_flags(kubeconfig, port),
         }
         self._run("kube-controller-manager", flags)

@@ -185,11 +185,24 @@ def test_gpus_are_handed_out_once_and_preempted_by_priority(own_cluster, pods, p
         assert [path.read_text().splitlines()[1:] for path in logs] == [["checkpoint"]]
 
 
+@pytest.fixture
+def dark_and_silent(own_cluster):
+    """Two more nodes, gone after the test with all that runs on them, whatever has become of them in it."""
+    names = ("dark", "silent")
+    for node in names:
+        own_cluster.add_node(node, 0, wait=False)
+    for node in names:
+        own_cluster.wait_for_node(node)
+    yield
+    for node in set(names) & set(own_cluster.node_names):
+        own_cluster.lose_node(node)
+    for node in names:
+        client.CoreV1Api(own_cluster.client()).delete_node(node)
+
+
+@pytest.mark.usefixtures("dark_and_silent")
 def test_a_lost_node_and_one_that_comes_back(own_cluster, pods, tmp_path):
     core = pods.core
-    own_cluster.add_node("dark", 0, wait=False)
-    own_cluster.add_node("silent", 0)
-    own_cluster.wait_for_node("dark")
     for node in ("dark", "silent"):
         script = f"trap '' TERM; echo $BASHPID > {tmp_path}/{node}; {FOREVER}"
         place = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 1}
@@ -214,9 +227,6 @@ def test_a_lost_node_and_one_that_comes_back(own_cluster, pods, tmp_path):
     own_cluster.wait_for_node("silent")
     own_cluster.add_node("dark", 0)
     pods.gone("on-dark")  # its node is there again, and says that it runs no more
-    for node in ("dark", "silent"):
-        own_cluster.lose_node(node)
-        core.delete_node(node)
 
 
 # What a container is given
