@@ -58,7 +58,8 @@ def test_what_its_log_says_is_told_once_and_in_the_status_until_it_has_connected
     assert r.job.view().reason == (
         f"1 of at least 2 workers ready; worker 1 runs and has not reached the master, {LOST}"
     )
-    assert r.pass_time(15.0) == [i.ReadLog(1)] * 2  # more rarely as time passes
+    assert r.pass_time(30.0) == [i.ReadLog(1)] * 5  # more rarely as time passes
+    assert r.pass_time(30.0) == [i.ReadLog(1)] * 2
     r.post(e.StacksFound(1, LOG))
     (told,) = r.records("worker_stuck")
     assert (told["worker"], told["host"], told["why"]) == (1, "node-a", "has not reached the master")
@@ -100,6 +101,14 @@ def test_it_is_given_up_in_the_end_with_what_its_log_says():
     r.pass_time(20.2)
     r.post(e.StacksFound(1, LOG))
     assert i.KillWorker(1, f"not ready 20 s after its start, {LOST}") in r.pass_time(2.0)
+
+
+def test_the_end_of_one_that_gives_up_by_itself_says_so_too():
+    r = started()
+    r.pass_time(10.2)
+    r.post(e.StacksFound(1, LOG), e.WorkerExited(1, e.ExitCause.CRASHED, 1, "exit code 1"))
+    (left,) = r.records("worker_left")
+    assert left["reason"] == f"crashed: exit code 1; it had not reached the master, {LOST}"
 
 
 def test_time_in_which_the_master_was_held_up_does_not_count():

@@ -31,7 +31,7 @@ LOOK_AGAIN = 60.0
 # A worker that has run for so long without a session is named; its first word of that is in its log by then.
 UNREACHED_SECONDS = 10.0
 # Its log is read again when the time without a session has grown by this share.
-READ_AGAIN_SHARE = 0.5
+READ_AGAIN_SHARE = 0.3
 MOST_NAMED = 8
 QUIET = (Why.ABSENT, Why.OVER)  # of whom it is told only
 GiveUp = Callable[[WorkerRecord, str, float], list[Instruction]]
