@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from session_kit import FakeMaster
 
 from elasticdl.common import channel
 from elasticdl.common.credentials import Token
@@ -113,6 +114,20 @@ def test_a_log_tells_the_last_problem_until_the_master_was_reached():
     assert last_problem(log) == f"digits:50001: {REFUSED}"
     assert last_problem(f"{log}INFO {reach.answer(30.0)}\n") == ""
     assert last_problem("importing") == ""
+
+
+def test_who_sends_heartbeats_looks_after_the_stream():
+    looks = queue.SimpleQueue()
+
+    class Master(FakeMaster):
+        def look(self):
+            looks.put(True)
+
+    session = Master().session
+    session.open()
+    for _ in range(2):
+        looks.get(timeout=DEADLINE)
+    session.close()
 
 
 # ---- over a real channel ----
