@@ -12,6 +12,7 @@ _PLAIN = (
     (r"lookup|DNS|ARES_", "its name can't be resolved"),
     (r"Connection refused", "the connection is refused, as nothing listens there"),
     (r"No route to host|unreachable", "there is no route to it"),
+    (r"[Hh]andshake.*Socket closed", "the connection is closed in the TLS handshake"),
     (r"[Hh]andshake|SSL_", "the TLS handshake fails"),
     (r"timed out|timeout|Deadline|cancelled", NO_ANSWER),
     (r"Socket closed|Connection reset|End of TCP|GOAWAY", "the connection is closed at once"),

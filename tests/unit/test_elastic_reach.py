@@ -92,7 +92,7 @@ def test_attempts_come_more_slowly_until_one_succeeds():
         ("last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused", REFUSED),
         ("UNKNOWN: ipv4:10.0.0.9:1: Failed to connect to remote host: No route to host", "there is no route to it"),
         ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", "the connection is closed at once"),
-        ("ipv4:127.0.0.1:1: Handshake read failed (Socket closed)", "the TLS handshake fails"),
+        ("ipv4:127.0.0.1:1: Handshake read failed (Socket closed)", "the connection is closed in the TLS handshake"),
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "the TLS handshake fails"),
         ("connection attempt timed out before receiving SETTINGS frame", "no answer"),
         ("Locally cancelled by application!", "no answer"),

@@ -15,7 +15,7 @@ from elasticdl.master.core.values import Settings
 
 ADDRESS = "digits-master.ns.svc:50001"
 PROBLEM = "its name can't be resolved"
-LOST = f"it tries {ADDRESS}: {PROBLEM}"
+LOST = f"at {ADDRESS}: {PROBLEM}"
 LOG = f"worker 1 WARNING {unreached(ADDRESS, 10, PROBLEM, 600)}\n"
 
 

@@ -49,7 +49,7 @@ class Standing:
     def found(cls, text: str, state: str) -> Standing:
         """By the launcher: ``text`` with what `faulthandler` and the worker have written, ``state`` if the process can't run."""
         stacks, problem = parse(text), last_problem(text)
-        state = f"it tries {problem}" if problem else state
+        state = f"at {problem}" if problem else state
         if not stacks:
             return cls(state=state, unreached=bool(problem))
         stack = tuple(describe(stacks[0], stacks[1:]))
