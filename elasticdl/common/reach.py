@@ -6,6 +6,7 @@ import re
 
 from elasticdl.common.reason import flat
 
+NOT_REACHED = "has not reached the master"  # why a worker is named; it may not have come to that yet
 NO_ANSWER = "no answer"
 # What gRPC's details contain, and what it means.
 _PLAIN = (

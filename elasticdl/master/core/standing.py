@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from elasticdl.common.reach import last_problem
+from elasticdl.common.reach import NOT_REACHED, last_problem
 from elasticdl.common.stacks import describe, parse
 
 MOST_SHOWN = 8
@@ -21,7 +21,7 @@ class Why(StrEnum):
     STUCK = "stuck"
     LATE = "not ready"
     SILENT = "no heartbeat"
-    UNREACHED = "has not reached the master"  # it runs, and may not have come to that yet
+    UNREACHED = NOT_REACHED
     ABSENT = "not connected"  # a user's own program, which may do without a session
     OVER = "runs on after its training"
     WAITS = "waits for the others, as they do"
