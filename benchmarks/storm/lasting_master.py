@@ -167,6 +167,9 @@ class LastingLauncher:
         if placed := self._running.get(worker_id):
             self._report(look_at(worker_id, placed.pid, self._folder.dump_of(worker_id)))
 
+    def read_log(self, worker_id: int) -> None:
+        """What workers print is for who looks at the storm."""
+
     async def close(self) -> None:
         for worker_id in self._running:
             self.kill(worker_id)

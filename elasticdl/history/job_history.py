@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from elasticdl.common.journal import EVENTS, Entry, parse_entry
+from elasticdl.common.reach import NOT_REACHED
 from elasticdl.history import fields as f
 from elasticdl.history.bounded import Curve, Foremost
 from elasticdl.history.facts import Changing, Facts
@@ -62,7 +63,7 @@ class JobHistory:
             "worker_launched": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
             "worker_pending": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
             "worker_started": self._worker_started,
-            "worker_ready": lambda entry, now: self._become(entry, Post.WARM, now),
+            "worker_ready": self._worker_ready,
             "worker_draining": lambda entry, now: self._become(entry, Post.LEAVING, now, f.text(entry, "reason")),
             "worker_left": self._worker_left,
             "world_broken": self._world_broken,
@@ -269,6 +270,11 @@ class JobHistory:
         if (worker := f.worker_of(entry)) is not None:
             self._lanes.become(worker, post, now, reason)
 
+    def _worker_ready(self, entry: Entry, now: float) -> None:
+        self._become(entry, Post.WARM, now)
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.found(worker, "")  # whatever held it up has passed
+
     def _worker_started(self, entry: Entry, now: float) -> None:
         if (worker := f.worker_of(entry)) is not None:
             self._lanes.started(worker, f.text(entry, "host"), now)
@@ -282,7 +288,8 @@ class JobHistory:
     def _trouble(self, entry: Entry, now: float) -> None:
         if (worker := f.worker_of(entry)) is not None:
             where = f.standing_of(entry) or f.text(entry, "phase")
-            self._lanes.found(worker, " ".join(filter(None, (_TROUBLE[entry["event"]], where))))
+            what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else _TROUBLE[entry["event"]]
+            self._lanes.found(worker, " ".join(filter(None, (what, where))))
 
     # ---- worlds ----
 

@@ -60,6 +60,8 @@ class FakeLauncher:
         if worker_id in self.running:
             self.report(StacksFound(worker_id, ""))
 
+    read_log = read_stacks
+
     async def close(self):
         self.closed = True
         for worker_id in [*self.pending, *self.running]:
@@ -217,16 +219,18 @@ async def test_unknown_workers_are_none_of_its_business(bench):
 
 
 @contract
-async def test_where_a_worker_stands_is_told_while_it_runs(bench):
+async def test_where_a_worker_stands_and_what_it_has_printed_is_told_while_it_runs(bench):
     await bench.launcher.launch(0)
     await bench.next(WorkerPlaced)
-    bench.launcher.read_stacks(0)
-    found = await bench.next(StacksFound)
-    assert found.worker_id == 0
+    for read in (bench.launcher.read_stacks, bench.launcher.read_log):
+        read(0)
+        found = await bench.next(StacksFound)
+        assert found.worker_id == 0
     bench.end(0, 0)
     await bench.next(WorkerExited)
     for worker_id in (0, 7):  # gone, and unknown
         bench.launcher.read_stacks(worker_id)
+        bench.launcher.read_log(worker_id)
     await bench.launcher.close()
     assert bench.nothing_more()
 

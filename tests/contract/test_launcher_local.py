@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.tether import tethered
-from elasticdl.master.core.events import ExitCause, WorkerExited
+from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited
 from elasticdl.master.launchers import devices
 from elasticdl.master.launchers.devices import Slots, find_gpus
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
@@ -175,6 +175,24 @@ def test_what_a_worker_prints_is_in_its_log_and_its_end_in_the_report(tmp_path):
     assert len(log.read_text().splitlines()) == 1001
     assert report.output.splitlines()[-1] == "the last word"
     assert report.detail == f"exit code 1; its log: {log}"
+
+
+def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
+    log = tmp_path / "worker-0.log"
+    log.write_text("its first words\n")
+
+    async def run():
+        reports = asyncio.Queue()
+        command = WorkerCommand(("sleep", "600"), lambda worker_id, slot: {"PATH": "/usr/bin:/bin"}, lambda _: log)
+        launcher = LocalLauncher(command, Slots(0, [], tmp_path), reports.put_nowait)
+        await launcher.launch(0)
+        await asyncio.wait_for(reports.get(), DEADLINE)
+        launcher.read_log(0)
+        found = await asyncio.wait_for(reports.get(), DEADLINE)
+        await launcher.close()
+        return found
+
+    assert asyncio.run(run()) == StacksFound(0, "its first words")
 
 
 def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):

@@ -103,6 +103,9 @@ class _Launcher:
         self._master.burn()
         self._cluster.read_stacks(worker_id)
 
+    def read_log(self, worker_id: int) -> None:
+        self.read_stacks(worker_id)
+
     async def close(self) -> None:
         self._cluster.kill_all()
 

@@ -196,6 +196,13 @@ def test_a_new_master_finds_anew_who_is_slow_or_stuck():
         assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
 
 
+def test_who_has_not_reached_the_master_is_told_so_until_it_is_ready():
+    entry = line(2, "worker_stuck", worker=1, why="has not reached the master", state="at m:1: no answer")
+    started, ready = line(1, "worker_started", worker=1, host="h"), line(9, "worker_ready", worker=1)
+    assert read([started, entry]).lanes[0].trouble == "has not reached the master at m:1: no answer"
+    assert read([started, entry, ready]).lanes[0].trouble == ""
+
+
 def test_advice_and_trouble_are_kept_as_they_come():
     lines = [*start(), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "low": 1.7, "high": 1.9, "gain": 0.8}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),

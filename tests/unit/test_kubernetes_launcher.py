@@ -418,6 +418,8 @@ def test_where_a_worker_stands_is_in_its_log_if_that_may_be_read(play):
         scene.pods.logs[name] = "Timeout (0:00:04)!"
         scene.launcher.read_stacks(0)
         assert await scene.next(StacksFound) == StacksFound(0, "Timeout (0:00:04)!")
+        scene.launcher.read_log(0)
+        assert await scene.next(StacksFound) == StacksFound(0, "Timeout (0:00:04)!")
         scene.pods.failures["log"] = [ApiError(403, f'pods "{name}" is forbidden')]
         scene.launcher.read_stacks(0)
         found = await scene.next(StacksFound)

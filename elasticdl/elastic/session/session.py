@@ -152,6 +152,7 @@ class Session:
 
     def lost(self, reason: str) -> None:
         """There is no master to be had; the stream has given up."""
+        log.warning("this worker gives up: %s", reason)
         self.post(p.MasterLost(reason))
 
     @property
@@ -216,6 +217,8 @@ class Session:
             while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
                 if self._dump_timer is not None:
                     self._dump_timer.arm()
+                if self._stream is not None:
+                    self._stream.look()
                 self.post(p.On.TICK)
         except Exception as error:
             log.exception("the heartbeat has failed")

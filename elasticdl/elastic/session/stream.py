@@ -7,21 +7,22 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
 from elasticdl.common.channel import metadata, open_channel, refusal
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.reach import in_words
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.session.reach import Reach
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-RECONNECT_SECONDS = 0.2
 # For the master to take what is still to be said; with a last word, as long as there may be no master at all.
 CLOSE_SECONDS = 5.0
 # Kinds of messages that the job's history would lack.
@@ -41,7 +42,9 @@ class MasterStream:
     sent anew, or old by then. What a breaking stream had taken already is lost with it.
     """
 
-    def __init__(self, environment: WorkerEnvironment, session: Session) -> None:
+    def __init__(
+        self, environment: WorkerEnvironment, session: Session, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._environment = environment
         self._session = session
         self._outbox: Outbox = queue.SimpleQueue()
@@ -50,8 +53,9 @@ class MasterStream:
         self._last_word_taken = threading.Event()
         self._refused = ""  # why the present connection is to end
         self._closing = threading.Event()
-        self._last_contact = time.monotonic()
-        self._met = False
+        self._clock = clock
+        self._reach = Reach(environment.master, environment.master_timeout)
+        self._call: grpc.Call | None = None  # the present one
         self._thread = threading.Thread(target=self._run, name="elasticdl-session", daemon=True)
 
     def open(self) -> None:
@@ -70,6 +74,15 @@ class MasterStream:
     def refuse(self, reason: str) -> None:
         """End the present connection, and look for the master again; called from the stream's own thread."""
         self._refused = reason
+
+    def look(self) -> None:
+        """Say so if the master is not reached, and end an attempt that leads nowhere; to be called regularly."""
+        now = self._clock()
+        if line := self._reach.look(now):
+            log.warning("%s", line)
+        call = self._call
+        if call is not None and self._reach.stalls(now):
+            call.cancel()  # type: ignore[no-untyped-call]  # of gRPC
 
     def close(self) -> None:
         """Send what is queued, end the stream and wait (bounded) for the master to take it.
@@ -97,45 +110,49 @@ class MasterStream:
                     return
                 problem = "the master ended the session"
             except (grpc.RpcError, UserError, UnreachableError) as error:
-                problem = error.details() or "" if isinstance(error, grpc.Call) else str(error)
+                problem = in_words(error.details() or "") if isinstance(error, grpc.Call) else str(error)
                 if refused := self._refusal(error):
                     self._session.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
-            silence = time.monotonic() - self._last_contact
+            delay = self._reach.fail(problem)
+            silence = self._reach.silence(self._clock())
             if silence > self._environment.master_timeout:
                 self._session.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
                 return
             log.debug("session with the master interrupted: %s", problem)
             if self._closing.is_set():
-                time.sleep(RECONNECT_SECONDS)
+                time.sleep(delay)
+                self.look()  # nobody else does so any more
             else:
-                self._closing.wait(RECONNECT_SECONDS)
+                self._closing.wait(delay)
 
     def _refusal(self, error: Exception) -> str | None:
         """Why trying again is of no use, if it is not."""
         if isinstance(error, grpc.Call) and error.code() in REFUSALS:
             return error.details()
-        if self._met:  # it worked before: certificates may be about to be renewed, and will match again
+        if self._reach.met:  # it worked before: certificates may be about to be renewed, and will match again
             return None
         return refusal(self._environment.master, self._environment.credentials)
 
     def _converse(self) -> None:
         outbox = self._outbox
         credentials = self._environment.credentials
+        self._reach.begin(self._clock())
         with open_channel(self._environment.master, credentials) as channel:
             call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata(credentials))
-            spoken, self._refused = False, ""
+            self._call, self._refused = call, ""
             try:
                 for message in call:
-                    spoken = self._met = True
                     if message.HasField("last_word_taken"):
                         self._last_word_taken.set()
                     self._session.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
+                    if line := self._reach.answer(self._clock()):
+                        log.warning("%s", line)
             finally:
-                if spoken and not self._refused:  # until now there was a master, however little it had to say
-                    self._last_contact = time.monotonic()
+                self._call = None
+                self._reach.end(self._clock())
                 # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
                 self._outbox = queue.SimpleQueue()
                 if self._closing.is_set():

@@ -85,12 +85,10 @@ class Coordinator:
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
             case e.WorkerPlaced(_, host, pid, node) if not record.pid and record.state in STARTING:
-                record.host, record.pid, record.node = host, pid, node
-                if self.settings.own_program:  # which may do without the library, and then never connects
-                    record.quiet_since = now
-                else:
+                record.host, record.pid, record.node, record.quiet_since = host, pid, node, now
+                if not self.settings.own_program:  # which may do without the library, and then never connects
                     record.deadline = now + self.settings.start_timeout
-                return self._fire(record, Trigger.PLACED, Happening(now, record.reason))
+                return self._fire(record, Trigger.PLACED, Happening(now))  # it waits for nothing any more
             case e.WorkerConnected():
                 return self._connected(event, record, now)
             case e.WorkerDisconnected():
@@ -116,6 +114,7 @@ class Coordinator:
         self.fleet.somebody_joined = True
         if record.state in (_S.FINISHED, _S.FAILED):
             return []
+        record.quiet_since = None
         self.rendezvous.version = max(self.rendezvous.version, event.world_version)
         record.ready = record.ready or event.world_version > 0
         record.pulse = record.pulse or Pulse(now, now)

@@ -127,6 +127,13 @@ class ReadStacks(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadLog(Instruction):
+    """Find out what a worker that runs without a session has printed last; `StacksFound` tells."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class KillWorker(WorkerInstruction):
     """End the process and its children now; a worker without a place is taken off the list."""
 
@@ -174,4 +181,15 @@ class EndJob(Instruction):
 
 
 # These come before `SaveState`: no successor must know of them, and workers wait for some.
-UNSAVED = (AnnounceChange, BreakWorld, DumpStacks, ReadStacks, Record, NewSteps, TellLearnt, Recall, PublishClaim)
+UNSAVED = (
+    AnnounceChange,
+    BreakWorld,
+    DumpStacks,
+    ReadStacks,
+    ReadLog,
+    Record,
+    NewSteps,
+    TellLearnt,
+    Recall,
+    PublishClaim,
+)

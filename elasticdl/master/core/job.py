@@ -118,6 +118,8 @@ class Job:
         _, reason = self._assess()
         if problem := self._workers.liveness.save_problem:
             reason = f"waits until the job's state is saved: {problem}"
+        elif reason and not outcome and (unreached := self._workers.watch.unreached()):
+            reason += f"; {unreached}"
         return JobView(
             phase=self._phase,
             reason=reason,

@@ -66,6 +66,8 @@ class Liveness:
                 record.pulse.moved = min(now, record.pulse.moved + absence)
             if record.deadline is not None:
                 record.deadline += absence
+            if record.quiet_since is not None:
+                record.quiet_since += absence
             if record.suspicion is not None:
                 record.suspicion.asked += absence
         return absence

@@ -33,9 +33,14 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     if known is None:
         state = WorkerState.STARTING if found.host else WorkerState.PENDING
         known = WorkerSnapshot(found.worker_id, state, "found by this master")
-    state = WorkerState.INITIALIZING if known.state in LIVE and known.state not in STARTING else known.state
-    record = WorkerRecord(found.worker_id, known.reason, state, found.host, found.node, found.pid)
+    state, reason = known.state, known.reason
+    if state in LIVE and state not in STARTING:
+        state = WorkerState.INITIALIZING
+    elif state is WorkerState.PENDING and found.host:  # it has its place now
+        state, reason = WorkerState.STARTING, ""
+    record = WorkerRecord(found.worker_id, reason, state, found.host, found.node, found.pid)
     record.unheard, record.ready = True, known.ready
+    record.quiet_since = now if found.host and state in (WorkerState.STARTING, WorkerState.INITIALIZING) else None
     record.world_version, record.failure = known.world_version, known.failure
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
     if state in LEAVING:

@@ -172,7 +172,10 @@ class Rendezvous:
 
     def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
         """Begin a change if standbys wait, there is room, and others have had time to arrive."""
-        if self.change or not (standbys := self.standbys()) or self.ending:
+        standbys = self.standbys()
+        if self.change is None and not standbys and self.world is None:
+            self.shortage = ""  # who was ready is gone
+        if self.change or not standbys or self.ending:
             return
         members = self.active_members()
         room = limits.maximum - sum(not member.lingers for member in members)

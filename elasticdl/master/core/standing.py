@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from elasticdl.common.reach import NOT_REACHED, last_problem
 from elasticdl.common.stacks import describe, parse
 
 MOST_SHOWN = 8
@@ -20,6 +21,7 @@ class Why(StrEnum):
     STUCK = "stuck"
     LATE = "not ready"
     SILENT = "no heartbeat"
+    UNREACHED = NOT_REACHED
     ABSENT = "not connected"  # a user's own program, which may do without a session
     OVER = "runs on after its training"
     WAITS = "waits for the others, as they do"
@@ -33,6 +35,7 @@ class Standing:
     collectives: int = 0  # that it has begun in its world
     state: str = ""  # of its process, if that is why it can't move
     itself: bool = False  # it has told this itself
+    unreached: bool = False  # its log says that it does not reach the master
 
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Standing:
@@ -44,11 +47,13 @@ class Standing:
 
     @classmethod
     def found(cls, text: str, state: str) -> Standing:
-        """By the launcher: ``text`` with what `faulthandler` has written, ``state`` if the process can't run."""
-        stacks = parse(text)
+        """By the launcher: ``text`` with what `faulthandler` and the worker have written, ``state`` if the process can't run."""
+        stacks, problem = parse(text), last_problem(text)
+        state = f"at {problem}" if problem else state
         if not stacks:
-            return cls(state=state)
-        return cls(stacks[0].where, tuple(describe(stacks[0], stacks[1:])), state=state)
+            return cls(state=state, unreached=bool(problem))
+        stack = tuple(describe(stacks[0], stacks[1:]))
+        return cls(stacks[0].where, stack, state=state, unreached=bool(problem))
 
     def __str__(self) -> str:
         """To be put after what is wrong; empty if nothing is known."""

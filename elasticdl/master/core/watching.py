@@ -28,6 +28,11 @@ ANSWER_SECONDS = 2.0
 FRESH_SECONDS = 10.0
 # Who would be given up, and moves or does not answer, is asked again as often: it may stand still by now.
 LOOK_AGAIN = 60.0
+# A worker that has run for so long without a session is named; its first word of that is in its log by then.
+UNREACHED_SECONDS = 10.0
+# Its log is read again when the time without a session has grown by this share.
+READ_AGAIN_SHARE = 0.3
+MOST_NAMED = 8
 QUIET = (Why.ABSENT, Why.OVER)  # of whom it is told only
 GiveUp = Callable[[WorkerRecord, str, float], list[Instruction]]
 
@@ -103,6 +108,16 @@ class Watch:
         cut_off = ", so it may be cut off from the master" if silent and event.has_session else ""
         return self._stands(event.worker_id, Standing.found(event.text, event.state + cut_off), now)
 
+    def unreached(self) -> str:
+        """Who runs and says in its log that it does not reach the master, and why; empty if nobody does."""
+        found = {r.worker_id: r.suspicion.standing for r in self._records.values() if r.suspicion}
+        told = {worker_id: each for worker_id, each in found.items() if each and each.unreached}
+        if not told:
+            return ""
+        ids = ", ".join(map(str, list(told)[:MOST_NAMED])) + (", ..." if len(told) > MOST_NAMED else "")
+        who = f"worker {ids} runs and has" if len(told) == 1 else f"workers {ids} run and have"
+        return f"{who} not reached the master{next(iter(told.values()))}"
+
     # ---- who is suspected ----
 
     def _suspects(self, late: list[WorkerRecord], now: float) -> dict[int, Why]:
@@ -120,16 +135,24 @@ class Watch:
         stuck += self._liveness.still(rendezvous.of(WorkerState.EXCLUDED), now, patience.until_named)
         found |= {record.worker_id: Why.STUCK for record in stuck}
         found |= {record.worker_id: Why.LATE for record in late if record.live}
-        for record in self._records.values():
-            if record.quiet_since is not None and now - record.quiet_since > self._settings.start_timeout:
-                found[record.worker_id] = Why.OVER if record.state is WorkerState.FINISHED else Why.ABSENT
+        quiet = [r for r in self._records.values() if r.quiet_since is not None and r.worker_id not in found]
+        found |= {record.worker_id: why for record in quiet if (why := self._why_quiet(record, now))}
         return found | {record.worker_id: Why.SILENT for record in self._liveness.nearly_silent(now)}
+
+    def _why_quiet(self, record: WorkerRecord, now: float) -> Why | None:
+        seconds = self._seconds(record, Why.ABSENT, now)
+        is_late = seconds > self._settings.start_timeout
+        if record.state is WorkerState.FINISHED:
+            return Why.OVER if is_late else None
+        if is_late and self._settings.own_program:
+            return Why.ABSENT
+        return Why.UNREACHED if seconds > UNREACHED_SECONDS else None
 
     def _seconds(self, record: WorkerRecord, why: Why, now: float) -> float:
         """How long it has been so."""
         if why is Why.LATE:
             return self._settings.start_timeout + now - (record.deadline or now)
-        if why in QUIET:
+        if why in (Why.UNREACHED, *QUIET):
             return now - (now if record.quiet_since is None else record.quiet_since)
         if record.pulse is None:
             return 0.0
@@ -150,12 +173,18 @@ class Watch:
         elif self._is_named_though_it_moves(record, suspicion, seconds):
             suspicion.is_due = True
             out = self._ask_again(record, suspicion, now)
+        elif why is Why.UNREACHED and now - suspicion.asked > READ_AGAIN_SHARE * (seconds - (now - suspicion.asked)):
+            out = self._ask_again(record, suspicion, now)
         elif not (suspicion.answered or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [i.ReadStacks(record.worker_id)]
         # A world's end of which nobody is to blame is no remark about one of its members.
         words = f"{why} for {seconds:.0f} s{suspicion}"
-        is_told = suspicion.named or suspicion.is_due or why in (Why.LATE, Why.SILENT, *QUIET)
+        if why is Why.UNREACHED:
+            perhaps = "" if str(suspicion) else ", perhaps since it still imports"
+            log = f"elasticdl logs {self._settings.job_name} --worker {record.worker_id}"
+            words = f"runs on {record.place} and {words}{perhaps}; its log: `{log}`"
+        is_told = suspicion.named or suspicion.is_due or why in (Why.LATE, Why.SILENT, Why.UNREACHED, *QUIET)
         record.remark = words if is_told else ""
         return out
 
@@ -163,7 +192,7 @@ class Watch:
         if suspicion.why is not Why.SILENT and record.connected:
             return [i.DumpStacks(record.worker_id)]
         suspicion.launcher_asked = True
-        return [i.ReadStacks(record.worker_id)]
+        return [(i.ReadLog if suspicion.why is Why.UNREACHED else i.ReadStacks)(record.worker_id)]
 
     def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
         suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False
@@ -186,6 +215,8 @@ class Watch:
             return []  # that is known
         if suspicion.why in (Why.LATE, *QUIET) or (suspicion.why is Why.SILENT and last):
             return self._name(record, now)
+        if suspicion.why is Why.UNREACHED:  # without a word of its own it may be importing, which is no news
+            return self._name(record, now) if standing.unreached else []
         is_stuck = suspicion.why is Why.STUCK and (suspicion.is_due or not standing.moves)
         return self._name(record, now) if is_stuck else []
 

@@ -83,7 +83,7 @@ class WorkerRecord:
     lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     deadline: float | None = None  # until it has to be ready, or gone
-    quiet_since: float | None = None  # a user's own program does, without a session, what nobody knows
+    quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands
     remark: str = ""  # what is wrong with it, for people
     pulse: Pulse | None = None  # None if silence means nothing

@@ -51,6 +51,9 @@ class Launcher(Protocol):
         """Find out where this worker stands, and report it as `StacksFound` within `STACKS_SECONDS`; nothing comes for a
         worker that does not run, or is gone meanwhile."""
 
+    def read_log(self, worker_id: int) -> None:
+        """As `read_stacks`, with no more than the end of what this worker has printed."""
+
     async def close(self) -> None:
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
 

@@ -23,7 +23,7 @@ from elasticdl.common.environment import STACKS
 from elasticdl.common.stacks import last_words
 from elasticdl.common.tether import tethered
 from elasticdl.common.triton_first import why_it_crashed
-from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
 from elasticdl.master.launchers.devices import Slot, Slots
 from elasticdl.master.launchers.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
@@ -132,6 +132,15 @@ class LocalLauncher:
         found = await asyncio.to_thread(look_at, worker_id, pid, dump, log)
         if worker_id in self._running:
             self._report(found)
+
+    def read_log(self, worker_id: int) -> None:
+        if worker_id in self._running and not self._closed:
+            self._track(self._read_log(worker_id))
+
+    async def _read_log(self, worker_id: int) -> None:
+        text = await asyncio.to_thread(_end_of, self._command.log(worker_id))
+        if worker_id in self._running:
+            self._report(StacksFound(worker_id, text))
 
     async def detach(self) -> None:
         await self.close()

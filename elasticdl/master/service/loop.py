@@ -195,6 +195,8 @@ class Loop:
                 self._ports.sessions.send((worker_id,), to_message(instruction))
             case i.ReadStacks(worker_id):
                 self._ports.launcher.read_stacks(worker_id)
+            case i.ReadLog(worker_id):
+                self._ports.launcher.read_log(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
             case i.NewSteps(steps, pace):

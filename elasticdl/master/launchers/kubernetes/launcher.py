@@ -116,6 +116,9 @@ class KubernetesLauncher:
         if worker_id in self._ledger and worker_id not in self._creating and not self._closed:
             self._start(self._read_stacks(worker_id))
 
+    def read_log(self, worker_id: int) -> None:
+        self.read_stacks(worker_id)
+
     async def _read_stacks(self, worker_id: int) -> None:
         name, text, why = worker_name(self._pods.job, worker_id), "", ""
         try:

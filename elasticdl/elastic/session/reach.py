@@ -1,0 +1,78 @@
+"""Whether a worker reaches its master, and what it says of that in its log: a line after ten seconds without an answer,
+further ones at growing intervals, and one when the master has answered after all."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from elasticdl.common.reach import NO_ANSWER, reached, unreached
+
+TOLD_SECONDS = 10.0
+GROWTH = 2.0  # of the time without an answer, from line to line
+# An attempt that has had no answer for so long has none to expect: a master answers from memory.
+ATTEMPT_SECONDS = 30.0
+FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
+
+
+class Reach:
+    """``limit``: seconds without a master after which the worker gives up. Any thread may call; time is passed in."""
+
+    def __init__(self, address: str, limit: float) -> None:
+        self._address = address
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._since = self._attempt = math.inf  # without an answer; when the present attempt has begun
+        self._answered = False
+        self._problem = NO_ANSWER
+        self._due = TOLD_SECONDS  # of silence, at which a line is due
+        self._delay = FIRST_DELAY
+        self.met = False  # it has answered once
+
+    def begin(self, now: float) -> None:
+        """An attempt begins."""
+        with self._lock:
+            self._attempt, self._since = now, min(now, self._since)
+
+    def answer(self, now: float) -> str:
+        """The master has answered; returns what is to be said of it, if anything."""
+        with self._lock:
+            told, self._due = self._due > TOLD_SECONDS, TOLD_SECONDS
+            self._delay, self._problem = FIRST_DELAY, NO_ANSWER
+            self._answered = self.met = True
+            return reached(self._address, now - self._since) if told else ""
+
+    def end(self, now: float) -> None:
+        """Attempt or conversation is over: until now there was a master, if it had answered."""
+        with self._lock:
+            if self._answered:
+                self._since, self._answered = now, False
+
+    def fail(self, problem: str) -> float:
+        """Why it is over; returns after how many seconds the next attempt is to begin."""
+        with self._lock:
+            self._problem = problem
+            delay, self._delay = self._delay, min(LONGEST_DELAY, DELAY_GROWTH * self._delay)
+            return delay
+
+    def look(self, now: float) -> str:
+        """What is to be said now, if anything; to be called regularly."""
+        with self._lock:
+            seconds = self._silence(now)
+            if seconds < self._due:
+                return ""
+            self._due = GROWTH * seconds
+            return unreached(self._address, seconds, self._problem, self._limit)
+
+    def silence(self, now: float) -> float:
+        """For how long there has been no answer."""
+        with self._lock:
+            return self._silence(now)
+
+    def stalls(self, now: float) -> bool:
+        """Whether the present attempt should be ended."""
+        with self._lock:
+            return not self._answered and now - self._attempt > ATTEMPT_SECONDS
+
+    def _silence(self, now: float) -> float:
+        return 0.0 if self._answered else now - self._since

@@ -1,0 +1,268 @@
+"""A worker says so when it does not reach its master, and why; time is made up, the connections are real."""
+
+import logging
+import math
+import queue
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from session_kit import FakeMaster
+
+from elasticdl.common import channel
+from elasticdl.common.credentials import Token
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.reach import in_words, last_problem
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.session.reach import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Reach
+from elasticdl.elastic.session.stream import MasterStream
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+DEADLINE = 30.0
+LIMIT = 600.0
+REFUSED = "the connection is refused, as nothing listens there"
+
+
+def lines(reach, seconds):
+    """What is said in the seconds up to these, by when."""
+    told = ((second, reach.look(float(second))) for second in range(seconds))
+    return {second: line for second, line in told if line}
+
+
+def test_it_is_told_after_ten_seconds_and_ever_more_rarely():
+    reach = Reach("digits:50001", LIMIT)
+    assert reach.look(5.0) == ""  # it has not tried yet
+    reach.begin(0.0)
+    reach.fail(REFUSED)
+    told = lines(reach, 600)
+    assert list(told) == [10, 20, 40, 80, 160, 320]
+    assert told[20] == (
+        "this worker has not reached the master at digits:50001 for 20 s: the connection is refused, as nothing listens "
+        "there; it goes on trying, and gives up after 600 s"
+    )
+    assert reach.answer(600.0) == "this worker has reached the master at digits:50001 after 600 s"
+    assert reach.answer(601.0) == ""
+
+
+def test_who_is_reached_in_time_is_nothing_to_be_told_of_nor_is_a_short_absence():
+    reach = Reach("digits:50001", LIMIT)
+    reach.begin(0.0)
+    reach.fail(REFUSED)
+    assert reach.answer(9.0) == ""
+    assert lines(reach, 1000) == {}  # there is a conversation
+    reach.end(1000.0)
+    reach.fail(REFUSED)
+    assert (reach.look(1009.0), reach.silence(1009.0)) == ("", 9.0)
+    assert "for 10 s: the connection is refused" in reach.look(1010.0)
+    assert reach.answer(1011.0) == "this worker has reached the master at digits:50001 after 11 s"
+
+
+def test_a_conversation_without_an_answer_is_none():
+    reach = Reach("digits:50001", LIMIT)
+    for second in range(10):
+        reach.begin(float(second))
+        reach.end(float(second))
+        reach.fail("an earlier master")
+    assert "for 10 s: an earlier master" in reach.look(10.0)
+
+
+def test_attempts_come_more_slowly_until_one_succeeds():
+    reach = Reach("digits:50001", LIMIT)
+    delays = [reach.fail(REFUSED) for _ in range(8)]
+    assert delays[0] == FIRST_DELAY
+    assert delays[-1] == LONGEST_DELAY
+    assert delays == sorted(delays)
+    reach.answer(0.0)
+    assert reach.fail(REFUSED) == FIRST_DELAY
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [  # of gRPC 1.82, and as older ones have it
+        (
+            "errors resolving m.ns.svc:50001: [field:hostname lookup error:address lookup failed for m.ns.svc:50001: "
+            "Domain name not found]",
+            "its name can't be resolved",
+        ),
+        ("DNS resolution failed for m:1: C-ares status is not ARES_SUCCESS", "its name can't be resolved"),
+        ("last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused", REFUSED),
+        ("UNKNOWN: ipv4:10.0.0.9:1: Failed to connect to remote host: No route to host", "there is no route to it"),
+        ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", "the connection is closed at once"),
+        ("ipv4:127.0.0.1:1: Handshake read failed (Socket closed)", "the connection is closed in the TLS handshake"),
+        ("Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "the TLS handshake fails"),
+        ("connection attempt timed out before receiving SETTINGS frame", "no answer"),
+        ("Locally cancelled by application!", "no answer"),
+        ("", "no answer"),
+        ("Received http2 header with status: 404", "what answers there is no master"),
+        ("something\n else", "something else"),
+    ],
+)
+def test_what_grpc_says_is_put_into_words(details, words):
+    assert in_words(details) == words
+
+
+def test_a_log_tells_the_last_problem_until_the_master_was_reached():
+    reach = Reach("digits:50001", LIMIT)
+    reach.begin(0.0)
+    log = f"2026-11-25 03:59:04,627 worker 2 WARNING {reach.look(10.0)}\n"
+    reach.fail(REFUSED)
+    log += f"something else\nWARNING {reach.look(20.0)}\nmore\n"
+    assert last_problem(log) == f"digits:50001: {REFUSED}"
+    assert last_problem(f"{log}INFO {reach.answer(30.0)}\n") == ""
+    assert last_problem("importing") == ""
+
+
+def test_who_sends_heartbeats_looks_after_the_stream():
+    looks = queue.SimpleQueue()
+
+    class Master(FakeMaster):
+        def look(self):
+            looks.put(True)
+
+    session = Master().session
+    session.open()
+    for _ in range(2):
+        looks.get(timeout=DEADLINE)
+    session.close()
+
+
+# ---- over a real channel ----
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Listening:
+    has_last_word = False
+
+    def __init__(self):
+        self.heard = queue.SimpleQueue()
+
+    def greet(self, unsent):
+        return [m.Hello(0, 0, ())]
+
+    def receive(self, message):
+        self.heard.put(message.WhichOneof("body"))
+
+    def lost(self, reason):
+        self.heard.put(reason)
+
+    def next(self):
+        return self.heard.get(timeout=DEADLINE)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def open_stream(clock, caplog, monkeypatch):
+    monkeypatch.setattr(channel, "TIMEOUT", 0.1)  # for one who says nothing, when it is asked whether it speaks TLS
+    opened = []
+
+    def open_one(address, limit=LIMIT):
+        listening = Listening()
+        environment = WorkerEnvironment(address, Token("t"), 3, "job.json", master_timeout=limit)
+        opened.append(MasterStream(environment, listening, clock))
+        opened[-1].open()
+        return listening, opened[-1]
+
+    with caplog.at_level(logging.WARNING):
+        yield open_one
+    clock.now = math.inf
+    for one in opened:
+        one.look()
+        one.close()
+
+
+@pytest.fixture
+def silent():
+    """A server that takes connections and says nothing; its address, and those who came."""
+    came = queue.SimpleQueue()
+
+    def take():
+        with_all = []
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with_all.append(connection)
+            came.put(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", came
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE)
+
+
+class Welcoming(pb_grpc.MasterServicer):
+    def Session(self, messages, context):
+        yield pb.MasterMessage(welcome=pb.Welcome(job_name="digits"))
+        for _ in messages:
+            pass
+
+
+def look_until(stream, holds):
+    """As the heartbeat's thread does."""
+    deadline = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < deadline
+        stream.look()
+        time.sleep(0.02)
+
+
+def test_a_closed_port_is_told_and_that_the_master_has_come_after_all(clock, open_stream, caplog):
+    with socket.socket() as taken:  # nobody else gets it, and nobody listens
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listening, stream = open_stream(address)
+        stream.look()
+        assert caplog.messages == []
+        look_until(stream, lambda: stream._reach._problem == REFUSED)
+        clock.now = 10.0
+        stream.look()
+        assert f"has not reached the master at {address} for 10 s: {REFUSED}; " in caplog.messages[0]
+        clock.now = 19.0
+        server = grpc.server(ThreadPoolExecutor(2), options=(("grpc.so_reuseport", 1),))
+        pb_grpc.add_MasterServicer_to_server(Welcoming(), server)
+        assert server.add_insecure_port(address)
+        server.start()
+    assert listening.next() == "welcome"
+    look_until(stream, lambda: caplog.messages[1:])
+    assert caplog.messages[1] == f"this worker has reached the master at {address} after 19 s"
+    server.stop(None).wait(DEADLINE)
+
+
+def test_silence_is_told_and_such_an_attempt_is_ended_for_another(clock, silent, open_stream, caplog):
+    address, came = silent
+    _, stream = open_stream(address)
+    came.get(timeout=DEADLINE)
+    clock.now = 10.0
+    stream.look()
+    (line,) = caplog.messages
+    assert f"{address} for 10 s: no answer; it goes on trying" in line
+    assert came.empty()
+    clock.now = ATTEMPT_SECONDS + 1.0
+    look_until(stream, lambda: not came.empty())
+
+
+def test_after_its_time_it_gives_up_and_says_why(clock, silent, open_stream):
+    address, came = silent
+    listening, stream = open_stream(address, limit=30.0)
+    came.get(timeout=DEADLINE)
+    clock.now = ATTEMPT_SECONDS + 1.0
+    look_until(stream, lambda: not listening.heard.empty())
+    assert listening.next() == f"no master at {address} for 31 s: no answer"
