@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives import torch_distributed
 from elasticdl.elastic.collectives.port import Endpoint, Operations
 from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
@@ -28,9 +27,22 @@ CLONE_NEWNET = 0x40000000  # sched.h
 ENGINES = ("horovod", "torch")
 KERAS_ENGINES = ("keras-horovod", "keras-torch")
 CONTEXT = multiprocessing.get_context("forkserver")
+# All that a member imports, and once: what is missing here each member imports anew, for a second and more.
 CONTEXT.set_forkserver_preload(
-    ["torch", "grpc", "horovod.torch", "elasticdl.tensorflow", "horovod.tensorflow", __name__]
+    [
+        "grpc",
+        "elasticdl.tensorflow",
+        "horovod.torch",
+        "horovod.tensorflow",
+        "elasticdl.elastic.torch.collective",
+        "elasticdl.elastic.keras.collective",
+        __name__,
+    ]
 )
+
+
+class MemberEnded(Exception):
+    """Of a member whose result is awaited."""
 
 
 def make_collective(engine: str, endpoint: Endpoint) -> Any:
@@ -176,6 +188,8 @@ class Program:
         self.collective.barrier("barrier")
 
     def do_shorten_timeouts(self, seconds: float) -> None:
+        from elasticdl.elastic.collectives import torch_distributed
+
         torch_distributed.CONNECT_SECONDS = seconds
 
     def do_count(self) -> tuple[int, int, int]:
@@ -232,7 +246,12 @@ class MemberProcess:
             self.pipe.send((name, arguments))
 
     def result(self) -> Any:
-        return self.results.get(timeout=DEADLINE)
+        result = self.results.get(timeout=DEADLINE)
+        if isinstance(result, MemberEnded):
+            self.results.put(result)  # for who asks again
+            self.process.join(DEADLINE)
+            raise MemberEnded(f"member {self.number} has ended (exit code {self.process.exitcode})")
+        return result
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process.pid is not None
@@ -266,7 +285,7 @@ class Group:
                     if other is not member:
                         other.tell("entry", *content)
         except (EOFError, OSError):
-            pass
+            member.results.put(MemberEnded())
 
     def begin(self, members: list[MemberProcess], how: str = "start") -> int:
         """Have them enter a new world, in this order of ranks, without waiting for it."""

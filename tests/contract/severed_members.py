@@ -1,4 +1,4 @@
-"""In namespaces of its own: a world of which one member is cut off from another, in every phase. `FOLDER ENGINE`"""
+"""In namespaces of its own: a world of which one member is cut off from another, in every phase. `FOLDER ENGINE...`"""
 
 from __future__ import annotations
 
@@ -76,14 +76,15 @@ def survive(network: Network, group: Group, members: list[MemberProcess], lose: 
 def main() -> None:
     with Processes(Path(sys.argv[1])) as holders:
         network = Network(3, holders)
-        group = Group(sys.argv[2])
-        try:
-            members = [member for host in network.hosts for member in group.add(host=host.pid)]
-            for lose in (reducing, idle, connecting, closing):
-                survive(network, group, members, lose)
-        finally:
-            group.close()
-    print("all holds")
+        for engine in sys.argv[2:]:
+            group = Group(engine)
+            try:
+                members = [member for host in network.hosts for member in group.add(host=host.pid)]
+                for lose in (reducing, idle, connecting, closing):
+                    survive(network, group, members, lose)
+            finally:
+                group.close()
+            print(f"{engine}: all holds")
 
 
 if __name__ == "__main__":

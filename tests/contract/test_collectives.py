@@ -16,7 +16,7 @@ import pytest
 from benchmarks.storm.__main__ import NAMESPACES
 from elasticdl.elastic.core.errors import WorldBroken
 from tests.cluster.processes import Leashed
-from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberProcess
+from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberEnded, MemberProcess
 from tests.namespaces import needs_namespaces
 
 LARGE = 4 << 20  # elements: more than all buffers on the way take
@@ -51,17 +51,32 @@ def require_broken(results: list[object]) -> None:
     assert [type(result) for result in results] == [WorldBroken] * len(results), results
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_sums_are_those_of_all_members_to_the_same_bits(group: Group, size: int) -> None:
-    members = group.add(size)
-    group.form(members[::-1])  # ranks in another order than numbers
+def test_a_member_that_ends_is_told_to_who_waits_for_it() -> None:
+    group = Group("torch")
+    try:
+        (member,) = group.add()
+        member.signal(signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(MemberEnded, match=r"member 0 has ended \(exit code -9\)"):
+                group.all([member], "count")
+    finally:
+        group.close()
+
+
+def test_sums_are_those_of_all_members_to_the_same_bits(group: Group) -> None:
     draw = np.random.default_rng(0)
-    for dtype in (np.float32, np.float64, np.float16, np.int32, np.int64):
-        given = [(draw.random(1000) * 20).astype(dtype) for _ in members]
-        found = group.all(members[::-1], "sum", given)
-        np.testing.assert_allclose(found[0].astype(float), np.sum(given, axis=0, dtype=float), rtol=3e-3)
-        assert all(other.tobytes() == found[0].tobytes() for other in found)
-    assert group.all(members[::-1], "sum_as", ["bfloat16"] * size, [[1.0, 2.0]] * size) == [[size, 2.0 * size]] * size
+    members = group.add(3)
+    for size in (3, 2):
+        present = members[:size][::-1]  # ranks in another order than numbers
+        group.form(present)
+        for dtype in (np.float32, np.float64, np.float16, np.int32, np.int64):
+            given = [(draw.random(1000) * 20).astype(dtype) for _ in present]
+            found = group.all(present, "sum", given)
+            np.testing.assert_allclose(found[0].astype(float), np.sum(given, axis=0, dtype=float), rtol=3e-3)
+            assert all(other.tobytes() == found[0].tobytes() for other in found)
+        totals = group.all(present, "sum_as", ["bfloat16"] * size, [[1.0, 2.0]] * size)
+        assert totals == [[size, 2.0 * size]] * size
+        group.all(present, "stop")
 
 
 @pytest.mark.parametrize("group", KERAS_ENGINES, indirect=True)
@@ -76,12 +91,12 @@ def test_tensors_of_tensorflow_are_summed_in_their_shapes(group: Group) -> None:
             assert all(total.dtype == dtype and (total == 3).all() for total in found)
 
 
-@pytest.mark.parametrize("length", [0, 10, 1 << 14, 100_000])
-def test_bytes_of_rank_0_arrive(group: Group, length: int) -> None:
+def test_bytes_of_rank_0_arrive(group: Group) -> None:
     members = group.add(3)
     group.form(members)
-    data = bytes(index % 251 for index in range(length))
-    assert group.all(members, "broadcast", [data, b"other", b""]) == [data] * 3
+    for length in (0, 10, 1 << 14, 100_000):
+        data = bytes(index % 251 for index in range(length))
+        assert group.all(members, "broadcast", [data, b"other", b""]) == [data] * 3
 
 
 @ALL_ENGINES
@@ -95,14 +110,14 @@ def test_bytes_of_all_lengths_are_gathered_on_rank_0(group: Group) -> None:
 
 
 @ALL_ENGINES
-@pytest.mark.parametrize("length", [0, 10, 100_000])
-def test_one_rank_alone_gets_what_rank_0_sends(group: Group, length: int) -> None:
+def test_one_rank_alone_gets_what_rank_0_sends(group: Group) -> None:
     members = group.add(3)
     group.form(members)
-    given = np.arange(length, dtype=np.uint32).view(np.uint8)
-    root, other, receiver = group.all(members, "send", [given, given * 0, given * 0])
-    assert receiver.tolist() == given.tolist()
-    assert len(root) == len(other) == 0
+    for length in (0, 10, 100_000):
+        given = np.arange(length, dtype=np.uint32).view(np.uint8)
+        root, other, receiver = group.all(members, "send", [given, given * 0, given * 0])
+        assert receiver.tolist() == given.tolist()
+        assert len(root) == len(other) == 0
 
 
 @ALL_ENGINES
@@ -241,12 +256,13 @@ def test_tensors_with_gaps_are_summed_as_others(group: Group) -> None:
     assert group.all(members, "sum_each_second", [6, 6]) == [[2, 1, 2, 1, 2, 1]] * 2
 
 
+@pytest.mark.parametrize("group", ["torch"], indirect=True)  # only it has a limit of its own
 def test_ranks_may_be_apart_for_longer_than_connecting_may_take(group: Group) -> None:
     members = group.add(2)
     group.all(members, "shorten_timeouts", [1.0, 1.0])
     group.form(members)
     members[0].tell("barrier")
-    time.sleep(2.5)
+    time.sleep(1.5)
     members[1].tell("barrier")
     assert [member.result() for member in members] == [None, None]
 
@@ -269,13 +285,12 @@ def test_worlds_leave_nothing_behind(group: Group) -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("engine", ENGINES)
-def test_members_that_are_cut_off_from_each_other_leave_when_the_world_is_broken(engine: str, tmp_path: Path) -> None:
-    command = [*NAMESPACES, sys.executable, "-m", "tests.contract.severed_members", str(tmp_path), engine]
+def test_members_that_are_cut_off_from_each_other_leave_when_the_world_is_broken(tmp_path: Path) -> None:
+    command = [*NAMESPACES, sys.executable, "-m", "tests.contract.severed_members", str(tmp_path), *ENGINES]
     log = tmp_path / "log"
     members = Leashed.start(command, log, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     try:
         assert members.wait(2 * DEADLINE) == 0, log.read_text()
     finally:
         members.stop()
-    assert "all holds" in log.read_text()
+    assert log.read_text().count("all holds") == len(ENGINES)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 
 import pytest
 from fork_kit import MODULES, both, launcher_of, next_of, run_one, written
@@ -61,7 +62,7 @@ def package(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["-u", "-O"], ["-X", "dev", "-Wignore"], ["-P"], ["-bb", "-q", "-Xutf8=1"]],
+    [[], ["-u", "-O", "-bb", "-q"], ["-X", "dev", "-Wignore", "-P", "-Xutf8=1"]],
     ids=lambda options: " ".join(options) or "none",
 )
 def test_a_forked_script_sees_what_a_plain_one_sees(tmp_path, caplog, options):
@@ -103,8 +104,6 @@ ENDS = {
     "status": "import sys; print('out'); sys.exit(3)",
     "message": "import sys; print('out', end=''); sys.exit('why')",
     "exception": "def f():\n    raise ValueError('x')\ntry:\n    f()\nexcept ValueError as e:\n    raise KeyError('y') from e",
-    "syntax": "this is no Python",
-    "missing": "import no_such_module",
     "interrupt": "raise KeyboardInterrupt",
     "killed": "import os; print('out', flush=True); os.kill(os.getpid(), 9)",
     "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
@@ -119,15 +118,50 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
+# Each worker ends as its number says; what ends before it runs is a program of its own.
+CHOOSE = "import os\nNUMBER = os.environ['ELASTICDL_WORKER_ID']\n"
+AT_ONCE = {"syntax": "this is no Python", "missing": "import no_such_module"}
+
+
+def branches():
+    return CHOOSE + "".join(
+        f"if NUMBER == '{number}':\n{textwrap.indent(text, '    ')}\n" for number, text in enumerate(ENDS.values())
+    )
+
+
+async def ends_of(argv, folder, modules, environ, count):
+    """What each of so many workers printed, and how its end was reported."""
+    async with launcher_of(argv, folder, modules, environ) as (launcher, reports):
+        for number in range(count):
+            await launcher.launch(number)
+        ends = [await next_of(reports, WorkerPlaced | WorkerExited) for _ in range(2 * count)]
+    logs = [(folder / f"{number}.log").read_text() for number in range(count)]
+    exited = sorted((end for end in ends if isinstance(end, WorkerExited)), key=lambda end: end.worker_id)
+    return [
+        (re.sub(" at 0x[0-9a-f]+", "", log), end.code, end.cause, end.detail.replace(str(folder), ""))
+        for log, end in zip(logs, exited, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
-def test_a_forked_worker_ends_as_a_plain_one(tmp_path, caplog, program, unbuffered):
-    path = written(tmp_path, program)
+def test_forked_workers_end_as_plain_ones(tmp_path, caplog, unbuffered):
     environ = {**os.environ, **unbuffered}
-    (printed, exited), (forked_printed, forked) = both([sys.executable, str(path)], tmp_path, caplog, environ=environ)
-    assert re.sub(" at 0x[0-9a-f]+", "", forked_printed) == re.sub(" at 0x[0-9a-f]+", "", printed)
-    assert (forked.code, forked.cause) == (exited.code, exited.cause)
-    assert forked.detail.replace("/forked/", "/plain/") == exited.detail
+    programs = {"branches": branches(), **AT_ONCE}
+    for name, text in programs.items():
+        argv = [sys.executable, str(written(tmp_path, text, f"{name}.py"))]
+        names = list(ENDS) if name == "branches" else [name]
+        plain, forked = (
+            dict(
+                zip(
+                    names,
+                    asyncio.run(ends_of(argv, tmp_path / f"{kind}-{name}", modules, environ, len(names))),
+                    strict=True,
+                )
+            )
+            for kind, modules in (("plain", None), ("forked", MODULES))
+        )
+        assert forked == plain
+    assert caplog.records == []
 
 
 POOL = """
@@ -156,14 +190,19 @@ def test_a_forked_worker_starts_processes_by_every_method(tmp_path, caplog):
     )
 
 
-@pytest.mark.parametrize("module", ["pyarrow.compute", "lightning.pytorch", "elasticdl.elastic.transformers"])
-def test_libraries_that_start_threads_when_they_are_imported_do_not_hinder_forks(tmp_path, caplog, module):
-    pytest.importorskip(module)
-    code = {
-        "pyarrow.compute": "print(pyarrow.compute.sum(pyarrow.array(range(10**6)).cast('float64')).as_py())",
-        "lightning.pytorch": "print(lightning.pytorch.Trainer(accelerator='cpu', logger=False).world_size)",
-    }.get(module, "import torch; print(torch.ones(300, 300).mm(torch.ones(300, 300)).sum().item())")
-    printed, exited = run_one([sys.executable, "-c", f"import {module}; {code}"], tmp_path, (*MODULES, module))
+LIBRARIES = {
+    "pyarrow.compute": "print(pyarrow.compute.sum(pyarrow.array(range(10**6)).cast('float64')).as_py())",
+    "lightning.pytorch": "print(lightning.pytorch.Trainer(accelerator='cpu', logger=False).world_size)",
+    "elasticdl.elastic.transformers": "import torch; print(torch.ones(300, 300).mm(torch.ones(300, 300)).sum().item())",
+}
+
+
+@pytest.mark.parametrize("modules", [["pyarrow.compute"], pytest.param([*LIBRARIES], marks=pytest.mark.slow)])
+def test_libraries_that_start_threads_when_they_are_imported_do_not_hinder_forks(tmp_path, caplog, modules):
+    for module in modules:
+        pytest.importorskip(module)
+    code = "\n".join(f"import {module}; {LIBRARIES[module]}" for module in modules)
+    printed, exited = run_one([sys.executable, "-c", code], tmp_path, (*MODULES, *modules))
     assert exited.code == 0, printed
     assert caplog.records == []
 
@@ -175,7 +214,10 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("module", "numbers"), NUMBERS.items(), ids=NUMBERS)
+@pytest.mark.parametrize(
+    ("module", "numbers"),
+    [pytest.param(*each, id=each[0], marks=[pytest.mark.slow] * (each[0] == "keras")) for each in NUMBERS.items()],
+)
 def test_forked_workers_draw_numbers_of_their_own(tmp_path, caplog, module, numbers):
     imports = "multiprocessing, random, numpy" + {"torch": ", torch", "keras": ", tensorflow, keras"}.get(module, "")
     code = f"import {imports}; print({numbers})"
@@ -206,7 +248,11 @@ print(sys.getrecursionlimit(), torch.__config__.parallel_info())
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}]
+    "variables",
+    [
+        {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"},
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"OMP_NUM_THREADS": "1"})),
+    ],
 )
 def test_forked_workers_compute_with_as_many_threads(tmp_path, caplog, variables):
     environ = {**{k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}, **variables}

@@ -1,6 +1,7 @@
 """Workers that are forked, when something dies, can't be forked, or is not wanted any more."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fork_kit import DEADLINE, MODULES, launcher_of, next_of, run_one, written
+from fork_kit import DEADLINE, MODULES, TESTED_BY, launcher_of, next_of, run_one, written
 
 from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPlaced
 
@@ -191,7 +192,7 @@ def test_a_module_that_is_not_installed_is_left_to_the_program(tmp_path, caplog)
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
     """Workers, their children, and the process they are forked from are killed at any moment."""
     rng = random.Random(seed)
@@ -212,6 +213,24 @@ def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
         assert sorted(end.worker_id for end in ends) == list(range(40))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_is_left_behind_is_missed_only_if_a_launcher_has_started_it(tmp_path, is_ours):
+    environ = {**os.environ, **({TESTED_BY: str(os.getpid())} if is_ours else {})}
+
+    started = []
+
+    async def run():
+        async with launcher_of([], tmp_path):
+            started.append(subprocess.Popen(["sleep", "600"], env=environ))
+
+    try:
+        with pytest.raises(AssertionError) if is_ours else contextlib.nullcontext():
+            asyncio.run(run())
+    finally:
+        started[0].kill()
+        started[0].wait()
 
 
 def drain(reports):
