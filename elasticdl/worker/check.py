@@ -6,6 +6,7 @@ Silent and 0 if a worker could train this job here; else 2, and one line on stde
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -89,4 +90,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # else the interpreter, as it ends, looks half a second long through PyTorch for garbage
+    sys.exit(code)

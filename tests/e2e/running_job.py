@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from elasticdl.cli.local.local_jobs import LocalJob
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry, read_journal
+from elasticdl.common.spec import WorkerRange
 from elasticdl.common.tether import tethered
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -104,6 +106,16 @@ class RunningJob:
 
     def signal(self, worker: int, number: signal.Signals) -> None:
         os.kill(self.pid(worker), number)
+
+    def scale(self, minimum: int, maximum: int = 0) -> None:
+        """As `elasticdl scale`, without the second that a command takes to start."""
+        with LocalJob(self.job).master() as master:
+            master.scale(WorkerRange(minimum=minimum, maximum=maximum or minimum))
+
+    def stop(self) -> None:
+        """As `elasticdl stop`, which waits for nothing here."""
+        with LocalJob(self.job).master() as master:
+            master.stop("the test has seen enough")
 
     def finish(self, timeout: float = DEADLINE) -> int:
         try:

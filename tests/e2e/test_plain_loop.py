@@ -10,6 +10,7 @@ import pytest
 from running_job import DEADLINE, REPOSITORY, run_cli, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
+WARM = ["torch", "torch._dynamo", "elasticdl.elastic.torch"]
 EPOCHS = 12
 STEPS = 11 * EPOCHS
 
@@ -20,10 +21,16 @@ def read_curve(path):
     return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
 
 
-def train_alone(script, curve, *arguments):
-    command = [sys.executable, str(SCRIPTS / script), str(curve), *arguments]
-    subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY)
+def curve_of(alone, script, curve, *arguments):
+    alone.run_well(SCRIPTS / script, curve, *arguments)
     return read_curve(curve)
+
+
+@pytest.fixture(scope="module")
+def plain_curve(alone, tmp_path_factory):
+    curve = curve_of(alone, "plain_classifier.py", tmp_path_factory.mktemp("plain") / "curve", str(EPOCHS))
+    assert [row[0] for row in curve] == list(range(1, STEPS + 1))
+    return curve
 
 
 def require_same(ours, theirs):
@@ -33,24 +40,32 @@ def require_same(ours, theirs):
         assert mine == pytest.approx(expected, rel=1e-5, abs=1e-6), f"step {mine[0]}"
 
 
-@pytest.mark.parametrize("engine", ["torch", "horovod"])
-def test_workers_join_leave_and_are_killed(tmp_path, engine):
-    alone = train_alone("plain_classifier.py", tmp_path / "alone", str(EPOCHS))
-    assert [row[0] for row in alone] == list(range(1, STEPS + 1))
-    curve, slow = tmp_path / "elastic", tmp_path / "slow"
+def waits_for_steps(job, curve):
+    def wait_for_steps(number=3):
+        made = len(read_curve(curve))
+        job.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
+
+    return wait_for_steps
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_workers_join_leave_and_are_killed(plain_curve, tmp_path, engine):
+    """The first who joins is told to leave while it makes up for the others' steps, and they wait."""
+    curve, slow, on_its_way = tmp_path / "elastic", tmp_path / "slow", tmp_path / "on its way"
     slow.touch()
+    on_its_way.touch()
+    env = {"TEST_SLOW_WHILE": str(slow), "TEST_SLOW_TO_CATCH_UP": str(on_its_way)}
     script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), str(EPOCHS)]
-    with start(
-        tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, TEST_SLOW_WHILE=str(slow)
-    ) as job:
-
-        def wait_for_steps(number=3):
-            made = len(read_curve(curve))
-            job.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
-
-        wait_for_steps()
-        assert run_cli(tmp_path, "scale", "job", "3").returncode == 0
-        joined = job.wait_for_world(size=3)
+    with start(tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, **env) as job:
+        wait_for_steps = waits_for_steps(job, curve)
+        wait_for_steps(10)
+        job.scale(3)
+        left_soon = job.wait_for_world(size=3)
+        job.signal(left_soon["members"][2], signal.SIGTERM)
+        job.wait_for("its end", lambda: job.entries("worker_left"))
+        assert job.entries("worker_left")[0]["cause"] == "drained"
+        on_its_way.unlink()
+        joined = job.wait_for_world(size=3, after=left_soon["world"])
         wait_for_steps()
         job.signal(joined["members"][1], signal.SIGKILL)
         killed = job.wait_for_world_without(joined["members"][1])
@@ -60,48 +75,27 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
         wait_for_steps()
         slow.unlink()
         assert job.finish() == 0, job.describe()
+        assert left_soon["world"] not in [pause["world"] for pause in job.entries("pause")]  # it has made no step
+        assert [each["epoch"] for each in job.entries("epoch_finished")] == list(range(EPOCHS))
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
     assert not job.entries("warning"), job.entries("warning")
-    require_same(read_curve(curve), alone)
+    require_same(read_curve(curve), plain_curve)
 
 
-def test_a_worker_that_is_on_its_way_while_the_others_wait_may_leave(tmp_path):
-    alone = train_alone("plain_classifier.py", tmp_path / "alone", str(EPOCHS))
-    curve, slow = tmp_path / "elastic", tmp_path / "slow"
-    slow.touch()
-    script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), str(EPOCHS)]
-    with start(
-        tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
-    ) as job:
-        job.wait_for("40 steps", lambda: len(read_curve(curve)) >= 40)
-        assert run_cli(tmp_path, "scale", "job", "3").returncode == 0
-        joined = job.wait_for_world(size=3)
-        job.signal(joined["members"][2], signal.SIGTERM)
-        job.wait_for("its end", lambda: job.entries("worker_left"))
-        assert job.entries("worker_left")[0]["cause"] == "drained"
-        job.wait_for_world_without(joined["members"][2])
-        slow.unlink()
-        assert job.finish() == 0, job.describe()
-        assert joined["world"] not in [pause["world"] for pause in job.entries("pause")]  # it has made no step
-        assert [each["epoch"] for each in job.entries("epoch_finished")] == list(range(EPOCHS))
-    require_same(read_curve(curve), alone)
-
-
-@pytest.mark.parametrize("kind", ["accumulate", "scaled", "compiled"])
-def test_what_peoples_loops_have(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind",
+    ["scaled", pytest.param("accumulate", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.slow)],
+)
+def test_what_peoples_loops_have(alone, tmp_path, kind):
     epochs = {"accumulate": "16", "scaled": "6", "compiled": "6"}[kind]
-    alone = train_alone("plain_features.py", tmp_path / "alone", epochs, kind)
+    plain = curve_of(alone, "plain_features.py", tmp_path / "alone", epochs, kind)
     curve, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
     script = ["python", str(SCRIPTS / "plain_features.py"), str(curve), epochs, kind]
     with start(
         tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
     ) as job:
-
-        def wait_for_steps(number=3):
-            made = len(read_curve(curve))
-            job.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
-
+        wait_for_steps = waits_for_steps(job, curve)
         wait_for_steps()
         job.signal(0, signal.SIGKILL)
         job.wait_for(
@@ -111,25 +105,33 @@ def test_what_peoples_loops_have(tmp_path, kind):
         slow.unlink()
         assert job.finish() == 0, job.describe()
         assert not job.entries("warning"), job.entries("warning")
-    require_same(read_curve(curve), alone)
+    require_same(read_curve(curve), plain)
 
 
-def test_a_loop_for_torchrun_and_what_becomes_of_it(tmp_path):
+FROM_TORCHRUN = REPOSITORY / "examples" / "from_torchrun"
+
+
+def test_what_becomes_of_a_loop_for_torchrun(alone, tmp_path):
     """With Horovod, whose world must last until the scripts of all workers are done."""
-    folder = REPOSITORY / "examples" / "from_torchrun"
+    script = str(FROM_TORCHRUN / "elastic_ddp.py")
+    with start(tmp_path, "run", "--num_workers", "2", "--collective", "horovod", "--", "python", script) as job:
+        assert job.finish() == 0, job.describe()
+        assert len(job.entries("world_formed")) == 1, job.describe()
+        said = [line for worker in (0, 1) for line in job.job.worker_log(worker).read_text().splitlines()]
+    assert epochs_said(said) == epochs_said(alone.run_well(script).splitlines()) != []
+
+
+@pytest.mark.slow
+def test_it_says_what_the_loop_for_torchrun_says(alone):
     theirs = subprocess.run(
-        [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", folder / "ddp.py"],
+        [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", FROM_TORCHRUN / "ddp.py"],
         check=True,
         timeout=DEADLINE,
         capture_output=True,
         text=True,
     )
-    ours = ["--num_workers", "2", "--collective", "horovod", "--", "python", str(folder / "elastic_ddp.py")]
-    with start(tmp_path, "run", *ours) as job:
-        assert job.finish() == 0, job.describe()
-        assert len(job.entries("world_formed")) == 1, job.describe()
-        said = [line for worker in (0, 1) for line in job.job.worker_log(worker).read_text().splitlines()]
-    assert epochs_said(said) == epochs_said(theirs.stdout.splitlines()) != []
+    ours = alone.run_well(FROM_TORCHRUN / "elastic_ddp.py")
+    assert epochs_said(ours.splitlines()) == epochs_said(theirs.stdout.splitlines()) != []
 
 
 @pytest.mark.parametrize(
@@ -152,19 +154,19 @@ def epochs_said(lines):
     return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
 
 
-def test_the_example_says_the_same_on_two_workers(tmp_path):
+@pytest.mark.slow
+def test_the_example_says_the_same_on_two_workers(alone, tmp_path):
     example = str(REPOSITORY / "examples" / "plain_loop.py")
-    command = [sys.executable, example]
-    alone = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY)
+    plain = alone.run_well(example)
     with start(tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", "python", example) as job:
         assert job.finish() == 0, job.describe()
         said = [line for log in sorted(job.job.logs.glob("*.log")) for line in log.read_text().splitlines()]
     assert len(epochs_said(said)) == 10
-    for ours, theirs in zip(epochs_said(said), epochs_said(alone.stdout.splitlines()), strict=True):
+    for ours, theirs in zip(epochs_said(said), epochs_said(plain.splitlines()), strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
 
 
-def test_what_cant_be_had_is_one_line(tmp_path):
+def test_what_cant_be_had_is_one_line(alone, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, elasticdl.elastic.torch as elastic\n"
@@ -172,10 +174,9 @@ def test_what_cant_be_had_is_one_line(tmp_path):
         "loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3)))\n"
         "elastic.prepare(model, torch.optim.SGD(model.parameters()), loader)\n"
     )
-    command = [sys.executable, str(script)]
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False)
-    assert alone.returncode == 2
-    (line,) = alone.stderr.splitlines()
+    ended = alone.run(script)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
     words = (
         "elastic.prepare: the model is a SyncBatchNorm, which needs a process group: leave convert_sync_batchnorm out"
     )

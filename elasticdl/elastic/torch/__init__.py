@@ -25,8 +25,9 @@ Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.triton_first import require_triton_first
 
@@ -38,12 +39,14 @@ from torch.utils.data import Dataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch import optim
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
 from elasticdl.elastic.torch.state import TorchState as _State
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.torch import optim
 
 __all__ = [
     "DataLoader",
@@ -67,6 +70,14 @@ _job = ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus)
 init, context, size, run = _job.init, _job.context, _job.size, _job.run
 _loop = PlainLoop(_job)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
+
+
+def __getattr__(name: str) -> Any:
+    """`optim` is imported where it is used: it imports PyTorch's compiler, which takes as long as PyTorch itself, and which
+    a process that loads data has no use for."""
+    if name != "optim":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.optim")
 
 
 def device() -> torch.device:
