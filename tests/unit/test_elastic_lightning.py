@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def _keep_ranks(monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(strategy.sys, "excepthook", strategy.sys.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
 class OwnJob:
