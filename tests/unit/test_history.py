@@ -314,6 +314,7 @@ def test_reading_in_parts_is_reading_at_once():
     assert history.result() == read(lines)
 
 
+@pytest.mark.slow
 def test_a_long_journal_takes_little_memory():
     def endless():
         for version in range(1, 4101):
