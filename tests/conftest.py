@@ -13,8 +13,10 @@ from tests.cluster.session import pytest_report_header, pytest_terminal_summary 
 import_triton()  # tests of PyTorch and of TensorFlow share a process
 
 # How long an example takes says nothing here: the machine is shared.
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared machine")
+for _profile, _examples in (("quick", 25), ("thorough", 150)):
+    settings.register_profile(
+        _profile, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 # Seconds that one test may take on two idle cores, by its ring; what takes longer is listed, and no failure.
 BUDGETS = {"tests/e2e": 20.0, "tests/contract": 10.0, "tests/simulation": 10.0, "tests/unit": 1.0}
@@ -51,6 +53,8 @@ def _budget(test: str) -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `make test`, which leaves out what is slow, tries fewer of the examples that hypothesis makes up.
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "thorough")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Times(config))
 

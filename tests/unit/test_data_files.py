@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 from data_kit import text, tfrecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import ArgumentError, UserError
@@ -90,7 +90,6 @@ def test_the_index_is_the_one_of_tensorflow(tmp_path):
 
 
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20), data=st.data())
-@settings(max_examples=30)
 def test_any_cut_of_a_tfrecord_file_but_between_records_is_found(tmp_path_factory, sizes, data):
     path = tfrecord(tmp_path_factory.mktemp("cut") / "x.tfrecord", [b"x" * size for size in sizes])
     borders = np.cumsum([size + 16 for size in sizes]).tolist()
@@ -218,7 +217,6 @@ def test_columns_separator_and_header_can_be_said(tmp_path):
         st.lists(st.text(st.sampled_from('a,"\n\r é'), max_size=4), min_size=2, max_size=2), min_size=1, max_size=8
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_csv_reads_what_the_csv_module_writes(tmp_path_factory, rows):
     import csv
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
@@ -388,7 +388,6 @@ def following(progress, given):
     return replace(given, epoch=progress.epoch, step=after.step, after=after)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.booleans(), st.lists(ways, max_size=30))
 def test_no_order_of_events_confuses_it(under_master, story):
     worker = Worker(under_master=under_master, linger_seconds=2.0)
@@ -402,7 +401,6 @@ def test_no_order_of_events_confuses_it(under_master, story):
     assert worker.do(p.StopOrdered("enough", checkpoint=False)) is not None
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "torn", "lost after the step", "commit twice", "leave"]), max_size=25))
 def test_every_batch_is_stepped_on_once_whatever_breaks(story):
     """With the cursor as it really is: it gives the batch that follows from where training stands."""

@@ -145,7 +145,7 @@ class History:
         return sorted(chain.from_iterable(self.taken[step][rank][1] for rank in range(size)))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_random_history_shows_neither_in_the_losses_nor_in_the_samples(seed):
     history = History(seed)
     history.play()

@@ -148,7 +148,7 @@ def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, 
 # -- XLA --
 
 
-@pytest.mark.parametrize("policy", [WHOLE, HALVES])
+@pytest.mark.parametrize("policy", [WHOLE, pytest.param(HALVES, marks=pytest.mark.slow)])
 def test_a_step_that_xla_compiles_gives_the_same_numbers(policy):
     plain, compiled = alone(policy, all_layers), alone(policy, all_layers, jit_compile=True)
     for member in (plain, compiled):

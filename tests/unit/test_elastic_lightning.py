@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def _keep_ranks(monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(strategy.sys, "excepthook", strategy.sys.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
 class OwnJob:
@@ -184,7 +185,13 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
 
 
-@pytest.mark.parametrize("feature", ["plain", "accumulate", "validate within an epoch", "steps", "plateau", "manual"])
+@pytest.mark.parametrize(
+    "feature",
+    [
+        *("plain", "accumulate", "validate within an epoch", "steps"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("plateau", "manual")),
+    ],
+)
 def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     states = []
     commit, join = Steps.commit, Steps.join

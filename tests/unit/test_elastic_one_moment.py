@@ -49,15 +49,6 @@ SCHEDULERS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that wait for each other by spinning crawl on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Training:
     """One worker whose world breaks once, in the first collective after it has come to a point."""
 

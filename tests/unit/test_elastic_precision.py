@@ -3,7 +3,6 @@
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, make_data
 from session_kit import FakeMaster, enter
@@ -70,15 +69,6 @@ def train(workers, micro_batch, dtype):
 
 def difference(one, other):
     return float((one - other).abs().max())
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other by spinning crawl on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_two_workers_and_one_agree_as_far_as_the_numbers_reach():

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 from elastic_kit import Board, Trainee, plain_losses, train_together
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
@@ -80,7 +80,6 @@ policies = st.one_of(
 histories = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 6)), max_size=8)
 
 
-@settings(deadline=None)
 @given(samples=st.integers(1, 120), policy=policies, history=histories, depth=st.integers(1, 7))
 def test_every_sample_once_whatever_the_history_and_the_prefetching(samples, policy, history, depth):
     used, sizes, abandoned = Counter(), [], []

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import experiment4
@@ -50,7 +50,6 @@ def value(candidates, shares):
     )
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.lists(st.floats(0, 2), max_size=6)), max_size=3),
     st.integers(0, 6),

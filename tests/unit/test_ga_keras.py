@@ -404,7 +404,9 @@ def fitted():
     return fit(plain_adam(), 10, REST, validation_data=make_data(8))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.slow) if mode == "jit" else mode for mode in MODES]
+)
 def test_exact_epochs_of_fit(mode, fitted):
     exact = [callbacks.ExactEpochs()]
     model = fit(adam(2), 5, REST, mode=mode, callbacks=exact, validation_data=make_data(8) if mode == "graph" else None)
@@ -739,6 +741,7 @@ def test_the_ways_to_give_steps():
 # On its own
 
 
+@pytest.mark.slow
 def test_it_needs_tensorflow_and_nothing_else():
     code = """
 import sys
@@ -757,6 +760,7 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_example():
     command = [sys.executable, str(ROOT / "examples" / "accumulate_keras.py"), "--epochs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -759,6 +759,7 @@ def test_the_ways_to_give_steps():
 # On its own
 
 
+@pytest.mark.slow
 def test_it_needs_torch_and_nothing_else():
     code = """
 import sys
@@ -778,6 +779,7 @@ assert weight.item() == -1.5, weight
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_example():
     command = [sys.executable, str(ROOT / "examples" / "accumulate_torch.py"), "--epochs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps, storm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.journal import EVENTS
@@ -275,7 +275,6 @@ entry = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(entry, max_size=30), st.booleans())
 def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
     if in_order:
@@ -306,7 +305,6 @@ def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
         assert world.since <= world.until <= following.since
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 10))
 def test_a_journal_that_is_cut_off_anywhere_still_adds_up(cut, seed):
     text = "\n".join(storm(worlds=6, workers=5, seed=seed))
@@ -323,6 +321,7 @@ def test_reading_in_parts_is_reading_at_once():
     assert history.result() == read(lines)
 
 
+@pytest.mark.slow
 def test_a_long_journal_takes_little_memory():
     def endless():
         for version in range(1, 4101):

@@ -3,7 +3,7 @@
 Hypothesis decides what befalls the workers of a `Cluster`.
 """
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import Cluster, step
 
@@ -22,7 +22,6 @@ LATE = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(HISTORIES)
 def test_the_world_forms_again_after_any_history(history):
     cluster = Cluster(minimum=2, maximum=4)
@@ -38,7 +37,6 @@ def test_the_world_forms_again_after_any_history(history):
     assert members == {w.worker_id for w in cluster.workers.values() if w.world == cluster.version and not w.asked}
 
 
-@settings(max_examples=100, deadline=None)
 @given(HISTORIES, st.integers(0, 12), LATE, st.booleans())
 def test_a_job_whose_training_is_complete_ends_whatever_befalls_its_workers_then(before, last, after, own_program):
     cluster = Cluster(minimum=1, maximum=3, own_program=own_program)
@@ -81,7 +79,6 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(ANYTHING, st.floats(0, 3)), max_size=60), st.booleans(), st.integers(0, 60))
 def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
     """Nothing raises, versions grow, the job ends at most once, and nothing happens after its end."""

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
@@ -38,7 +38,6 @@ def of(kind, cluster):
 # ---- a world that nothing has happened to ----
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, SOON), min_size=4, max_size=4)), max_size=3))
 def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(absences):
     cluster = train()
@@ -320,7 +319,6 @@ FATES = ["kill", "vanish", "leave", "freeze", "stick", "cut", "away", "break", "
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
 @given(HISTORIES)
 @example([("kill", 0), ("kill", 0), ("freeze", 0), ("wait", 3), ("freeze", 2), ("rise", 0)])  # one that was only ready
 def test_the_world_forms_again_whenever_the_master_dies(history):
@@ -359,7 +357,6 @@ def survive(cluster, deaths):
     cluster.live(60)
 
 
-@settings(max_examples=60, deadline=None)
 @given(DEATHS, st.integers(3, 20), st.booleans())
 def test_training_that_was_complete_stays_complete(deaths, last_step, own_program):
     cluster = train(last_step=last_step, own_program=own_program)
@@ -386,7 +383,6 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
     assert cluster.launched == {0, 1}
 
 
-@settings(max_examples=40, deadline=None)
 @given(DEATHS, st.integers(0, 10), st.sampled_from(["stop", "fail", "launcher"]))
 def test_an_end_that_was_decided_stays_decided(deaths, first, how):
     cluster = train()

@@ -5,7 +5,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.journal import STEPS, join_steps, thinned
@@ -106,7 +106,6 @@ step_entry = st.fixed_dictionaries(
 other_entry = st.fixed_dictionaries({"event": st.sampled_from(["world_formed", "pause"]), "time": st.floats(0, 9)})
 
 
-@settings(deadline=None)
 @given(st.lists(step_entry | other_entry, max_size=30), st.integers(2, 9))
 def test_a_thinned_journal_tells_the_same_sums_and_all_other_entries(entries, bunch):
     lines = [json.dumps(entry) + "\n" for entry in entries]

@@ -249,7 +249,6 @@ def callbacks():
 @pytest.mark.parametrize(
     "imports",
     [
-        "from keras.callbacks import LearningRateScheduler",
         "from tensorflow.keras.callbacks import LearningRateScheduler",
         "from elasticdl.callbacks import LearningRateScheduler",
     ],
@@ -385,6 +384,7 @@ def test_every_worker_builds_the_same_model(make_spec):
     assert not np.array_equal(one, another)
 
 
+@pytest.mark.slow
 def test_no_other_framework_is_imported_for_a_keras_module(make_spec, tmp_path):
     import subprocess
     import sys

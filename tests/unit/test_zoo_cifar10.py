@@ -35,15 +35,6 @@ def packed(request, zoo, tmp_path):
     return zoo("cifar10.generate").generate(tmp_path / "data", request.param, SAMPLES, seed=3)
 
 
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other by spinning crawl on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def unpack(archive: Path) -> Path:
     shutil.unpack_archive(archive, archive.parent)
     archive.unlink()
@@ -222,7 +213,7 @@ def test_resnet20_is_the_one_of_the_paper(resnet):
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_resnet20_learns_the_generated_set(resnet, zoo, tmp_path, one_thread):
+def test_resnet20_learns_the_generated_set(resnet, zoo, tmp_path):
     archive = zoo("cifar10.generate").generate(tmp_path, samples=96)
     torch.manual_seed(0)
     model, batches = resnet.custom_model(), DataLoader(resnet.dataset("training", str(archive)), batch_size=32)

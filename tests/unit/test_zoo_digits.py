@@ -31,15 +31,6 @@ def mlp(zoo) -> ModuleType:
     return zoo("digits.mlp_torch")
 
 
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other by spinning crawl on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def as_rows(images: torch.Tensor) -> list[tuple[float, ...]]:
     return sorted(map(tuple, (images.flatten(1) * 16).tolist()))
 
@@ -115,7 +106,7 @@ def train(module: ModuleType, model: torch.nn.Module, micro_batch: int, epochs: 
     return losses
 
 
-def test_the_cnn_learns_the_digits_in_ten_epochs(cnn, one_thread):
+def test_the_cnn_learns_the_digits_in_ten_epochs(cnn):
     torch.manual_seed(1)
     model = cnn.custom_model()
     train(cnn, model, MICRO_BATCH, epochs=10, seed=1)
@@ -125,7 +116,7 @@ def test_the_cnn_learns_the_digits_in_ten_epochs(cnn, one_thread):
         assert cnn.eval_metrics_fn()["accuracy"](labels, model(images)) >= 0.97
 
 
-def test_the_loss_of_the_mlp_does_not_depend_on_how_the_batch_is_cut(mlp, one_thread):
+def test_the_loss_of_the_mlp_does_not_depend_on_how_the_batch_is_cut(mlp):
     def losses(micro_batch):
         torch.manual_seed(1)
         return train(mlp, mlp.custom_model(), micro_batch, epochs=10, seed=1)
