@@ -144,6 +144,20 @@ def test_nor_with_the_next_master():
     assert i.ReadLog(0) in [each for out in named for each in out]
 
 
+def test_who_had_a_session_with_the_last_master_is_named_until_it_has_one_with_this():
+    limits = WorkerRange(minimum=1, maximum=1)
+    past = JobSnapshot(limits, next_id=1, workers=(WorkerSnapshot(0, WorkerState.INITIALIZING, ""),))
+    job = Job(Settings(limits), past)
+    job.step(e.WorkersFound((e.FoundWorker(0, "h", 1, node="node-a"),)), 0.0)
+    for second in range(12):
+        job.step(e.Tick(), float(second))
+    assert "has not reached the master for 11 s" in job.view().workers[0].remark
+    job.step(e.WorkerConnected(0, "h", 1), 12.0)
+    for second in range(12, 60):
+        job.step(e.Tick(), float(second))
+    assert job.view().workers[0].remark == ""
+
+
 def test_that_some_are_ready_is_no_reason_any_more_when_they_are_gone():
     r = started()
     assert r.job.view().reason == "1 of at least 2 workers ready"

@@ -141,12 +141,10 @@ class Watch:
 
     def _why_quiet(self, record: WorkerRecord, now: float) -> Why | None:
         seconds = self._seconds(record, Why.ABSENT, now)
-        is_late = seconds > self._settings.start_timeout
-        if record.state is WorkerState.FINISHED:
-            return Why.OVER if is_late else None
-        if is_late and self._settings.own_program:
-            return Why.ABSENT
-        return Why.UNREACHED if seconds > UNREACHED_SECONDS else None
+        is_over = record.state is WorkerState.FINISHED
+        if seconds > self._settings.start_timeout:
+            return Why.OVER if is_over else Why.ABSENT
+        return Why.UNREACHED if seconds > UNREACHED_SECONDS and not is_over else None
 
     def _seconds(self, record: WorkerRecord, why: Why, now: float) -> float:
         """How long it has been so."""
