@@ -51,7 +51,7 @@ def check_command(text: str) -> None:
     elif program in ("python", "python3"):
         _check_python(words)
     elif program == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         _require("target of the Makefile", words[0], targets)
     elif program == "pip":
         _check_extras(words)

@@ -17,8 +17,8 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reach import in_words
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.session.reach import Reach
 from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.session.silence import Reach
 from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
