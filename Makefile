@@ -11,7 +11,8 @@ help:  ## show the targets
 setup:  ## make .venv: pinned dependencies, Horovod (built once per user), elasticdl
 	@scripts/setup.sh
 
-demo: setup  ## train on real digits while workers come and go
+demo:  ## train on real digits while workers come and go; sets up only what that needs
+	@scripts/setup.sh demo
 	$(BIN)/python scripts/demo.py
 
 cluster: setup  ## a Kubernetes cluster to play with, until Ctrl-C; ARGS="--nodes 2 --gpus 3", "--full": with real containers, as root
