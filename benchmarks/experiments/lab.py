@@ -242,14 +242,14 @@ def _require_namespace(core: client.CoreV1Api, name: str) -> None:
 
 
 def _has_account(core: client.CoreV1Api, namespace: str) -> bool:
-    """Until then no pod is taken: before Kubernetes 1.24 the account has to have its token, too."""
+    """Until then no pod is taken."""
     try:
-        account = core.read_namespaced_service_account("default", namespace)
+        core.read_namespaced_service_account("default", namespace)
     except client.ApiException as error:
         if error.status != 404:
             raise
         return False
-    return bool(account.secrets) or int(client.VersionApi(core.api_client).get_code().minor.rstrip("+")) >= 24
+    return True
 
 
 def _is_gone(core: client.CoreV1Api, namespace: str) -> bool:

@@ -177,7 +177,7 @@ def _alone(part: Part, say: Callable[[str], None]) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise BuildError(
-                        f"{part.name} has been being built for {_BUILT_WITHIN_S:g} s (log: {part.log()})"
+                        f"somebody else has been building {part.name} for {_BUILT_WITHIN_S:g} s (log: {part.log()})"
                     ) from None
                 if not told:
                     say(f"waiting for {part.name}, which is being built (log: {part.log()})")

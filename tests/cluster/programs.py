@@ -13,7 +13,7 @@ from tests.cluster.build import CLUSTER, Unavailable, require
 
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 # The first 1.x whose flags are those of `tests.cluster.control_plane`, of programs that somebody else has built.
-OLDEST = 28
+OLDEST = 26
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ esac
 [ ! -e "{folder}/obey" ] || . "{folder}/obey"
 [ "$1" = build ] || exit 0
 while [ "$1" != -o ]; do shift; done
-printf '#!/bin/sh\\necho "$@"\\n' > "$2kubernetes"
+printf '#!/bin/sh\\nprintf "<%%s>" "$@"\\n' > "$2kubernetes"
 chmod +x "$2kubernetes"
 """
 
@@ -97,7 +97,7 @@ def test_one_program_is_many_by_its_first_argument(go):
     assert left() == [CLUSTER.folder().name]
     for name in ("kube-apiserver", "etcd", "kubelet"):
         found = subprocess.run([CLUSTER.folder() / name, "--flag", "a b"], capture_output=True, text=True, check=True)
-        assert found.stdout == f"{name} --flag a b\n"
+        assert found.stdout == f"<{name}><--flag><a b>"
     assert require() == []
     assert len(go.asked("build")) == 1
 

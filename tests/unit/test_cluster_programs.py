@@ -53,7 +53,7 @@ def test_given_programs_must_be_complete_and_of_a_release_that_is_known(tmp_path
     with pytest.raises(build.Unavailable, match=r"KUBEBUILDER_ASSETS: .* lacks kube-scheduler"):
         find_programs()
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(make_programs(tmp_path / "old", "Kubernetes v1.20.2")))
-    with pytest.raises(build.Unavailable, match=r"says 'Kubernetes v1\.20\.2', and 1.28 or newer is needed"):
+    with pytest.raises(build.Unavailable, match=r"says 'Kubernetes v1\.20\.2', and 1.26 or newer is needed"):
         find_programs()
 
 

@@ -183,14 +183,6 @@ def disrupted(why, text, **more):
             KILLED_BY,
         ),
         (
-            pod(phase="Failed", reason="Shutdown", message="Node is shutting, evicting pods"),
-            [],
-            False,
-            ExitCause.EVICTED,
-            -9,
-            "Node is shutting, evicting pods",
-        ),
-        (
             pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="Node didn't have enough resource"),
             [],
             False,

@@ -17,15 +17,16 @@ from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.merge import Manifest
 from elasticdl.kubernetes.manifests.pod import SPEC_FILE, TEMPLATE_FILE
 
-# Masters that may fail. One that is lost with its node counts only before Kubernetes 1.26, which does not know the policy
-# below; a crash is tried again after up to six minutes. A master that crashes again and again, or whose job is over, sets
-# this to 0 itself; so the bound is for those that never get so far, as in an image without this package.
+# Masters that may fail; by the policy below one that is lost with its node does not count. A crash is tried again after up
+# to six minutes. A master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for
+# those that never get so far, as in an image without this package.
 BACKOFF_LIMIT = 100
 EXIT_LEFT = 143  # of a master that was told to leave
 _FAILURE_POLICY = {
     "rules": [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_LEFT]}},
+        # The empty list says nothing; the schemas up to 1.28 ask for it, and so do tools that check a file by them.
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_LEFT]}, "onPodConditions": []},
     ]
 }
 

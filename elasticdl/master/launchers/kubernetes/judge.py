@@ -1,7 +1,7 @@
 """What a pod says of its worker: whether it waits, runs or has ended, and why.
 
-Newer clusters (1.26 on) say in the condition `DisruptionTarget` who ended a pod. Older ones do not, and it has to be
-gathered from the pod's reason, the events about it and what its node last told. The first line that fits decides:
+The condition `DisruptionTarget` says who ended a pod. Where it is missing, that is gathered from the pod's reason, the
+events about it and what its node last told. The first line that fits decides:
 
 | what is seen | the cause |
 | --- | --- |
@@ -14,10 +14,8 @@ gathered from the pod's reason, the events about it and what its node last told.
 | it was deleted by us; by somebody else | killed; deleted |
 | anything else | as its exit code says |
 
-Who used the eviction API of a cluster before 1.26 left no trace but the deletion.
-
-A Job starts another master whatever became of the last one, as it may have been lost with its node. Clusters before 1.26
-can't tell the two apart in the Job itself, so a master that starts looks at its predecessors (`crash_loop`).
+A Job starts another master whatever became of the last one, as it may have been lost with its node. One that starts looks
+at its predecessors, and ends a job whose masters crash again and again (`crash_loop`).
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ _REASONS = {
     "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
     "Evicted": ExitCause.EVICTED,
     "NodeLost": ExitCause.NODE_LOST,
-    "Shutdown": ExitCause.EVICTED,  # as 1.20 and 1.21 call a node's
     "NodeShutdown": ExitCause.EVICTED,
     "Terminated": ExitCause.EVICTED,
     "UnexpectedAdmissionError": ExitCause.EVICTED,

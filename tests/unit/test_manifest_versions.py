@@ -1,0 +1,87 @@
+"""From which Kubernetes on what a job makes is valid: by each release's own schemas, which refuse fields unknown to it."""
+
+import functools
+import json
+from importlib.resources import files
+
+import pytest
+import yaml
+from jsonschema.validators import Draft202012Validator
+from kubernetes_validate.utils import all_versions
+from referencing import Registry, Resource
+
+from elasticdl.cli.__main__ import main
+from elasticdl.common.quantities import parse_priority
+from elasticdl.kubernetes.manifests.job_objects import owned
+from elasticdl.kubernetes.manifests.names import spec_name
+from elasticdl.kubernetes.manifests.pod import TEMPLATE_FILE
+from elasticdl.master.launchers.kubernetes.announcer import Notice, make_event
+from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+
+OLDEST, NEWEST = 26, 37
+MADE = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-master", "uid": "job-uid"}}
+OPTIONS = [
+    *("train", "--image", "i", "--job_name", "digits", "--model_def", "m", "--num_workers", "2-4"),
+    *("--worker_resource_request", "cpu=4,memory=8Gi,gpu=1", "--volume", "claim_name=data,mount_path=/data"),
+    *("--envs", "A=1", "--env_from_secret", "aws,TOKEN=hub/token", "--share_queue", "lab", "--queue", "kueue=lab"),
+]
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory):
+    """Those of `elasticdl train --yaml`, as they are and as parts of the Job, a worker's pod, and an event."""
+    file = tmp_path_factory.mktemp("job") / "job.yaml"
+    assert main([*OPTIONS, "--yaml", str(file)]) == 0
+    written = list(yaml.safe_load_all(file.read_text()))
+    (template,) = (each["data"][TEMPLATE_FILE] for each in written if each["metadata"]["name"] == spec_name("digits"))
+    owner = Owner("digits-master", "job-uid", "state-uid")
+    pods = WorkerPods("digits", "lab", owner, json.loads(template), 4, parse_priority("high=0.5"))
+    event = make_event(Notice("WorldFormed", "world 1", 0.0, 1.0), owner.about("lab"))
+    parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
+    return [*written, *parts, pods.manifest(0, 0, away_from="n1"), event]
+
+
+@functools.cache
+def definitions(version):
+    return resource(version, "_definitions")
+
+
+def resource(version, name):
+    file = files("kubernetes_validate") / f"kubernetes-json-schema/v{version}-local-strict/{name}.json"
+    return Resource.from_contents(json.loads(file.read_text()))
+
+
+def faults(version, manifest):
+    group, _, release = manifest["apiVersion"].rpartition("/")
+    schema = resource(version, "-".join([manifest["kind"].lower(), *([group.split(".")[0]] if group else []), release]))
+    registry = definitions(version) @ Registry()
+    found = Draft202012Validator(schema.contents, registry=registry).iter_errors(manifest)
+    return [f"{manifest['kind']}: {'.'.join(map(str, fault.path))}: {fault.message}" for fault in found]
+
+
+def test_the_manifests_are_valid_from_the_oldest_to_the_newest_release(manifests):
+    kinds = {each["kind"] for each in manifests}
+    assert kinds >= {
+        "Job",
+        "Pod",
+        "Service",
+        "Secret",
+        "ConfigMap",
+        "NetworkPolicy",
+        "Role",
+        "RoleBinding",
+        "Lease",
+        "Event",
+    }
+    known = {int(version.split(".")[1]): version for version in all_versions()}
+    assert known.keys() >= set(range(OLDEST, NEWEST + 1))
+    for minor in range(OLDEST, NEWEST + 1):
+        assert [fault for each in manifests for fault in faults(known[minor], each)] == [], f"1.{minor}"
+
+
+def test_a_field_that_a_release_does_not_know_is_found(manifests):
+    (job,) = (each for each in manifests if each["kind"] == "Job")
+    grouped = {**job["spec"]["template"]["spec"], "schedulingGroup": {"podGroupName": "g"}}
+    spec = {**job["spec"], "template": {**job["spec"]["template"], "spec": grouped}}
+    assert faults("1.37.0", {**job, "spec": spec}) == []
+    assert "schedulingGroup" in str(faults("1.26.0", {**job, "spec": spec}))
