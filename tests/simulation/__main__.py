@@ -55,7 +55,7 @@ def show_planted(first: int, most: int) -> int:
     """A table for docs/reliability.md."""
     missed = 0
     for fault in PLANTED:
-        found = find(fault, first, most)
+        found = find(fault, range(first, first + most))
         missed += found is None
         print(
             f"| {fault.name} | {found[0]} | {found[1].rule} |" if found else f"| {fault.name} | not found | |",

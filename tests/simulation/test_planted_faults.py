@@ -7,6 +7,9 @@ import pytest
 from tests.simulation.planted import PLANTED, PlantedFault, find
 
 
-@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.name.replace(" ", "_"))
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=fault.name.replace(" ", "_"), marks=[pytest.mark.slow] * fault.slow) for fault in PLANTED],
+)
 def test_a_planted_fault_is_found(fault: PlantedFault) -> None:
-    assert find(fault, first=0, most=fault.seeds), f"{fault.seeds} histories do not show that {fault.name}"
+    assert find(fault, fault.seeds), f"histories of {fault.seeds} do not show that {fault.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,24 @@ from tests.simulation.run import Failure, run, run_seed, shrink
 from tests.simulation.trace import Trace
 
 BLOCK = 125
+QUICK = 40
 
 
-@pytest.mark.parametrize("first", range(0, 8 * BLOCK, BLOCK))
-def test_promises_hold_whatever_befalls_a_job(first: int) -> None:
-    failures = [failure for seed in range(first, first + BLOCK) if (failure := run_seed(seed))]
+def many(*seeds: range) -> list[Any]:
+    return [pytest.param(each, marks=pytest.mark.slow) for each in seeds]
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(2 * BLOCK), *many(*(range(first, first + BLOCK) for first in range(2 * BLOCK, 8 * BLOCK, BLOCK)))]
+)
+def test_promises_hold_whatever_befalls_a_job(seeds: range) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(seed))]
     assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
 
 
-def test_promises_hold_if_a_job_chooses_its_number_of_workers() -> None:
-    failures = [failure for seed in range(BLOCK) if (failure := run_seed(seed, policy=True))]
+@pytest.mark.parametrize("seeds", [range(QUICK), *many(range(QUICK, BLOCK))])
+def test_promises_hold_if_a_job_chooses_its_number_of_workers(seeds: range) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(seed, policy=True))]
     assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
 
 
