@@ -1,24 +1,21 @@
 """Hugging Face's Trainer under `elasticdl run`: alone by transformers itself and elastically it makes the same steps."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running_job import DEADLINE, REPOSITORY, run_cli, start
+from running_job import start
 
 pytest.importorskip("transformers")
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "transformers_example.py")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+WARM, WARM_ENV = ["torch", "torch._dynamo", "elasticdl.elastic.transformers"], OFFLINE
 
 
-def train_alone(name, folder, kind, *options):
-    command = [sys.executable, SCRIPT, name, str(folder), kind, *options]
-    subprocess.run(command, check=True, timeout=DEADLINE, cwd=REPOSITORY, env={**os.environ, **OFFLINE})
+def train_alone(alone, name, folder, *options):
+    alone.run_well(SCRIPT, name, folder, "plain", *options)
     return read_end(folder)
 
 
@@ -49,8 +46,8 @@ def without_times(row):
 class Disturbed:
     """A job of which workers join and leave."""
 
-    def __init__(self, job, home, folder):
-        self.job, self.home, self.curve = job, home, folder / "curve"
+    def __init__(self, job, folder):
+        self.job, self.curve = job, folder / "curve"
 
     def steps(self):
         return len(self.curve.read_text().splitlines()) if self.curve.exists() else 0
@@ -61,7 +58,7 @@ class Disturbed:
 
     def scale(self, workers):
         after = max(world["world"] for world in self.job.entries("world_formed"))
-        assert run_cli(self.home, "scale", "job", str(workers)).returncode == 0
+        self.job.scale(workers)
         world = self.job.wait_for_world(size=workers, after=after)
         self.wait_for_steps()
         return world
@@ -73,16 +70,19 @@ class Disturbed:
         return changed
 
 
-@pytest.mark.parametrize(("name", "epochs", "engine"), [("classify", 6, "horovod"), ("language_model", 5, "torch")])
-def test_workers_join_leave_and_are_killed(tmp_path, name, epochs, engine):
-    theirs = train_alone(name, tmp_path / "alone", "plain", f"num_train_epochs={epochs}")
+@pytest.mark.parametrize(
+    ("name", "epochs", "engine"),
+    [("classify", 6, "horovod"), pytest.param("language_model", 5, "torch", marks=pytest.mark.slow)],
+)
+def test_workers_join_leave_and_are_killed(alone, tmp_path, name, epochs, engine):
+    theirs = train_alone(alone, name, tmp_path / "alone", f"num_train_epochs={epochs}")
     folder, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
     # A progress bar goes over to another worker with everything else that is rank 0's.
     script = ["python", SCRIPT, name, str(folder), "elastic", f"num_train_epochs={epochs}", "disable_tqdm=false"]
     extra = {**OFFLINE, "TEST_SLOW_WHILE": str(slow)}
     with start(tmp_path, "run", "--num_workers", "2", "--collective", engine, "--", *script, **extra) as job:
-        disturbed = Disturbed(job, tmp_path, folder)
+        disturbed = Disturbed(job, folder)
         disturbed.wait_for_steps()
         world = disturbed.scale(4)
         world = disturbed.lose(world, 2, signal.SIGKILL)
@@ -105,18 +105,18 @@ def train_together(home, workers, *arguments, **env):
     return read_end(Path(arguments[1]))
 
 
-def test_it_resumes_from_transformers_checkpoint_with_more_workers(tmp_path):
+def test_it_resumes_from_transformers_checkpoint_with_more_workers(alone, tmp_path):
     options = ["num_train_epochs=2", "save_steps=15", "eval_steps=10"]
-    theirs = train_alone("language_model", tmp_path / "alone", "plain", *options)
+    theirs = train_alone(alone, "language_model", tmp_path / "alone", *options)
     resume = f'resume="{tmp_path}/alone/out/checkpoint-15"'  # in the middle of an epoch
     ours = train_together(tmp_path, 3, "language_model", str(tmp_path / "elastic"), "elastic", *options, resume)
     assert ours["checkpoints"] == ["checkpoint-30", "checkpoint-45", "checkpoint-50"]
     require_same({**ours, "checkpoints": theirs["checkpoints"]}, theirs, since=15)
 
 
-@pytest.mark.parametrize("step", [50, 75])  # 75 is the last
-def test_a_checkpoint_that_its_writer_was_lost_over_is_written(tmp_path, step):
-    theirs = train_alone("classify", tmp_path / "alone", "plain", "num_train_epochs=3")
+@pytest.mark.parametrize("step", [pytest.param(50, marks=pytest.mark.slow), 75])  # 75 is the last
+def test_a_checkpoint_that_its_writer_was_lost_over_is_written(alone, tmp_path, step):
+    theirs = train_alone(alone, "classify", tmp_path / "alone", "num_train_epochs=3")
     (tmp_path / "dies").write_text(str(step))
     folder = tmp_path / "elastic"
     arguments = ["classify", str(folder), "elastic", "num_train_epochs=3"]
@@ -128,17 +128,10 @@ def test_a_checkpoint_that_its_writer_was_lost_over_is_written(tmp_path, step):
     assert written["global_step"] == step
 
 
-def test_what_cant_be_had_is_one_line(tmp_path):
-    arguments = ["classify", str(tmp_path / "out"), "elastic", "auto_find_batch_size=true"]
-    command = [sys.executable, SCRIPT, *arguments]
-    env = {**os.environ, **OFFLINE}
-    alone = subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False, env=env
-    )
+def test_what_cant_be_had_is_one_line(alone, tmp_path):
+    """That a job ends with the line of its script, whatever has refused it, is in `test_plain_loop.py`."""
+    ended = alone.run(SCRIPT, "classify", tmp_path / "out", "elastic", "auto_find_batch_size=true")
     words = "elastic.transformers: auto_find_batch_size changes the batch size: give per_device_train_batch_size"
-    assert alone.returncode == 2, alone.stderr
-    assert alone.stderr.splitlines()[-1].endswith(words)
-    assert "Traceback" not in alone.stderr
-    with start(tmp_path, "run", "--num_workers", "1", "--", "python", SCRIPT, *arguments, **OFFLINE) as job:
-        assert job.finish() == 1
-    assert words in job.output
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith(words)
+    assert "Traceback" not in ended.stderr

@@ -1,4 +1,4 @@
-"""Fits up to an epoch, from a checkpoint if there is one, with processes that load data.
+"""Fits up to an epoch, from a checkpoint if there is one, else with processes that load data, which import Lightning each.
 
 lightning_resumes.py FOLDER STRATEGY EPOCHS [CHECKPOINT]
 """
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         callbacks=[ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
         enable_progress_bar=False,
     )
-    options = {"batch_size": 10, "num_workers": 1}
+    options = {"batch_size": 10, "num_workers": 0 if checkpoint else 1}
     module = Module()
     train_loader, val_loader = DataLoader(data, shuffle=True, **options), DataLoader(data, **options)
     trainer.fit(module, train_loader, val_loader, ckpt_path=checkpoint[0] if checkpoint else None)

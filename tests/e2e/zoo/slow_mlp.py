@@ -26,7 +26,7 @@ def loss(labels, predictions):
     if _fail_at and _count == _fail_at and os.environ.get("ELASTICDL_WORKER_ID") == "1":
         raise KeyError("a mistake in the user's loss")
     if _slow_while.exists():
-        time.sleep(_delay)
+        time.sleep(_delay * min(10, 1 + _count / 100))  # so that what a test waits for comes before the last
     return functional.cross_entropy(predictions, labels)
 
 
