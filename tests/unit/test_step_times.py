@@ -280,7 +280,7 @@ def test_alone_nobody_is_slow():
     assert left[0].slow is None
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_ten_hours_of_uneven_steps_raise_no_alarm(workers):
     """Medians over 32 heavy-tailed steps scatter by some ten percent."""
     seeded = random.Random(workers)
@@ -497,6 +497,7 @@ def test_not_one_worker_after_the_other_is_replaced():
     assert len(town.entries("worker_launched")) == 4
 
 
+@pytest.mark.slow
 def test_the_less_it_helps_the_rarer_is_one_replaced():
     town = Town(3, replace_slow=True)
     town.compute = dict.fromkeys(range(1, 50), 0.4)  # each but worker 0 comes to the same slow place
