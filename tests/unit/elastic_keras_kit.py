@@ -33,6 +33,26 @@ def make_model(middle=lambda: ()):
     )
 
 
+class Count(keras.layers.Layer):
+    """Counts how often it is called."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return inputs
+
+
+def norm_layer():
+    return (keras.layers.BatchNormalization(momentum=0.5),)
+
+
+def assert_same(before, after):
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 class Samples:
     def __init__(self, samples=50):
         generator = np.random.default_rng(1)

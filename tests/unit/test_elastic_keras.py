@@ -5,7 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, Samples, SumOfThreads, Trainee, make_model, plain_losses, run_all, train_together
+from elastic_keras_kit import (
+    Board,
+    Count,
+    Samples,
+    SumOfThreads,
+    Trainee,
+    assert_same,
+    make_model,
+    norm_layer,
+    plain_losses,
+    run_all,
+    train_together,
+)
 from session_kit import enter, lose_world
 
 import keras  # isort: skip
@@ -34,19 +46,10 @@ def alone(policy=HALVES, layers=lambda: (), **kwargs):
     return Trainee(0, Board(1), policy, make_model(layers), **kwargs)
 
 
-def norm_layer():
-    return (keras.layers.BatchNormalization(momentum=0.5),)
-
-
-def assert_same(before, after):
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 # -- the numbers --
 
 
-@pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (2, None), (3, 4), (4, None)])
+@pytest.mark.parametrize(("workers", "bound"), [(1, 5), (2, None), (4, None)])
 def test_any_number_of_workers_gives_the_losses_of_plain_keras(workers, bound):
     expected = plain_losses(16)
     for member in train_together(workers, BatchPolicy(16, None, bound)):
@@ -78,15 +81,6 @@ def test_a_regularizer_counts_once_per_global_batch(bound):
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
     members = train_together(2, BatchPolicy(16, None, bound), epochs=1, layers=layers)
     np.testing.assert_allclose(members[0].losses, plain_losses(16, 1, layers), rtol=2e-5)
-
-
-class Count(keras.layers.Layer):
-    def build(self, shape):
-        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
-
-    def call(self, inputs):
-        self.calls.assign_add(1)
-        return inputs
 
 
 def test_a_counter_moves_once_a_step_whatever_the_micro_batches():

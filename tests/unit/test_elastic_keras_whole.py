@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, Trainee, make_model, run_all
+from elastic_keras_kit import Board, Count, Trainee, assert_same, make_model, norm_layer, run_all
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -15,19 +15,6 @@ WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
 
 
-class Count(keras.layers.Layer):
-    def build(self, shape):
-        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
-
-    def call(self, inputs):
-        self.calls.assign_add(1)
-        return inputs
-
-
-def norm_layer():
-    return (keras.layers.BatchNormalization(momentum=0.5),)
-
-
 def all_layers():
     return *norm_layer(), Count(), keras.layers.Dense(16, activity_regularizer="l2")
 
@@ -38,11 +25,6 @@ def with_dropout():
 
 def alone(policy, layers, **kwargs):
     return Trainee(0, Board(1), policy, make_model(layers), **kwargs)
-
-
-def assert_same(before, after):
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def unfused(member):

@@ -64,8 +64,7 @@ def train(workers, policy, unfrozen_at=0):
     return reports, members[0].samples
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize(("workers", "micro_batch"), [(2, None), (3, 3)])
 def test_the_noise_of_a_quadratic_problem_is_what_it_is_known_to_be(workers, micro_batch, monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)  # several, so that sums would begin within the backward pass
     reports, samples = train(workers, BatchPolicy(None, 8, micro_batch))

@@ -14,7 +14,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.sampler import ElasticDataLoader
 from elasticdl.elastic.torch.state import TorchState
 
-EPOCHS, BATCH, SAMPLES = 5, 32, 256
+EPOCHS, BATCH, SAMPLES = 2, 32, 256
 
 
 class Net(torch.nn.Module):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import experiment1_peers
 from benchmarks.experiments.zoo.pace import VARIABLE
-from benchmarks.models import LAYERS, RESNET20, recovery_steps, worker_batch
-from benchmarks.peers import PEERS, SYSTEMS
+from benchmarks.models import RESNET20, worker_batch
 from benchmarks.peers.disturbance import (
     JITTER,
     JOIN,
@@ -57,10 +56,6 @@ def test_each_cycle_loses_two_workers_and_gets_them_back_at_moments_that_the_see
     for number, moment in enumerate(accumulate(planned.after for planned in plan), start=1):
         assert number * period * 0.999 <= moment <= (number + JITTER) * period * 1.001
     assert plan == schedule(cycles, period, seed) != schedule(cycles, period, seed + 1)
-
-
-def test_one_that_leaves_is_told_and_one_that_is_killed_is_not():
-    assert SIGNALS == {LEAVE: signal.SIGTERM, KILL: signal.SIGKILL}
 
 
 # ---- what is counted ----
@@ -189,10 +184,6 @@ def test_what_is_wrong_with_the_options_is_one_line_and_2_before_anything_starts
     assert error.count("\n") == 1
 
 
-def test_elasticdl_is_one_of_the_systems_and_no_peer_of_itself():
-    assert set(SYSTEMS) - set(PEERS) == {"elasticdl"}
-
-
 # ---- the model ----
 
 
@@ -207,18 +198,6 @@ def test_resnet20_is_a_model_like_the_others_at_the_pace_of_a_gpu(monkeypatch):
         model.zero_grad(set_to_none=True)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
     assert slept == pytest.approx([9 * 0.02] * 2)
-
-
-def test_samples_are_as_many_as_wanted_and_differ():
-    images, labels = make_dataset(RESNET20, 1000).tensors
-    assert images.shape == (1000, 3, 32, 32)
-    assert labels.shape == (1000,)
-    assert not torch.equal(images[0], images[999])
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_perceptrons_are_as_they_were(name):
-    assert (worker_batch(name), recovery_steps(name)) == (64, 20)
 
 
 def test_a_model_always_has_the_same_weights():

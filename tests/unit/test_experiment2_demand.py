@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule, rate_before
 from benchmarks.experiments.serving.demand import HEADROOM, PUBLISHED, arrivals, parse_curve
-from benchmarks.experiments.serving.load import LoadPlan, moments, scalings
+from benchmarks.experiments.serving.load import LoadPlan, scalings
 
 RULE = Rule(per_replica=4.0, least=1, most=7, patience=3)
 
@@ -51,16 +51,6 @@ def test_as_many_requests_come_as_the_curve_says():
         assert sum(start <= time < end for time in times) == pytest.approx(expected, abs=5 * expected**0.5)
 
 
-def test_the_same_seed_gives_the_same_requests_and_scalings_another_seed_others():
-    def events(seed: int) -> tuple[list, list]:
-        plan = LoadPlan(parse_curve(PUBLISHED, 4.0, 5.0), every=2.0, window=4.0, seed=seed)
-        return list(moments(plan, 4.0)), list(scalings(plan, Autoscaler(RULE, 2)))
-
-    assert events(3) == events(3)
-    assert events(3) != events(4)
-    assert events(3)[1]
-
-
 def test_the_published_curve_has_the_published_replicas():
     plan = LoadPlan(parse_curve(PUBLISHED, 1.0, 5.0), every=5.0, window=10.0, seed=1)
     reached = [(each.time, each.replicas) for each in scalings(plan, Autoscaler(RULE, 2))]
@@ -81,12 +71,6 @@ def test_fewer_requests_scale_down_when_they_were_few_for_a_while_and_only_as_fa
 def test_a_rate_near_what_the_replicas_are_for_changes_nothing():
     assert looks(Autoscaler(RULE, 5), 21.9, 18.1) == [5, 5]
     assert looks(Autoscaler(RULE, 5), 22.1) == [6]
-
-
-def test_a_change_says_why():
-    _, reason = Autoscaler(RULE, 2).look(11.0)
-    assert reason == "11.0 requests/s, 4 a replica"
-    assert Autoscaler(RULE, 2).look(7.9)[1] == ""
 
 
 @given(st.integers(1, 7), st.lists(st.floats(0, 60), max_size=30), st.floats(0, 60))

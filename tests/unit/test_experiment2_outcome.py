@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from benchmarks.experiments.measures import Change
@@ -16,9 +14,8 @@ from benchmarks.experiments.serving.outcome import (
     measured,
     step_counts,
 )
-from benchmarks.experiments.serving.picture import Picture
 from benchmarks.experiments.serving.records import Request
-from benchmarks.experiments.serving.report import table, verdicts
+from benchmarks.experiments.serving.report import verdicts
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.pod_times import Fact
 
@@ -179,23 +176,3 @@ def test_the_targets_are_judged_by_the_worst():
     assert met(pods=late, requests=wrong, steps=steps, changes=idle) == ["no", "no", "yes", "no", "no"]
     never = {name: times for name, times in seen().pods.items() if name != "serving-1-b"}
     assert met(pods=never)[1:3] == ["no", "no"], "what was not measured is not met"
-
-
-def test_the_tables_and_the_figure_show_also_what_is_missing(tmp_path):
-    for given in (seen(), seen(pods={}, requests=[], steps=[], journal=[])):
-        rows = table(measured(given), 3)
-        assert all(len(row) == 3 for row in rows)
-        widths = {len(title) for title, *_ in rows}
-        assert max(widths) < 70
-    for number, given in enumerate((seen(), seen(requests=[]))):
-        path = tmp_path / f"{number}.svg"
-        Picture(given.changes, given.requests, given.end, 3, "serving", "training").save(path)
-        assert all(f">{text}<" in path.read_text() for text in ("training", "serving", "both", "GPUs in use"))
-
-
-def test_the_same_numbers_give_the_same_figure(tmp_path):
-    given, drawn = seen(), itertools.count()
-    paths = [tmp_path / f"{next(drawn)}.svg" for _ in range(2)]
-    for path in paths:
-        Picture(given.changes, given.requests, given.end, 3, "serving", "training").save(path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -7,8 +7,6 @@ import threading
 from contextlib import asynccontextmanager
 from itertools import count
 
-import pytest
-
 from benchmarks.experiments.serving import requests
 from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule
 from benchmarks.experiments.serving.demand import parse_curve
@@ -225,17 +223,6 @@ def test_a_request_without_a_replica_waits_for_one_but_not_for_ever(monkeypatch)
     run(work())
 
 
-def test_the_look_at_a_replica_that_is_gone_ends():
-    async def work():
-        async with frontend(await free_port(), HOSTS[0]) as front:
-            look = asyncio.create_task(front.admit_when_healthy(HOSTS[0]))
-            await asyncio.sleep(0)
-            front.rotation.become({})
-            assert not await look
-
-    run(work())
-
-
 def test_the_same_image_must_get_the_same_class():
     images = Images(seed=1)
     number, _ = images.draw()
@@ -263,24 +250,5 @@ def test_a_load_is_sent_and_scaled_for_and_written_down(tmp_path):
         rows = (tmp_path / "requests.csv").read_text().splitlines()
         assert len(rows) == len(records.requests) + 1 > 60
         assert rows[1].split(",")[2:4] == [HOSTS[0], "0"]
-
-    run(work())
-
-
-def test_a_cluster_that_does_not_scale_ends_the_load(tmp_path):
-    plan = LoadPlan(parse_curve("0:3,9", scale=1.0, ramp=0.0), every=0.1, window=0.1, seed=2)
-
-    def refuse(replicas: int) -> None:
-        raise RuntimeError("no")
-
-    async def work():
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        load = Load(plan, Autoscaler(Rule(40.0, 1, 3, 2), 1), refuse, lambda: loop.time() - began)
-        with Records(tmp_path) as records:
-            async with frontend(await free_port()) as front:
-                with pytest.raises(ExceptionGroup) as errors:
-                    await load.play(front, records)
-        assert errors.group_contains(RuntimeError, match="no")
 
     run(work())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.experiments.convergence.course import Result
-from benchmarks.experiments.convergence.curves import Curve, Difference, band, difference, summarise, table, verdict
+from benchmarks.experiments.convergence.curves import Curve, Difference, band, difference, verdict
 from benchmarks.experiments.convergence.plan import Job, Kind
-from benchmarks.experiments.convergence.plot import Accuracies
-from benchmarks.experiments.convergence.report import rows, verdicts
 from benchmarks.experiments.convergence.settings import Policy, Step
 
 
@@ -53,37 +51,3 @@ def test_mean_and_spread_are_over_the_seeds():
     over = band([curve(Kind.TWO, 0, [0.2, 0.9]), curve(Kind.TWO, 1, [0.4, 0.7])])
     assert over.mean == pytest.approx((0.3, 0.8))
     assert (over.low, over.high) == ((0.2, 0.7), (0.4, 0.9))
-
-
-def test_a_summary_of_what_is_there_so_far():
-    found = summarise([curve(Kind.TWO, 0, [0.5]), curve(Kind.FOUR, 0, [0.5], [1.0, 0.5 + 1e-7])])
-    assert found["rate"] == {}
-    assert set(found["batch"]) == {"2", "4", "largest_difference"}
-    assert found["batch"]["largest_difference"] == {"loss": "1e-07", "accuracy": "0", "first_step": 2}
-
-
-def test_tables_keep_every_digit():
-    lines = table("losses.csv", [curve(Kind.ELASTIC, 7, [0.5], [1 / 3])]).splitlines()
-    assert lines == ["policy,workers_of_job,seed,step,workers,loss", f"batch,elastic,7,1,2,{1 / 3}"]
-
-
-def test_the_figure_can_be_drawn_of_the_first_job_alone(tmp_path):
-    Accuracies([curve(Kind.ELASTIC, 0, [0.5, 0.9])], "digits").save(tmp_path / "figure.svg")
-    text = (tmp_path / "figure.svg").read_text()
-    assert "fixed global batch" in text
-    assert "learning rate" not in text
-
-
-def test_tables_for_people():
-    batch = [curve(Kind.TWO, 0, [0.2, 0.9]), curve(Kind.ELASTIC, 0, [0.2, 0.9], [1.0, 0.5 + 1e-7])]
-    rate = [curve(kind, 0, [0.9], [0.1] * steps, Policy.RATE) for steps, kind in enumerate(Kind, 1)]
-    rate.append(curve(Kind.ELASTIC, 1, [0.8], [0.1] * 5, Policy.RATE))
-    assert rows([*batch, *rate])[0] == ("fixed batch", "2", "1", "2", "0.200 0.900", "0.9000", "0.9000", "0.9000")
-    assert rows(rate)[-1] == ("learning rate x workers", "elastic", "2", "3-5", "0.850", "0.8500", "0.8000", "0.9000")
-    assert [row[1:] for row in verdicts([*batch, *rate])] == [
-        ("1e-07", "<= 1e-06", "yes"),
-        ("0", "0", "yes"),
-        ("0.0500", "<= 0.0000, the spread", "no"),
-    ]
-    assert verdicts([batch[0], curve(Kind.FOUR, 0, [0.2, 0.9], [1.0, 0.6])])[0][1:] == ("0.1", "<= 1e-06", "no")
-    assert verdicts([]) == rows([]) == []

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import experiment3
 from benchmarks.experiments.convergence.course import require_plan
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes, make_jobs
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes
 from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
 from benchmarks.processes import Failed
 from elasticdl.elastic.core.batch_plan import plan_step
@@ -42,13 +42,6 @@ def test_changes_follow_from_the_seed_and_fit_the_shortest_training(policy, seed
     # A job is held one step before a change, in the world that the last change has begun.
     assert all(after - before >= 2 for before, after in pairwise([0, *(change.step for change in changes)]))
     assert changes[-1].step < 5 * DIGITS.steps_per_epoch(policy, 4)
-
-
-def test_jobs_come_seed_by_seed():
-    names = [job.name for job in make_jobs(DIGITS, list(Policy), [5, 6], 6, 2)]
-    assert len(set(names)) == len(names) == 12
-    assert names[:4] == ["batch-elastic-5", "batch-2-5", "batch-4-5", "rate-elastic-5"]
-    assert all(name.endswith("-5") for name in names[:6])
 
 
 def test_settings_and_steps_travel_through_the_folder(tmp_path):

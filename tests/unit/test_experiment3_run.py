@@ -39,12 +39,11 @@ class FakeCourse:
         raise Failed("given up")
 
 
-@pytest.mark.parametrize("error", [Failed("job broke"), KeyboardInterrupt()])
-def test_what_is_done_is_kept(tmp_path, monkeypatch, error):
+def test_what_is_done_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment3, "Course", FakeCourse)
-    monkeypatch.setattr(FakeCourse, "error", error)
+    monkeypatch.setattr(FakeCourse, "error", KeyboardInterrupt())
     experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path), {"seed": 0})
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt):
         experiment.run(None, Shared(tmp_path, Path("/there")), at_once=2)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["jobs_done"], summary["jobs_planned"]) == (3, 6)

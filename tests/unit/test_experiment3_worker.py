@@ -12,7 +12,7 @@ import torch
 from benchmarks.experiments.convergence import resnet20
 from benchmarks.experiments.convergence.exact import GRID, LIMIT, TERMS, add_exactly
 from benchmarks.experiments.convergence.hold import Hold, go_file, held_file
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Job, Kind
+from benchmarks.experiments.convergence.plan import CIFAR10, Job, Kind
 from benchmarks.experiments.convergence.settings import VARIABLE, Policy
 from model_zoo.cifar10.generate import generate
 
@@ -66,17 +66,6 @@ def test_a_worker_does_not_wait_for_ever(tmp_path):
     hold = Hold(tmp_path, [3], seconds=0.05)
     with pytest.raises(TimeoutError, match=r"held after step 3: no go from the driver within 0\.05 s"):
         hold.on_train_batch_end(3, {})
-
-
-def test_the_digits_have_the_shape_of_cifar10(tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, VARIABLE, str(tmp_path))
-    Job(Policy.BATCH, Kind.TWO, 0, epochs=6).settings(DIGITS).write(tmp_path)
-    training, held_out = resnet20.dataset("training", ""), resnet20.dataset("evaluation", "")
-    assert (len(training), len(held_out)) == (DIGITS.samples, 360)
-    image, _ = training[0]
-    assert image.shape == (3, 32, 32)
-    assert (image.min().item(), image.max().item()) == (-1, pytest.approx(1, abs=0.2))
-    assert torch.equal(image[0], image[2])
 
 
 def test_cifar10_is_used_up_to_a_whole_number_of_batches(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,17 +13,14 @@ from kubernetes import client
 
 from benchmarks import experiment1
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.figures import Chart, Panel
 from benchmarks.experiments.gang import SCHEDULER, SIZE, GangScheduler, place
-from benchmarks.experiments.lab import job_is_over, queue_flags, require_free_gpus
-from benchmarks.experiments.measures import Change
-from benchmarks.experiments.options import make_parser, read, run
+from benchmarks.experiments.lab import job_is_over, require_free_gpus
+from benchmarks.experiments.options import make_parser, read
 from benchmarks.experiments.pods import held_gpus
 from benchmarks.experiments.series import GpuSeries, read_series
 from benchmarks.experiments.zoo.pace import VARIABLE, at_pace, updated_at_pace
 from benchmarks.experiments.zoo.step_log import StepLog, logged_steps
 from benchmarks.processes import Failed
-from elasticdl.cli.signals import Interrupted
 from elasticdl.common.errors import UserError
 
 
@@ -41,16 +37,6 @@ def pod(name, *, job="j", gpus=1, node=None, phase="Pending", **metadata):
 
 def options_of(tmp_path, *argv):
     return read(make_parser("x", None, 2.5, 0.1), [*argv, "--out", str(tmp_path / "out")])[0]
-
-
-def test_defaults(tmp_path):
-    options = options_of(tmp_path)
-    assert (options.cluster, options.scale, options.seconds_per_sample, options.queue) == ("tier1", 2.5, 0.1, "own")
-    given = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "/data"]
-    options = options_of(tmp_path, *given)
-    assert (options.simulated, options.queue, options.repository) == (False, "none", "/elasticdl")
-    assert queue_flags(options) == ["--gang"]
-    assert queue_flags(options_of(tmp_path, *given, "--queue", "kueue=q")) == ["--gang", "--queue", "kueue=q"]
 
 
 @pytest.mark.parametrize(
@@ -71,34 +57,6 @@ def test_a_wrong_option_is_one_line_and_code_2(tmp_path, capsys, argv, says):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"python -m benchmarks.x: {says}")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as ended:
-        read(make_parser("x", None, 1, 1), ["--out", str(tmp_path / "file" / "out")])
-    assert ended.value.code == 2
-    assert "it must be a folder that can be written" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [(Failed("it broke"), 1, "it broke"), (Interrupted(15), 143, "what was measured so far is in --out")],
-)
-def test_how_an_experiment_ends(capsys, error, code, says):
-    def work():
-        raise error
-
-    assert run(make_parser("x", None, 1, 1), work) == code
-    assert says in capsys.readouterr().err
-
-
-def test_real_gpus_need_a_number_of_steps(tmp_path, capsys):
-    argv = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit) as ended:
-        experiment1.main(argv)
-    assert ended.value.code == 2
-    assert "--steps is needed with real GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -145,15 +103,6 @@ def test_two_experiments_do_not_write_to_one_folder(tmp_path):
         pass
     with Artefacts(tmp_path).claimed():
         pass
-
-
-def test_real_gpus_are_not_given_shorter_work_by_default(tmp_path):
-    parser = make_parser("x", None, 2.5, 0.3)
-    given = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--out", str(tmp_path)]
-    assert read(parser, given)[0].scale == 1
-    assert read(parser, ["--out", str(tmp_path)])[0].scale == 2.5
-    with pytest.raises(SystemExit):
-        read(parser, [*given, "--volume", "nonsense"])
 
 
 def test_the_published_work_in_simulated_steps(tmp_path):
@@ -245,20 +194,6 @@ def test_too_few_gpus_and_a_busy_cluster_are_told():
     require_free_gpus(FakeCore([node("a", 6)], held), 5)
 
 
-def test_a_gpu_is_held_from_binding_to_the_end():
-    assert [held_gpus(pod("p", gpus=2, node=at, phase=phase)) for at, phase in
-        [(None, "Pending"), ("n", "Pending"), ("n", "Running"), ("n", "Failed")]] == [0, 2, 2, 0]  # fmt: skip
-
-
-def test_a_series_that_can_not_be_written_is_told():
-    changes = [("ADDED", pod("late", resourceVersion="2", gpus=1, node="a"))]
-    with (
-        pytest.raises(Failed, match="/dev/full: No space left on device"),
-        GpuSeries(FakeCore(changes=changes), "n", Path("/dev/full")) as series,
-    ):
-        series.wait(lambda pods: None, 30, "something")
-
-
 def test_a_series_is_written_as_it_comes(tmp_path):
     def seen(name, version, **more):
         return pod(name, resourceVersion=version, **more)
@@ -297,12 +232,6 @@ def test_a_gang_is_placed_whole_or_not_at_all():
     assert place(pods, {"x": 3, "y": 3}) == {"a0": "x", "a1": "x"}
     assert place(pods, {"x": 2, "y": 4}) == {"a0": "x", "a1": "x", "b0": "y", "b1": "y"}
     assert place(pods[:1], {"x": 6}) == {}
-
-
-def test_a_master_is_no_part_of_its_gang():
-    master = pod("m", gpus=0, node="x", phase="Running")
-    del master["metadata"]["annotations"][SIZE]
-    assert place([master, pod("a0")], {"x": 6}) == {}
 
 
 def test_a_gang_that_does_not_fit_takes_nothing_from_the_next():
@@ -417,14 +346,3 @@ def test_a_summary_appears_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     artefacts.discard("*.json")
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_figure_in_three_formats(tmp_path):
-    changes = [Change(0, "first", 4), Change(3, "second", 2), Change(8, "first", 0), Change(9, "second", 0)]
-    chart = Chart([Panel("a", changes, 10, {"here": 3}), Panel("b", [], 10, {})], {"first": "1", "second": "2"}, 6)
-    Artefacts(tmp_path).figure("gpus", chart.save)
-    first = (tmp_path / "gpus.svg").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.pdf", "gpus.png", "gpus.svg"]
-    assert b"time in seconds" in first
-    chart.save(tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_bytes() == first

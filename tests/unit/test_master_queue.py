@@ -133,6 +133,11 @@ def test_as_long_as_another_needs_the_places_it_holds_it_gives_them_back():
     assert {worker.state for worker in cluster.job.view().workers} == {"draining"}
     others_claim(cluster, held=4, minimum=4)
     assert len(cluster.workers) == 4, "it asks again"
+    told = [it.fields for it in cluster.story if isinstance(it, i.Record) and it.event == "decision"]
+    assert [each["workers"] for each in told] == [0, 4], (
+        "each change of its share stands in the journal, and nothing else"
+    )
+    assert told[0]["reason"] == why
 
 
 def test_one_of_those_that_have_trained_keeps_the_state():

@@ -224,7 +224,7 @@ def test_a_schedule_that_takes_the_rate_so_far_is_asked_once_an_epoch_in_effect(
 
 AS_PRINTED = """
 import horovod.tensorflow as hvd
-{imports}
+from tensorflow.keras.callbacks import LearningRateScheduler
 
 
 def callbacks():
@@ -246,15 +246,8 @@ def callbacks():
 """
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "from tensorflow.keras.callbacks import LearningRateScheduler",
-        "from elasticdl.callbacks import LearningRateScheduler",
-    ],
-)
-def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, imports):
-    job = make_job(make_spec(AS_PRINTED.format(imports=imports), minibatch_size=10, num_epochs=37))
+def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec):
+    job = make_job(make_spec(AS_PRINTED, minibatch_size=10, num_epochs=37))
     horovod = HorovodKeras(HorovodKeras.require_horovod(), None, reduce_on_gpu=False)
     with horovod.pretend_size(3):
         job.trainer.run()
