@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,34 +186,40 @@ def alone(longest: float = LONGEST_SECONDS) -> Iterator[IO[str]]:
 
 
 class Board:
-    """A line for each step with its time. On a terminal the last one changes while it lasts."""
+    """A line for each step with its time. On a terminal the last one changes while it lasts; elsewhere news are lines, too."""
 
-    def __init__(self, out: IO[str]) -> None:
+    def __init__(self, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
+        self._clock = clock
         self._live = out.isatty()
         self._number = 0
+        self._began = 0.0
+        self._line = self._told = ""
 
     def begin(self, title: str) -> None:
         self._number += 1
-        self._began = time.monotonic()
+        self._began, self._told = self._clock(), ""
         self._line = f"setup: {self._number}. {title}"
-        self.show("")
+        self.show("...")
 
-    def show(self, beside: str) -> None:
+    def show(self, news: str) -> None:
+        """How far it is, or what is done beside."""
+        text = f"{self._line} {self._time()} {news}".rstrip()
         if self._live:
-            text = f"{self._line} {duration(time.monotonic() - self._began)}{beside}"
-            self._out.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-            self._out.flush()
+            self._write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+        elif news and news != self._told:
+            self._told = news
+            self._write(f"{text}\n")
 
-    def end(self) -> None:
-        self._out.write(
-            f"{chr(13) + chr(27) + '[K' if self._live else ''}{self._line} {duration(time.monotonic() - self._began)}\n"
-        )
+    def end(self, how: str = "done") -> None:
+        self._write(f"{chr(13) + chr(27) + '[K' if self._live else ''}{self._line} {self._time()} {how}\n")
+
+    def _time(self) -> str:
+        return duration(self._clock() - self._began)
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
         self._out.flush()
-
-    def broken(self) -> None:
-        if self._live:
-            self._out.write("\n")
 
 
 class Beside:
@@ -232,7 +238,7 @@ class Beside:
 
     @property
     def news(self) -> str:
-        return f" ({self.said[-1]})" if self.said and self._process.poll() is None else ""
+        return f"({self.said[-1]})" if self.said and self._process.poll() is None else ""
 
     def result(self) -> str:
         """What it has printed, once it has ended; in a step of its own if it has not yet."""
@@ -281,7 +287,7 @@ class Steps:
                 if time.monotonic() > deadline:
                     raise SetupError(f"{title}: not done after {LONGEST_SECONDS:.0f} s")
         except BaseException:
-            self._board.broken()
+            self._board.end("broken off")
             raise
         self._board.end()
 

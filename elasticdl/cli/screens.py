@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -28,6 +29,9 @@ class Screen(Protocol):
     def line(self, text: str) -> None:
         """Something that happened, to stay on the screen."""
 
+    def passing(self, kind: str, text: str) -> None:
+        """Something that happens again and again, of which the newest is enough."""
+
 
 class PlainScreen:
     """Lines: what happened, what workers wait for, and progress each so many steps."""
@@ -37,6 +41,7 @@ class PlainScreen:
         self._every = log_loss_steps
         self._shown = 0
         self._waiting: set[str] = set()
+        self._passed: Counter[str] = Counter()
 
     def show(self, status: pb.JobStatus) -> None:
         waiting = wording.waiting_lines(status)
@@ -50,6 +55,12 @@ class PlainScreen:
     def line(self, text: str) -> None:
         self._write(text)
 
+    def passing(self, kind: str, text: str) -> None:
+        """The first ten, then the 20th, 30th, ..., 100th, 200th, ...: jobs of three and of 3,000 epochs can be read alike."""
+        self._passed[kind] += 1
+        if not str(self._passed[kind])[1:].strip("0"):
+            self._write(text)
+
 
 class LiveScreen:
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
@@ -59,6 +70,7 @@ class LiveScreen:
         self._clock = clock
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
+        self._newest: dict[str, str] = {}
 
     def live(self) -> Live:
         """Holds the terminal while its context lasts."""
@@ -70,8 +82,11 @@ class LiveScreen:
     def line(self, text: str) -> None:
         self._console.print(Text(text))
 
+    def passing(self, kind: str, text: str) -> None:
+        self._newest[kind] = text
+
     def _render(self) -> RenderableType:
-        return render(self._status, self._clock() - self._received)
+        return render(self._status, self._clock() - self._received, tuple(self._newest.values()))
 
 
 @contextmanager
@@ -85,8 +100,8 @@ def open_screen(log_loss_steps: int) -> Iterator[Screen]:
         yield PlainScreen(partial(print, flush=True), log_loss_steps)
 
 
-def render(status: pb.JobStatus, age: float) -> Panel:
-    """The panel of a status that came ``age`` seconds ago."""
+def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:
+    """The panel of a status that came ``age`` seconds ago. ``newest``: the last of what comes by each epoch."""
     left = max(0.0, status.time_left - age) if status.time_left >= 0 else -1.0
     facts = Table.grid(padding=(0, 3))
     facts.add_row(
@@ -99,7 +114,7 @@ def render(status: pb.JobStatus, age: float) -> Panel:
     )
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
-    parts: list[RenderableType] = [facts, bar]
+    parts: list[RenderableType] = [facts, bar, *map(Text, newest)]
     if not wording.is_over(status):
         parts.append(workers_table(status))
     if status.last_change:

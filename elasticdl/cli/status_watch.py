@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.screens import Screen
-from elasticdl.cli.wording import is_over, news, summary_lines
+from elasticdl.cli.wording import PASSING, is_over, news, summary_lines
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -87,8 +87,12 @@ def show_news(journal: Iterable[str], screen: Screen) -> None:
         # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
         with suppress(Exception):
             text = news(entry) if entry is not None else None
-        if text is not None:
-            screen.line(text)
+        if entry is not None and text is not None:
+            event = entry["event"]
+            if event in PASSING:
+                screen.passing(event, text)
+            else:
+                screen.line(text)
 
 
 def show_end(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> None:

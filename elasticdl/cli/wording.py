@@ -116,6 +116,8 @@ _NEWS = {
     "advice": "scaling: {text}",
     "decision": "scaling: {reason}",
 }
+# Those of them that come by each epoch.
+PASSING = ("epoch_finished", "evaluation")
 
 
 def news(entry: Entry) -> str | None:
