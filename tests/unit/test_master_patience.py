@@ -132,19 +132,25 @@ JOBS = {
 }
 
 
+def require_no_alarm(run):
+    assert run.alarms == []
+    assert not [event for _, event, _ in run.records if event in ("worker_stuck", "warning")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", JOBS)
 def test_ten_hours_of_ordinary_steps_give_no_alarm(kind):
     run = LongRun(Training(SEED, **JOBS[kind]))
     run.train(10 * HOUR)
     assert run.training.step > 1000
-    assert run.alarms == []
-    assert not [event for _, event, _ in run.records if event in ("worker_stuck", "warning")]
+    require_no_alarm(run)
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_who_hangs_after_an_hour_is_asked_at_the_learnt_limit(kind):
+def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind):
     run = LongRun(Training(3, **JOBS[kind]))
     run.train(HOUR)
+    require_no_alarm(run)
     patience = run.job._workers.liveness.patience
     limit = max(NAME_FLOOR, NAME_FACTOR * patience.longest)
     run.training.stuck = 1
