@@ -192,27 +192,37 @@ def check(model, compiled, theirs, ours=None, names=(), **options):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 sparse = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
-check(single, {**sparse, "jit_compile": "auto"}, (x, classes), sample_weight=weights,
-      validation_data=(x, classes, weights), names=["val_loss"])
+losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+plateau = lambda: keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)
+"""
+
+FEW_TWINS = """
 check(single, sparse, (x, classes), sample_weight=weights, validation_split=0.2, validation_freq=[2])
 check(single, sparse, (x, classes[:, None]), class_weight={0: 2.0, 2: 0.5}, validation_data=(x, classes[:, None]))
-check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
-for steps in (2, 3, 5):  # of the 4 that are a pass
-    plateau = lambda: keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)
-    check(single, sparse, (x, classes), steps_per_epoch=steps, epochs=5, callbacks=plateau, names=["learning_rate"])
-    check(single, sparse, (x, classes), steps_per_epoch=steps, epochs=5, initial_epoch=1)
-losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+# Of the 4 steps that are a pass.
+check(single, sparse, (x, classes), steps_per_epoch=3, epochs=5, initial_epoch=1, callbacks=plateau, names=["learning_rate"])
 check(double, {"loss": losses, "metrics": {"a": ["accuracy"], "b": ["mae"]}}, (x, {"a": classes, "b": x[:, :1]}),
       validation_split=0.2, names=["a_loss", "b_loss", "a_accuracy", "val_b_mae"])
-# Whole batches: of several outputs' losses Keras takes the mean over batches, whatever their size.
-few = slice(0, 3 * G)
-check(double, {"loss": losses}, (x[few], {"a": classes[few], "b": x[few, :1]}),
-      sample_weight={"a": weights[few], "b": weights[few][::-1].copy()})
 
 class Batches(keras.utils.PyDataset):
     def __len__(self): return 5
     def __getitem__(self, n): return x[7 * n : 7 * n + 7], classes[7 * n : 7 * n + 7], weights[7 * n : 7 * n + 7]
 check(single, sparse, (x, classes), (Batches(),), sample_weight=weights)
+"""
+
+MORE_TWINS = """
+check(single, {**sparse, "jit_compile": "auto"}, (x, classes), sample_weight=weights,
+      validation_data=(x, classes, weights), names=["val_loss"])
+check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
+check(single, sparse, (x, classes), steps_per_epoch=2, epochs=5, callbacks=plateau, names=["learning_rate"])
+check(single, sparse, (x, classes), steps_per_epoch=2, epochs=5, initial_epoch=1)
+check(single, sparse, (x, classes), steps_per_epoch=5, epochs=5, callbacks=plateau, names=["learning_rate"])
+check(single, sparse, (x, classes), steps_per_epoch=5, epochs=5, initial_epoch=1)
+# Whole batches: of several outputs' losses Keras takes the mean over batches, whatever their size.
+few = slice(0, 3 * G)
+check(double, {"loss": losses}, (x[few], {"a": classes[few], "b": x[few, :1]}),
+      sample_weight={"a": weights[few], "b": weights[few][::-1].copy()})
+
 class Samples:
     def __len__(self): return 30
     def __getitem__(self, n): return x[n], classes[n], weights[n]
@@ -220,7 +230,14 @@ check(single, sparse, (x, classes), (Samples(),), sample_weight=weights)
 """
 
 
-@pytest.mark.parametrize("script", [KERAS_ERRORS, KERAS_TWINS], ids=["mistakes", "twins"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(KERAS_ERRORS, id="mistakes"),
+        pytest.param(KERAS_TWINS + FEW_TWINS, id="few twins"),
+        pytest.param(KERAS_TWINS + MORE_TWINS, id="more twins", marks=pytest.mark.slow),
+    ],
+)
 def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
     done = run(script, **QUICK_KERAS)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -265,11 +282,13 @@ BATCHES = ("--global_batch_size", "4", "--max_gpu_batch_size", "2")
 @pytest.mark.parametrize(
     ("example", "arguments"),
     [
-        ("elastic/keras/vgg16.py", (*BATCHES, "--samples", "10")),
         ("elastic/keras/mlp.py", ()),
-        ("elastic/torch/cnn.py", ()),
-        ("ga/keras/vgg16.py", ("--batch_size", "2", "--steps", "2", "--samples", "10")),
-        ("ga/keras/mlp.py", ()),
+        pytest.param("elastic/keras/vgg16.py", (*BATCHES, "--samples", "10"), marks=pytest.mark.slow),
+        pytest.param("elastic/torch/cnn.py", (), marks=pytest.mark.slow),
+        pytest.param(
+            "ga/keras/vgg16.py", ("--batch_size", "2", "--steps", "2", "--samples", "10"), marks=pytest.mark.slow
+        ),
+        pytest.param("ga/keras/mlp.py", (), marks=pytest.mark.slow),
     ],
 )
 def test_the_examples_run(example, arguments):

@@ -35,11 +35,11 @@ class Run:
         books = (i.Record, i.NewSteps, i.SaveState)
         return [instruction for instruction in self.out[before:] if not isinstance(instruction, books)]
 
-    def pass_time(self, seconds, progress=True):
+    def pass_time(self, seconds, progress=True, tick=TICK):
         out = []
         end = self.now + seconds
         while self.now < end - 1e-9:
-            self.now += TICK
+            self.now += tick
             for worker_id in list(self.beats):
                 self.beats[worker_id] += progress and worker_id not in self.waiting
                 waiting = worker_id in self.waiting

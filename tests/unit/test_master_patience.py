@@ -132,19 +132,25 @@ JOBS = {
 }
 
 
+def require_no_alarm(run):
+    assert run.alarms == []
+    assert not [event for _, event, _ in run.records if event in ("worker_stuck", "warning")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", JOBS)
 def test_ten_hours_of_ordinary_steps_give_no_alarm(kind):
     run = LongRun(Training(SEED, **JOBS[kind]))
     run.train(10 * HOUR)
     assert run.training.step > 1000
-    assert run.alarms == []
-    assert not [event for _, event, _ in run.records if event in ("worker_stuck", "warning")]
+    require_no_alarm(run)
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_who_hangs_after_an_hour_is_asked_at_the_learnt_limit(kind):
+def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind):
     run = LongRun(Training(3, **JOBS[kind]))
     run.train(HOUR)
+    require_no_alarm(run)
     patience = run.job._workers.liveness.patience
     limit = max(NAME_FLOOR, NAME_FACTOR * patience.longest)
     run.training.stuck = 1
@@ -254,11 +260,11 @@ def tell(worker, where, *, moves=False, collectives=0):
     return e.NoticeReported(worker, "worker_stuck", fields)
 
 
-def answering(r, seconds, where, *, moves=False, after=0.3):
+def answering(r, seconds, where, *, moves=False, after=0.3, tick=TICK):
     """Time passes without progress; who is asked where it stands says so a moment later. What the master does."""
     out, due = [], []
-    for _ in range(round(seconds / TICK)):
-        done = r.pass_time(TICK, progress=False)
+    for _ in range(round(seconds / tick)):
+        done = r.pass_time(tick, progress=False, tick=tick)
         due += [(r.now + after, each.worker_id) for each in done if isinstance(each, i.DumpStacks)]
         for at, worker in [each for each in due if each[0] <= r.now]:
             due.remove((at, worker))
@@ -377,7 +383,7 @@ def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
     assert out == [i.DumpStacks(2)]
     r.post(tell(2, "train.py:81 in validate", moves=True))
     assert [named["where"] for named in r.records("worker_stuck")] == ["train.py:81 in validate"]
-    out = answering(r, GIVE_UP_MOVING - 2 * MOVING_NAME_FLOOR, "train.py:82 in validate", moves=True)
+    out = answering(r, GIVE_UP_MOVING - 2 * MOVING_NAME_FLOOR, "train.py:82 in validate", moves=True, tick=1.0)
     assert {type(each) for each in out} == {i.DumpStacks}
     assert len(out) <= GIVE_UP_MOVING / LOOK_AGAIN
     assert len(r.records("worker_stuck")) == 1

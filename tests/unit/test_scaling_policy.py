@@ -41,7 +41,7 @@ def at(present, *, limits=(1, 8), observed=(), **more):
     ],
     ids=["all pay", "some pay", "one pays", "follows", "few samples"],
 )
-@pytest.mark.parametrize("wander", [0.0, 0.03])
+@pytest.mark.parametrize("wander", [pytest.param(0.0, marks=pytest.mark.slow), 0.03])
 def test_for_hours_it_moves_seldom_and_ends_near_the_best(truth, wander):
     job = VirtualJob(truth, (1, 8), 0.6, seed=3, noise=0.15, wander=wander).run(HOURS)
     assert abs(job.workers - job.best()) <= 1
