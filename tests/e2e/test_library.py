@@ -1,15 +1,15 @@
 """A script of the user's own under `elasticdl run`, with real processes and real Horovod."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from running_job import DEADLINE, REPOSITORY, run_cli, start
+from running_job import start
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "own_loader.py")
-EPOCHS = 15  # with slow steps enough for a newcomer to get ready, also on a busy machine
+WARM = ["torch", "torch._dynamo", "elasticdl.elastic.torch"]
+EPOCHS = 15
 STEPS = 6 * EPOCHS
 
 
@@ -20,54 +20,45 @@ def read_curve(path: Path) -> list[tuple[int, float, float]]:
     return [(int(step), float(loss), float(rate)) for step, loss, rate in rows]
 
 
-def test_torchs_own_loader_and_the_schedule_while_a_worker_joins(tmp_path):
-    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
-    command = [sys.executable, SCRIPT]
-    subprocess.run([*command, str(alone), str(EPOCHS)], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+@pytest.fixture(scope="module")
+def plain_curve(alone, tmp_path_factory):
+    curve = tmp_path_factory.mktemp("plain") / "curve"
+    alone.run_well(SCRIPT, curve, str(EPOCHS))
+    return read_curve(curve)
+
+
+def test_the_only_worker_leaves_when_another_has_its_state_and_one_more_joins(plain_curve, tmp_path):
+    """With torch's own loader and a schedule."""
+    elastic, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
-    arguments = ["--num_workers", "1", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
+    arguments = ["--num_workers", "1", "--stop_grace", "120", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
     with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
         job.wait_for("a few steps of one worker", lambda: len(read_curve(elastic)) > 3)
-        assert run_cli(tmp_path, "scale", "job", "2").returncode == 0
-        job.wait_for_world(size=2)
+        job.signal(0, signal.SIGTERM)
+        heir = job.wait_for_world(size=1, after=1)
+        assert heir["step"] > 3
+        job.scale(2)
+        job.wait_for_world(size=2, after=heir["world"])
         made = len(read_curve(elastic))
         job.wait_for("a few steps of two workers", lambda: len(read_curve(elastic)) > made + 3)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
-        assert [len(world["members"]) for world in job.entries("world_formed")] == [1, 2]
-    ours, theirs = read_curve(elastic), read_curve(alone)
-    assert [step for step, _, _ in ours] == [step for step, _, _ in theirs] == list(range(1, STEPS + 1))
-    for (step, loss, rate), (_, expected_loss, expected_rate) in zip(ours, theirs, strict=True):
+        assert [world["members"] for world in job.entries("world_formed")] == [[0], [0, 1], [1], [1, 2]]
+        assert [left["cause"] for left in job.entries("worker_left")] == ["drained", "finished", "finished"]
+        assert not job.entries("resumed")
+    ours = read_curve(elastic)
+    assert [step for step, _, _ in ours] == [step for step, _, _ in plain_curve] == list(range(1, STEPS + 1))
+    for (step, loss, rate), (_, expected_loss, expected_rate) in zip(ours, plain_curve, strict=True):
         assert rate == expected_rate, f"step {step}"
         assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7), f"step {step}"
 
 
-def test_the_only_worker_that_is_told_to_leave_waits_for_its_replacement(tmp_path):
-    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
-    subprocess.run([sys.executable, SCRIPT, str(alone), str(EPOCHS)], check=True, timeout=DEADLINE, cwd=REPOSITORY)
-    slow.touch()
-    arguments = ["--num_workers", "1", "--stop_grace", "120", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
-    with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
-        job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
-        job.signal(0, signal.SIGTERM)
-        last = job.wait_for_world(size=1, after=1)
-        slow.unlink()
-        assert job.finish() == 0, job.describe()
-        assert [world["members"] for world in job.entries("world_formed")] == [[0], [0, 1], [1]]
-        assert last["step"] > 3
-        assert [left["cause"] for left in job.entries("worker_left")] == ["drained", "finished"]
-        assert not job.entries("resumed")
-    assert [step for step, _, _ in read_curve(elastic)] == list(range(1, STEPS + 1))
-    assert read_curve(elastic) == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in read_curve(alone)]
-
-
-def test_the_only_worker_whose_time_is_over_leaves_its_state_to_the_next(tmp_path):
-    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
-    subprocess.run([sys.executable, SCRIPT, str(alone), "3"], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+def test_the_only_worker_whose_time_is_over_leaves_its_state_to_the_next(plain_curve, tmp_path):
+    elastic, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
     late = f'test "$ELASTICDL_WORKER_ID" = 0 || while test -e {slow}; do sleep 0.1; done; exec "$@"'
-    command = ["sh", "-c", late, "sh", sys.executable, SCRIPT, str(elastic), "3"]
-    arguments = ["--num_workers", "1", "--stop_grace", "12", "--", *command]
+    command = ["sh", "-c", late, "sh", sys.executable, SCRIPT, str(elastic), str(EPOCHS)]
+    arguments = ["--num_workers", "1", "--stop_grace", "8", "--", *command]
     with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
         job.wait_for("a few steps", lambda: len(read_curve(elastic)) > 3)
         job.signal(0, signal.SIGTERM)
@@ -77,10 +68,10 @@ def test_the_only_worker_whose_time_is_over_leaves_its_state_to_the_next(tmp_pat
         (resumed,) = job.entries("resumed")
         assert [world["members"] for world in job.entries("world_formed")] == [[0], [1]]
         assert not list(job.job.path.glob("handover-*"))
-    assert 3 < resumed["step"] < 18
-    ours, theirs = read_curve(elastic), read_curve(alone)
-    assert [step for step, _, _ in ours] == list(range(1, 19))
-    assert ours == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in theirs]
+    assert 3 < resumed["step"] < STEPS
+    ours = read_curve(elastic)
+    assert [step for step, _, _ in ours] == list(range(1, STEPS + 1))
+    assert ours == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in plain_curve]
 
 
 def test_what_is_raised_before_training_fails_the_job_once(tmp_path):

@@ -133,8 +133,11 @@ def test_a_checkpoint_of_two_workers_is_resumed_by_three(alone, tmp_path):
         assert log_of(ours / "2", key) == pytest.approx(log_of(tmp_path / "second", key), rel=1e-5)
 
 
-def test_what_cant_be_had_is_one_line(alone, tmp_path):
-    """That a job ends with the line of its script, whatever has refused it, is in `test_plain_loop.py`."""
+WORDS = 'Trainer(strategy="elastic"): LBFGS evaluates its closure several times a step'
+
+
+@pytest.fixture
+def refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import lightning, torch, elasticdl.elastic.lightning\n"
@@ -146,8 +149,18 @@ def test_what_cant_be_had_is_one_line(alone, tmp_path):
         "trainer = lightning.Trainer(strategy='elastic', accelerator='cpu', logger=False, enable_checkpointing=False)\n"
         "trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(4, 3)))\n"
     )
-    words = 'Trainer(strategy="elastic"): LBFGS evaluates its closure several times a step'
-    done = alone.run(script)
+    return script
+
+
+def test_what_cant_be_had_is_one_line(alone, refused):
+    done = alone.run(refused)
     assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
+    assert WORDS in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow  # of a plain loop's script in test_plain_loop.py
+def test_it_is_what_a_job_ends_with(tmp_path, refused):
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(refused)) as job:
+        assert job.finish() == 1
+    assert WORDS in job.output

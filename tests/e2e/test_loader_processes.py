@@ -1,14 +1,13 @@
 """Scripts whose data are loaded by processes, each of which imports the script anew."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running_job import DEADLINE, REPOSITORY, start
+from running_job import start
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "loader_processes.py")
+WARM = ["torch", "torch._dynamo", "elasticdl.elastic.torch"]
 EPOCHS = 8
 STEPS = 6 * EPOCHS
 
@@ -37,9 +36,9 @@ train(state)
 LAST_LINE = len(UNGUARDED.splitlines())
 
 
-def test_every_step_is_made_though_each_process_that_loads_data_calls_init(tmp_path):
-    alone, elastic, slow = tmp_path / "alone", tmp_path / "elastic", tmp_path / "slow"
-    subprocess.run([sys.executable, SCRIPT, str(alone), str(EPOCHS)], check=True, timeout=DEADLINE)
+def test_every_step_is_made_though_each_process_that_loads_data_calls_init(alone, tmp_path):
+    plain, elastic, slow = tmp_path / "plain", tmp_path / "elastic", tmp_path / "slow"
+    alone.run_well(SCRIPT, plain, str(EPOCHS))
     slow.touch()
     arguments = ["--num_workers", "2", "--", "python", SCRIPT, str(elastic), str(EPOCHS)]
     with start(tmp_path, "run", *arguments, TEST_SLOW_WHILE=str(slow)) as job:
@@ -53,7 +52,7 @@ def test_every_step_is_made_though_each_process_that_loads_data_calls_init(tmp_p
         assert job.finish() == 0, job.describe()
         assert len(job.entries("worker_started")) == 4
         assert f"succeeded: {STEPS} steps" in job.output
-    ours, theirs = dict(read_steps(elastic)), dict(read_steps(alone))
+    ours, theirs = dict(read_steps(elastic)), dict(read_steps(plain))
     assert sorted(theirs) == list(range(1, STEPS + 1))
     # What a rank 0 that was killed did not come to write, nobody wrote.
     assert len(ours) >= STEPS - 1
@@ -75,15 +74,13 @@ def read_steps(path):
     return [(int(line.split()[0]), float(line.split()[1])) for line in lines if line.endswith("\n")]
 
 
-def test_a_script_without_a_guard_is_told_what_to_write(tmp_path):
+def test_a_script_without_a_guard_is_told_what_to_write(alone, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
     expected = (
         f"{script}:{LAST_LINE}: with num_workers=2 each process that loads data imports this script and would train"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
-    )
+    done = alone.run(script)
     assert done.returncode == 1
     assert expected in done.stderr
     with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
@@ -92,7 +89,7 @@ def test_a_script_without_a_guard_is_told_what_to_write(tmp_path):
         assert len(job.entries("worker_started")) == 1
 
 
-def test_a_process_that_imports_the_script_does_not_train(tmp_path):
+def test_a_process_that_imports_the_script_does_not_train(alone, tmp_path):
     script = tmp_path / "script.py"
     body = UNGUARDED.replace(", num_workers=2", "")
     script.write_text(
@@ -100,9 +97,7 @@ def test_a_process_that_imports_the_script_does_not_train(tmp_path):
         "    child = multiprocessing.get_context('spawn').Process(target=print, args=('never',))\n"
         "    child.start(); child.join(); raise SystemExit(child.exitcode)\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
-    )
+    done = alone.run(script)
     assert done.returncode == 1
     assert "put what the script does below" in done.stderr
     assert "never" not in done.stdout

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from running_job import QUICK_KERAS, ZOO, RunningJob, run_cli, start
+from running_job import QUICK_KERAS, ZOO, RunningJob, start
 from test_training import losses
 
 from benchmarks.sample_records import consumed
@@ -52,7 +52,7 @@ def curve(monkeypatch):
     return found
 
 
-def disturb(job: RunningJob, home: Path, seed: int) -> None:
+def disturb(job: RunningJob, seed: int) -> None:
     """1 -> 4 (three joins), SIGKILL of rank 0, 2, SIGTERM and its replacement, each at a random step."""
     rng = random.Random(seed)
 
@@ -61,13 +61,13 @@ def disturb(job: RunningJob, home: Path, seed: int) -> None:
 
     job.wait_for_world(size=1)
     some_steps_later()
-    assert run_cli(home, "scale", "job", "1-4").returncode == 0
+    job.scale(1, 4)
     world = job.wait_for_world(size=4)
     some_steps_later()
     killed = world["members"][0]
     job.signal(killed, signal.SIGKILL)
     world = job.wait_for_world_without(killed)
-    assert run_cli(home, "scale", "job", "1-2").returncode == 0
+    job.scale(1, 2)
     world = job.wait_for_world(size=2, after=world["world"])
     some_steps_later()
     told = rng.choice(world["members"])
@@ -85,7 +85,7 @@ def test_workers_that_come_and_go_give_the_losses_of_plain_keras(curve, tmp_path
     slow.touch()
     pace = {"TEST_MICRO_BATCH_SECONDS": "0.7", "TEST_SLOW_WHILE": str(slow), "TEST_CALLBACK_FOLDER": str(written)}
     with start(tmp_path, *arguments, "--num_epochs", str(EPOCHS), **pace, **QUICK_KERAS) as job:
-        disturb(job, tmp_path, seed=5)
+        disturb(job, seed=5)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
         pauses, files = job.entries("pause"), job.record_files()

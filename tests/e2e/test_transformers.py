@@ -128,10 +128,20 @@ def test_a_checkpoint_that_its_writer_was_lost_over_is_written(alone, tmp_path, 
     assert written["global_step"] == step
 
 
+REFUSED = ["classify", "{folder}", "elastic", "auto_find_batch_size=true"]
+WORDS = "elastic.transformers: auto_find_batch_size changes the batch size: give per_device_train_batch_size"
+
+
 def test_what_cant_be_had_is_one_line(alone, tmp_path):
-    """That a job ends with the line of its script, whatever has refused it, is in `test_plain_loop.py`."""
-    ended = alone.run(SCRIPT, "classify", tmp_path / "out", "elastic", "auto_find_batch_size=true")
-    words = "elastic.transformers: auto_find_batch_size changes the batch size: give per_device_train_batch_size"
+    ended = alone.run(SCRIPT, *(each.format(folder=tmp_path / "out") for each in REFUSED))
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.splitlines()[-1].endswith(words)
+    assert ended.stderr.splitlines()[-1].endswith(WORDS)
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow  # of a plain loop's script in test_plain_loop.py
+def test_it_is_what_a_job_ends_with(tmp_path):
+    arguments = [each.format(folder=tmp_path / "out") for each in REFUSED]
+    with start(tmp_path, "run", "--num_workers", "1", "--", "python", SCRIPT, *arguments, **OFFLINE) as job:
+        assert job.finish() == 1
+    assert WORDS in job.output
