@@ -67,6 +67,7 @@ def test_only_the_last_dump_counts_and_what_others_print_in_between_is_passed_ov
     first = text + '  File "/a.py", line 1 in f\n'
     second = text + '  File "/b.py", line 2 in g\nepoch 3\n  File "/b.py", line 9 in main\n'
     (stack,) = parse(first + second)
+    assert stack.thread == "0x1"
     assert [str(line) for line in stack.lines] == ["/b.py:2 in g", "/b.py:9 in main"]
     assert parse("no dump") == []
 

@@ -54,6 +54,12 @@ def test_a_job_without_disturbance_starts_trains_and_ends():
     assert workers == {"productive": 10, "starting": 2 * 1.9 + 2, "waiting": 4, "ending": 2}
 
 
+def test_a_job_that_waits_and_runs_again_has_waited_for_so_long():
+    phases = [line(12, "phase", phase="waiting", reason="1 of 2"), line(15, "phase", phase="running", reason="")]
+    history = read([*start(), steps(10, 50, 49, seconds=5), *phases, *end(20)])
+    assert spent(history) == {"starting": 5, "productive": 12, "waiting": 3, "ending": 1}
+
+
 @pytest.mark.parametrize("kind", ["grow", "shrink", "failure"])
 def test_a_pause_is_what_the_survivor_tells_who_paused_longest(kind):
     change = [formed(19.8, 2, [0, 1, 2], 100, seconds=0.1), pause(20, 2, kind, 0.5), pause(20.01, 2, kind, 0.8, 1)]

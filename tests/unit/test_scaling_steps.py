@@ -184,6 +184,16 @@ def test_no_more_numbers_are_kept_than_have_room():
     assert seen[-1].workers == 2 * MOST_OBSERVATIONS - 1
 
 
+def test_a_number_that_is_measured_anew_is_the_newest():
+    steps, first, last = MeasuredSteps(), 1, MOST_OBSERVATIONS + 2
+    for version, workers in enumerate([*range(first, last - 1), first, last - 1, last], start=1):
+        world(steps, version, workers, count=15, now=float(version))
+    world(steps, last + 2, last, count=0, now=float(last + 2))
+    known = [each.workers for each in steps.observations(100.0)]
+    assert first in known
+    assert first + 1 not in known
+
+
 def test_the_noise_is_the_ratio_of_running_means():
     steps = MeasuredSteps()
     steps.enter(1, 2)
