@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import fcntl
+import importlib
 import re
 import sys
 from importlib.metadata import version
@@ -10,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "build_horovod.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("build_horovod", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "build_horovod", module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.delitem(sys.modules, "build_horovod", raising=False)
+    return importlib.import_module("build_horovod")
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,106 @@ def test_without_any_framework_there_is_nothing_to_build(script):
 
 
 def test_the_wheels_name_holds_what_it_was_built_for(script):
-    torch, tensorflow = script.wanted({})
+    versions = {each.label: each.version() for each in script.wanted({})}
     name = f"horovod-0.28.1-cp3{sys.version_info.minor}-torch{version('torch')}"
-    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", script.cache_key([torch], ""))
-    assert re.fullmatch(rf"{re.escape(name)}-nccl-[0-9a-f]{{8}}", script.cache_key([torch], "NCCL"))
-    assert script.cache_key([torch, tensorflow], "").startswith(f"{name}-tf")
+    alone = {"torch": versions["torch"]}
+    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", script.cache_key(alone, ""))
+    assert re.fullmatch(rf"{re.escape(name)}-nccl-[0-9a-f]{{8}}", script.cache_key(alone, "NCCL"))
+    assert script.cache_key(versions, "").startswith(f"{name}-tf")
 
 
 def test_a_framework_that_is_not_there_is_told_with_what_to_do(script):
     missing = script.Framework("PYTORCH", "torch", ("no-such-package",))
     with pytest.raises(script.BuildError, match=r"no-such-package is not installed: .*HOROVOD_WITHOUT_PYTORCH=1"):
-        script.cache_key([missing], "")
+        missing.version()
+
+
+def put(cache: Path, key: str) -> Path:
+    (cache / key).mkdir(parents=True)
+    (cache / key / "horovod-0.28.1-cp311.whl").touch()
+    return cache / key
+
+
+def test_a_wheel_for_both_frameworks_serves_torch_alone_and_not_the_other_way_round(script, tmp_path):
+    torch, both = {"torch": "2.13.0"}, {"torch": "2.13.0", "tf": "2.21.0"}
+    assert script.cached(tmp_path, torch, "") is None
+    wider = put(tmp_path, script.cache_key(both, ""))
+    assert script.cached(tmp_path, torch, "") == wider
+    assert script.cached(tmp_path, torch, "NCCL") is None
+    exact = put(tmp_path, script.cache_key(torch, ""))
+    assert script.cached(tmp_path, torch, "") == exact
+    wider.joinpath("horovod-0.28.1-cp311.whl").unlink()
+    assert script.cached(tmp_path, both, "") is None, "a folder without a wheel is none"
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "expected"), [(2, 24, 2), (16, 24, 12), (16, 3, 1), (1, 64, 1), (4, 0, 1)]
+)
+def test_as_many_compilers_run_as_cores_and_memory_allow(script, cores, gigabytes, expected):
+    assert script.compilers(cores, gigabytes << 30) == expected
+
+
+def test_memory_is_what_the_machine_has_left_and_the_container_if_it_says_so(script, tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert script.free_memory(tmp_path) == 4096 << 10
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert script.free_memory(tmp_path) == 4096 << 10
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("1000\n")
+    assert script.free_memory(tmp_path) == 1000
+
+
+@pytest.fixture
+def source(script, monkeypatch):
+    """What stands for Horovod's source, and for what compiles it; nothing is downloaded."""
+    monkeypatch.setattr(script, "fetch_source", lambda into: into)
+    monkeypatch.setattr(script, "apply_edits", lambda source: None)
+    monkeypatch.setattr(script, "build_environment", lambda frameworks, gpu_operations: {})
+
+
+def test_a_build_that_fails_leaves_nothing_that_could_be_taken_for_a_wheel(script, source, monkeypatch, tmp_path):
+    def broken(source, out, log, env, lock):
+        out.mkdir()
+        raise script.BuildError("the build of Horovod failed")
+
+    monkeypatch.setattr(script, "compile_wheel", broken)
+    with pytest.raises(script.BuildError):
+        script.build(tmp_path, [], {"torch": "2.13.0"}, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["build.lock"]
+
+
+def test_what_a_killed_build_has_left_is_removed_by_the_next(script, source, monkeypatch, tmp_path):
+    put(tmp_path, f"{script.SCRATCH}of-a-killed-one")
+
+    def compiled(source, out, log, env, lock):
+        out.mkdir()
+        (out / "horovod-0.28.1-cp311.whl").touch()
+
+    monkeypatch.setattr(script, "compile_wheel", compiled)
+    made = script.build(tmp_path, [], {"torch": "2.13.0"}, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build.lock", made.name]
+    assert script.cached(tmp_path, {"torch": "2.13.0"}, "") == made
+
+
+def test_a_build_waits_for_another_and_says_so(script, tmp_path, capsys):
+    with (tmp_path / "build.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(script.BuildError, match="end it first"), script.alone(tmp_path, 0.3):
+            pass
+    assert capsys.readouterr().err == "waiting for another build of Horovod\n"
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "DISK_BYTES", 1 << 60)
+    with pytest.raises(script.BuildError, match=r"MB left; the build takes"):
+        script.build(tmp_path, [], {"torch": "2.13.0"}, "")
+
+
+def test_torch_is_found_without_importing_it(script):
+    import torch
+
+    assert script.torch_facts() == {
+        "HOROVOD_TORCH_FOLDER": str(Path(torch.__file__).parent),
+        "HOROVOD_TORCH_VERSION": torch.__version__,
+    }
