@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -164,18 +163,18 @@ def test_two_at_once_come_one_after_the_other(script, capsys):
 def test_a_set_up_that_is_told_to_end_takes_its_programs_with_it(script, venv):
     """A process of its own, as its signals are those of a whole process."""
     program = f"""
-import sys
+import signal, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-import io, signal, make_environment as m
+import make_environment as m
 signal.signal(signal.SIGTERM, m._interrupted)
 with m.alone() as lock:
-    m.Steps(lock.fileno(), m.Board(io.StringIO())).run("a step", ["sleep", "600"])
+    m.Steps(lock.fileno(), m.Board(sys.stdout)).run("a step", ["sleep", "600"])
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (children := psutil.Process(process.pid).children()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) != 0
-    assert not children[0].is_running()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert b"a step" in process.stdout.readline()
+        (running,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) != 0
+    assert not running.is_running()
