@@ -284,7 +284,8 @@ def _has_memory() -> bool:
 def free_ports(count: int, host: str = HOST) -> list[int]:
     """Ports that nobody listens on, below those that the kernel gives to outgoing connections: they stay free."""
     found: list[int] = []
-    for port in random.sample(range(20000, 32000), 2000):
+    # Not by the generator of all: two test processes in which something has seeded it would take the same.
+    for port in random.SystemRandom().sample(range(20000, 32000), 2000):
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
