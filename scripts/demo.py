@@ -38,7 +38,6 @@ DEADLINE = 180.0
 WHOLE_DEADLINE = 600.0
 STOP_SECONDS = 30.0  # for the job to end once it is asked to
 NEXT = "elasticdl train --job_name quick --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 \\\n        --global_batch_size 256 --max_worker_batch_size 64 --num_epochs 1000"
-PARTS = ("notice", "init", "sync")  # the larger ones; the journal has all
 
 
 class Disturbance(threading.Thread):
@@ -88,15 +87,15 @@ class Disturbance(threading.Thread):
 
 
 def pauses_table(entries: list[Entry]) -> Table:
-    table = Table(title="Who came and went, and for how long the others paused (ms; the slowest of each)")
-    for heading in ("world", "workers", "pause", *PARTS):
+    table = Table(title="Who came and went, and for how long the slowest of the others paused")
+    for heading in ("world", "workers", "pause"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", no_wrap=True, overflow="ellipsis")
     for world in (entry for entry in entries if entry["event"] == "world_formed"):
         pauses = [e for e in entries if e["event"] == "pause" and e["world"] == world["world"]]
-        slowest = max(pauses, key=lambda pause: pause["total"], default=None)
-        numbers = [f"{1e3 * slowest[part]:.0f}" for part in ("total", *PARTS)] if slowest else ["-"] * (len(PARTS) + 1)
-        table.add_row(str(world["world"]), str(len(world["members"])), *numbers, world["reason"])
+        longest = max((pause["total"] for pause in pauses), default=None)
+        pause = "-" if longest is None else f"{1e3 * longest:.0f} ms"
+        table.add_row(str(world["world"]), str(len(world["members"])), pause, world["reason"])
     return table
 
 
