@@ -125,9 +125,10 @@ def test_what_is_built_beside_ends_when_a_step_fails(script, venv):
 
     def set_up():
         with made.beside("building", ["sleep", "600"], {}):
-            building.extend(each for each in psutil.Process().children() if each.cmdline() == ["sleep", "600"])
+            building.extend(each for each in psutil.Process().children() if each.pid not in before)
             made.run("a step", ["false"])
 
+    before = {each.pid for each in psutil.Process().children()}
     building: list[psutil.Process] = []
     with pytest.raises(script.SetupError):
         set_up()
