@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +18,8 @@ from rich.text import Text
 
 from elasticdl.cli import wording
 from elasticdl.proto import elasticdl_pb2 as pb
+
+PASSING_SECONDS = 10.0
 
 
 class Screen(Protocol):
@@ -34,16 +36,24 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Lines: what happened, what workers wait for, and progress each so many steps."""
+    """Lines: what happened, what workers wait for, and progress each so many steps.
 
-    def __init__(self, write: Callable[[str], None], log_loss_steps: int) -> None:
+    Of what happens again and again there is one line in `PASSING_SECONDS`: epochs of a second do not hide the rest.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], log_loss_steps: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._write = write
         self._every = log_loss_steps
+        self._clock = clock
         self._shown = 0
         self._waiting: set[str] = set()
-        self._passed: Counter[str] = Counter()
+        self._newest: dict[str, str] = {}  # that is not written yet
+        self._written: dict[str, float] = {}  # when
 
     def show(self, status: pb.JobStatus) -> None:
+        self._write_due(self._clock() - PASSING_SECONDS)
         waiting = wording.waiting_lines(status)
         for key in waiting.keys() - self._waiting:
             self._write(waiting[key])
@@ -53,13 +63,22 @@ class PlainScreen:
             self._write(wording.progress_line(status))
 
     def line(self, text: str) -> None:
+        self.write_newest()
         self._write(text)
 
     def passing(self, kind: str, text: str) -> None:
-        """The first ten, then the 20th, 30th, ..., 100th, 200th, ...: jobs of three and of 3,000 epochs can be read alike."""
-        self._passed[kind] += 1
-        if not str(self._passed[kind])[1:].strip("0"):
-            self._write(text)
+        self._newest[kind] = text
+        self._write_due(self._clock() - PASSING_SECONDS)
+
+    def write_newest(self) -> None:
+        """What was held back must not come after what happened later."""
+        self._write_due(math.inf)
+
+    def _write_due(self, before: float) -> None:
+        """Those kinds of which nothing was written since."""
+        for kind in [kind for kind in self._newest if self._written.get(kind, -math.inf) <= before]:
+            self._write(self._newest.pop(kind))
+            self._written[kind] = self._clock()
 
 
 class LiveScreen:
@@ -85,6 +104,11 @@ class LiveScreen:
     def passing(self, kind: str, text: str) -> None:
         self._newest[kind] = text
 
+    def write_newest(self) -> None:
+        """On the terminal as the panel has left it."""
+        for text in self._newest.values():
+            self.line(text)
+
     def _render(self) -> RenderableType:
         return render(self._status, self._clock() - self._received, tuple(self._newest.values()))
 
@@ -93,11 +117,18 @@ class LiveScreen:
 def open_screen(log_loss_steps: int) -> Iterator[Screen]:
     console = Console(highlight=False)
     if console.is_terminal:
-        screen = LiveScreen(console)
-        with screen.live():
-            yield screen
+        live = LiveScreen(console)
+        try:
+            with live.live():
+                yield live
+        finally:
+            live.write_newest()
     else:
-        yield PlainScreen(partial(print, flush=True), log_loss_steps)
+        plain = PlainScreen(partial(print, flush=True), log_loss_steps)
+        try:
+            yield plain
+        finally:
+            plain.write_newest()
 
 
 def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:

@@ -23,7 +23,8 @@ EVENTS = {
     "worker_started": "worker, host, pid",
     "worker_ready": "worker: warm, waiting to be let in",
     "worker_draining": "worker, reason: told to leave, or leaving by itself",
-    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, state (of its process, if it can't run; of the master that it tries), "
+    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, "
+    "state (of its process, if it can't run; of the master that it tries), "
     "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
     "worker_left": "worker, cause, reason, code: its process is gone",
     "change_announced": "world, reason: members will leave the world after their step",

@@ -19,7 +19,10 @@ OTHER_LINES = 3
 OTHER_THREADS = 8
 DUMPED = "Timeout ("  # how a dump begins that a timer has made
 CRASHED = "Fatal Python error: "  # how the dump of a crash begins
-_MODULES = re.compile(r"^Extension modules: .*\(total: \d+\)\s*\Z", re.MULTILINE)  # how it ends, since 3.10
+# How it ends, since Python 3.10, and what a shell around the program adds.
+_SHELL = "Segmentation fault|Aborted|Bus error|Illegal instruction|Floating point exception"
+_MODULES = re.compile(rf"^Extension modules: .*\(total: \d+\)(\n.*({_SHELL}).*)?\s*\Z", re.MULTILINE)
+_SAID_BEFORE = 5  # lines: C++ writes what an exception says before it aborts
 _MACHINERY = '  File "<frozen importlib.'
 # Comes after a dump in a log, which can't be taken back.
 GOES_ON = "elasticdl: this process goes on, and stands there no more"
@@ -96,10 +99,13 @@ def parse(text: str) -> list[Stack]:
 
 
 def last_words(text: str) -> list[str]:
-    """What `faulthandler` has written of the crash with which a log ends, the innermost call first, without the machinery of
-    imports and the list of compiled modules, which hide the rest; empty if it does not end so.
+    """The crash with which a log ends, as `faulthandler` has written it: what was printed just before, then the stacks with
+    the innermost call first. The machinery of imports and the list of compiled modules, which hide the rest, are left out.
+    Empty if the log does not end so.
     """
     begin = text.rfind(CRASHED)
-    if begin == -1 or not _MODULES.search(text, begin):
+    end = _MODULES.search(text, begin) if begin != -1 else None
+    if end is None:
         return []
-    return [line for line in text[begin:].splitlines() if line and not _MODULES.match(line) and _MACHINERY not in line]
+    stacks = [line for line in text[begin : end.start()].splitlines() if line and _MACHINERY not in line]
+    return [*text[:begin].splitlines()[-_SAID_BEFORE:], *stacks]

@@ -44,8 +44,10 @@ def require_triton_first(importing: str) -> None:
 
 
 def refuse_triton(importing: str = "triton") -> None:
-    """Raises:
-    UserError: triton, which is imported now, would crash this process. Not caught, it ends the script with one line.
+    """To be called before triton is imported; an error that is not caught ends the script with one line.
+
+    Raises:
+        UserError: triton would crash this process.
     """
     if "tensorflow" not in sys.modules or not _clash():
         return

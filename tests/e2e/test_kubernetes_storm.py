@@ -1,8 +1,8 @@
 """A job in a storm: pods, processes, nodes, the API server and the master are disturbed, and the training does not show it.
 
-The storm is made from a seed. `make test` has a short one; the whole one, or another, is had with
+The storm is made from a seed. `make test-all` has a short one; the whole one, or another, is had with
 
-    ELASTICDL_STORM=60 ELASTICDL_STORM_SEED=2 make test ARGS="-k storm"
+    ELASTICDL_STORM=60 ELASTICDL_STORM_SEED=2 make test-all ARGS="-k storm"
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small storm of real processes, and the program that makes it. A larger one: `ELASTICDL_STORM=100 make test ARGS="-k storm"`."""
+"""A small storm of real processes, and the program that makes it. A larger one: `ELASTICDL_STORM=100 make test-all ARGS="-k storm"`."""
 
 from __future__ import annotations
 

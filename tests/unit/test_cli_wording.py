@@ -8,8 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from elasticdl.cli import wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, render
+from elasticdl.cli import screens, wording
+from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.common.journal import EVENTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -126,6 +126,36 @@ def test_plain_progress_comes_each_so_many_steps():
         "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
     )
     assert lines[-1] == "something happened"
+
+
+def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
+    lines: list[str] = []
+    now = 0.0
+    screen = PlainScreen(lines.append, log_loss_steps=100, clock=lambda: now)
+    for epoch in range(60):
+        now = 0.5 * epoch
+        screen.passing("epoch", f"epoch {epoch}")
+    assert lines == ["epoch 0", "epoch 20", "epoch 40"]
+    screen.line("worker 1 left")
+    assert lines[3:] == ["epoch 59", "worker 1 left"]
+    screen.passing("epoch", "epoch 60")
+    screen.passing("evaluation", "evaluation 1")
+    assert lines[5:] == ["evaluation 1"]
+    now += 11.0
+    screen.show(pb.JobStatus(phase="running"))
+    assert lines[6:] == ["epoch 60"]
+    screen.write_newest()
+    assert len(lines) == 7
+
+
+def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(screens, "Console", lambda **_: Console(file=out, force_terminal=True, width=100))
+    with open_screen(log_loss_steps=100) as screen:
+        for epoch in range(150):
+            screen.passing("epoch", f"epoch {epoch} finished")
+    assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
+    assert out.getvalue().endswith("epoch 149 finished\n")
 
 
 @pytest.mark.parametrize(

@@ -93,18 +93,22 @@ def test_the_stack_of_a_thread_and_of_those_that_are_not_the_packages():
     assert stack_of(os.getpid()).lines == ()
 
 
-def test_the_last_words_of_a_log_are_the_stacks_of_the_crash_with_which_it_ends():
+def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends():
     crash = (
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
         '  File "/a/train.py", line 3 in load\n  File "<frozen importlib._bootstrap>", line 241 in _call\n'
         '  File "/a/train.py", line 9 in <module>\n\nExtension modules: numpy._core, torch._C (total: 2)\n'
     )
 
-    assert last_words(f"step 1\n{crash}") == [
+    told = [
         "Fatal Python error: Segmentation fault",
         "Current thread 0x01 (most recent call first):",
         '  File "/a/train.py", line 3 in load',
         '  File "/a/train.py", line 9 in <module>',
     ]
+    assert last_words(crash) == told
+    assert last_words(f"{crash}run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n") == told
+    why = [f"line {number}" for number in range(9)] + ["terminate called", "  what():  CUDA error: out of memory"]
+    assert last_words("\n".join([*why, crash])) == [*why[-5:], *told]
     assert last_words(f"{crash}goes on\n") == []
     assert last_words("step 1\n") == []

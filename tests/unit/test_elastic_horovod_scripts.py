@@ -78,6 +78,20 @@ class TestStartup:
         for env in (ENVIRONMENT, {**ENVIRONMENT, CONNECTED: ENVIRONMENT[MASTER]}):
             assert self.run(tmp_path, code, **env) == [ours]
 
+    def test_a_mere_folder_named_triton_is_imported_as_ever(self, tmp_path):
+        """Such as the model repository of an inference server; PyTorch imports it, and goes on if it lacks something."""
+        (tmp_path / "triton").mkdir()
+        code = "import triton; print(triton.__path__[0])"
+        command_path = {"PYTHONPATH": f"{STARTUP_FOLDER}:{tmp_path}"}
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", f"import sitecustomize; {code}"],
+            env={**ENVIRONMENT, **command_path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.split() == [str(tmp_path / "triton")], done.stderr
+
     def test_horovod_is_patched_as_it_is_imported_and_looks_as_ever(self, tmp_path):
         folder = tmp_path / "horovod" / "common"
         folder.mkdir(parents=True)

@@ -7,7 +7,7 @@ import pytest
 from elasticdl.common.python_command import Program, UnclearCommand, program_of
 from elasticdl.common.spec import JobSpec
 from elasticdl.master.launchers.fork_server import CannotFork
-from elasticdl.master.launchers.preload import modules_to_preload
+from elasticdl.master.launchers.preload import OF_SCRIPTS, modules_to_preload
 from elasticdl.master.launchers.program import imports_of
 
 
@@ -120,6 +120,12 @@ def test_what_is_imported_beforehand_is_the_framework_of_the_program(tmp_path, m
         modules_to_preload(JobSpec(command=(sys.executable, str(tmp_path / "plain.py"))))
     with pytest.raises(CannotFork, match="is not"):
         modules_to_preload(JobSpec(command=("sh", "-c", "true")))
+
+
+@pytest.mark.parametrize(("imported", "modules"), OF_SCRIPTS.items())
+def test_tensorflow_is_never_imported_before_triton(imported, modules):
+    if {"tensorflow", "keras"} & set(modules):
+        assert modules[0] == "elasticdl.common.triton_first:import_triton"
 
 
 @pytest.mark.parametrize("model_def", ["digits.cnn_torch", "digits.cnn_torch.custom_model", "digits.cnn_keras"])

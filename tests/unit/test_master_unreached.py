@@ -96,6 +96,28 @@ def test_many_of_them_are_told_of_in_one_line():
     )
 
 
+def test_of_many_only_some_logs_are_read_and_others_when_those_have_connected():
+    r = Run(minimum=20, maximum=20)
+    r.post(e.Tick(), *(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(20)))
+    assert r.pass_time(10.2) == [i.ReadLog(worker_id) for worker_id in range(8)]
+    assert {each.worker_id for each in r.pass_time(10.0)} == set(range(8))
+    for worker_id in range(5):
+        r.connect(worker_id)
+    assert {each.worker_id for each in r.pass_time(30.0) if isinstance(each, i.ReadLog)} == set(range(5, 13))
+
+
+def test_different_causes_are_told_of_their_workers():
+    r = Run(minimum=3, maximum=3)
+    r.post(e.Tick(), *(e.WorkerPlaced(worker_id, "h", 1) for worker_id in range(3)))
+    r.pass_time(10.2)
+    tls = f"worker 1 WARNING {unreached(ADDRESS, 10, 'the TLS handshake fails', 600)}\n"
+    r.post(e.StacksFound(0, LOG), e.StacksFound(1, tls), e.StacksFound(2, LOG))
+    assert r.job.view().reason == (
+        f"workers are starting; workers 0, 2 run and have not reached the master, {LOST}; "
+        f"worker 1 runs and has not reached the master, at {ADDRESS}: the TLS handshake fails"
+    )
+
+
 def test_it_is_given_up_in_the_end_with_what_its_log_says():
     r = started(start_timeout=20.0)
     r.pass_time(20.2)

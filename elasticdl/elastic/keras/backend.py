@@ -10,7 +10,6 @@ from elasticdl.tensorflow import keras, tf
 
 def require_backend() -> None:
     """Raises UserError if Keras computes on something else than TensorFlow."""
-
     if keras.config.backend() != "tensorflow":
         raise UserError(
             f"Keras computes on {keras.config.backend()}; elasticdl needs TensorFlow there: set KERAS_BACKEND=tensorflow"
@@ -19,13 +18,11 @@ def require_backend() -> None:
 
 def seed_keras(seed: int) -> None:
     """All generators from which initial weights are drawn."""
-
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more
 
 
 def prepare_devices() -> None:
     """Take GPU memory as it is needed, not all of it at once; TensorFlow uses the GPU that the launcher made visible."""
-
     for gpu in tf.config.list_physical_devices("GPU"):
         # Refused for a device that has been used or divided: by a model that was built before, which has taken its
         # memory as TF_FORCE_GPU_ALLOW_GROWTH says (workers have it), or by the user's own wish.
@@ -35,5 +32,4 @@ def prepare_devices() -> None:
 
 
 def count_gpus() -> int:
-
     return len(tf.config.list_physical_devices("GPU"))

@@ -15,8 +15,11 @@ ATTEMPT_SECONDS = 30.0
 FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
 
 
-class Reach:
-    """``limit``: seconds without a master after which the worker gives up. Any thread may call; time is passed in."""
+class Silence:
+    """For how long the master at ``address`` has not answered, and what is to be said and done about it.
+
+    ``limit``: seconds without a master after which the worker gives up. Any thread may call; time is passed in.
+    """
 
     def __init__(self, address: str, limit: float) -> None:
         self._address = address

@@ -18,7 +18,7 @@ from elasticdl.common.reach import in_words
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.session.silence import Reach
+from elasticdl.elastic.session.silence import Silence
 from elasticdl.elastic.session.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -54,7 +54,7 @@ class MasterStream:
         self._refused = ""  # why the present connection is to end
         self._closing = threading.Event()
         self._clock = clock
-        self._reach = Reach(environment.master, environment.master_timeout)
+        self._silence = Silence(environment.master, environment.master_timeout)
         self._call: grpc.Call | None = None  # the present one
         self._thread = threading.Thread(target=self._run, name="elasticdl-session", daemon=True)
 
@@ -78,10 +78,10 @@ class MasterStream:
     def look(self) -> None:
         """Say so if the master is not reached, and end an attempt that leads nowhere; to be called regularly."""
         now = self._clock()
-        if line := self._reach.look(now):
+        if line := self._silence.look(now):
             log.warning("%s", line)
         call = self._call
-        if call is not None and self._reach.stalls(now):
+        if call is not None and self._silence.stalls(now):
             call.cancel()  # type: ignore[no-untyped-call]  # of gRPC
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class MasterStream:
                 if refused := self._refusal(error):
                     self._session.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
-            delay = self._reach.fail(problem)
-            silence = self._reach.silence(self._clock())
+            delay = self._silence.fail(problem)
+            silence = self._silence.silence(self._clock())
             if silence > self._environment.master_timeout:
                 self._session.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
                 return
@@ -130,14 +130,14 @@ class MasterStream:
         """Why trying again is of no use, if it is not."""
         if isinstance(error, grpc.Call) and error.code() in REFUSALS:
             return error.details()
-        if self._reach.met:  # it worked before: certificates may be about to be renewed, and will match again
+        if self._silence.met:  # it worked before: certificates may be about to be renewed, and will match again
             return None
         return refusal(self._environment.master, self._environment.credentials)
 
     def _converse(self) -> None:
         outbox = self._outbox
         credentials = self._environment.credentials
-        self._reach.begin(self._clock())
+        self._silence.begin(self._clock())
         with open_channel(self._environment.master, credentials) as channel:
             call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata(credentials))
             self._call, self._refused = call, ""
@@ -148,11 +148,11 @@ class MasterStream:
                     self._session.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
-                    if line := self._reach.answer(self._clock()):
+                    if line := self._silence.answer(self._clock()):
                         log.warning("%s", line)
             finally:
                 self._call = None
-                self._reach.end(self._clock())
+                self._silence.end(self._clock())
                 # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
                 self._outbox = queue.SimpleQueue()
                 if self._closing.is_set():

@@ -190,8 +190,9 @@ class WorkerExited(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class StacksFound(WorkerEvent):
-    """The answer to `ReadStacks`, and to `ReadLog`. ``text``: with the dump that the worker has left, if any. ``state``: in words, if its process
-    can't run, or why nothing is known. ``has_session``: it runs, has left nothing, and believes that it has a session."""
+    """The answer to `ReadStacks`, and to `ReadLog`. ``text``: with the dump that the worker has left, if any. ``state``: in
+    words, if its process can't run, or why nothing is known. ``has_session``: it runs, has left nothing, and believes that it
+    has a session."""
 
     text: str
     state: str = ""

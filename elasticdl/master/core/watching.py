@@ -7,7 +7,7 @@ says how long each takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
@@ -33,6 +33,8 @@ UNREACHED_SECONDS = 10.0
 # Its log is read again when the time without a session has grown by this share.
 READ_AGAIN_SHARE = 0.3
 MOST_NAMED = 8
+# Logs of workers without a session: all of a large job have none while they import, and what keeps them keeps the first.
+MOST_READ = 8
 QUIET = (Why.ABSENT, Why.OVER)  # of whom it is told only
 GiveUp = Callable[[WorkerRecord, str, float], list[Instruction]]
 
@@ -47,6 +49,12 @@ class _Crew:
         self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
         self.left = bool(rendezvous.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
         self.broken = rendezvous.broken
+
+
+def _unreached(workers: Sequence[int], problem: str) -> str:
+    ids = ", ".join(map(str, workers[:MOST_NAMED])) + (", ..." if len(workers) > MOST_NAMED else "")
+    who = f"worker {ids} runs and has" if len(workers) == 1 else f"workers {ids} run and have"
+    return f"{who} not reached the master{problem}"
 
 
 class Watch:
@@ -110,13 +118,12 @@ class Watch:
 
     def unreached(self) -> str:
         """Who runs and says in its log that it does not reach the master, and why; empty if nobody does."""
-        found = {r.worker_id: r.suspicion.standing for r in self._records.values() if r.suspicion}
-        told = {worker_id: each for worker_id, each in found.items() if each and each.unreached}
-        if not told:
-            return ""
-        ids = ", ".join(map(str, list(told)[:MOST_NAMED])) + (", ..." if len(told) > MOST_NAMED else "")
-        who = f"worker {ids} runs and has" if len(told) == 1 else f"workers {ids} run and have"
-        return f"{who} not reached the master{next(iter(told.values()))}"
+        groups: dict[str, list[int]] = {}
+        for record in self._records.values():
+            standing = record.suspicion and record.suspicion.standing
+            if standing and standing.unreached:
+                groups.setdefault(str(standing), []).append(record.worker_id)
+        return "; ".join(_unreached(workers, problem) for problem, workers in groups.items())
 
     # ---- who is suspected ----
 
@@ -171,8 +178,10 @@ class Watch:
         elif self._is_named_though_it_moves(record, suspicion, seconds):
             suspicion.is_due = True
             out = self._ask_again(record, suspicion, now)
-        elif why is Why.UNREACHED and now - suspicion.asked > READ_AGAIN_SHARE * (seconds - (now - suspicion.asked)):
-            out = self._ask_again(record, suspicion, now)
+        elif why is Why.UNREACHED:
+            since_asked = now - suspicion.asked
+            if since_asked > READ_AGAIN_SHARE * (seconds - since_asked):
+                out = self._ask_again(record, suspicion, now)
         elif not (suspicion.answered or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [i.ReadStacks(record.worker_id)]
@@ -189,8 +198,15 @@ class Watch:
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
         if suspicion.why is not Why.SILENT and record.connected:
             return [i.DumpStacks(record.worker_id)]
+        if suspicion.why is Why.UNREACHED and self._logs_read() >= MOST_READ:
+            return []
         suspicion.launcher_asked = True
         return [(i.ReadLog if suspicion.why is Why.UNREACHED else i.ReadStacks)(record.worker_id)]
+
+    def _logs_read(self) -> int:
+        """Of how many that have no session."""
+        suspicions = (record.suspicion for record in self._records.values())
+        return sum(s is not None and s.why is Why.UNREACHED and s.launcher_asked for s in suspicions)
 
     def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
         suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False

@@ -34,7 +34,7 @@ HOST = "127.0.0.1"
 RETRY_SECONDS = 1.0
 # A process that is killed goes at once, unless the kernel holds it.
 CLOSE_SECONDS = 10.0
-OUTPUT_BYTES = 4096
+OUTPUT_CHARACTERS = 4096
 OUTPUT_LINES = 40
 DUMP_BYTES = 1 << 16
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -315,13 +315,13 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
 
 
 def _end_of(log: Path) -> str:
-    """The last lines of a log, or the first of the stacks with which it ends; empty if it can't be read."""
+    """The last lines of a log, or the first that tell of the crash with which it ends; empty if it can't be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES - DUMP_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_CHARACTERS - DUMP_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
     if stacks := last_words(text):
         return "\n".join(stacks[:OUTPUT_LINES])
-    return "\n".join(text[-OUTPUT_BYTES:].splitlines()[-OUTPUT_LINES:])
+    return "\n".join(text[-OUTPUT_CHARACTERS:].splitlines()[-OUTPUT_LINES:])

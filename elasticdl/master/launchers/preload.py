@@ -22,7 +22,7 @@ OF_SCRIPTS = {
     "elasticdl.elastic.torch": ("torch", "torch._dynamo", "elasticdl.elastic.torch"),
     "elasticdl.elastic.lightning": ("torch", "torch._dynamo", "elasticdl.elastic.lightning"),
     "elasticdl.elastic.transformers": ("torch", "torch._dynamo", "elasticdl.elastic.transformers"),
-    "elasticdl.elastic.keras": ("keras", "elasticdl.elastic.keras"),
+    "elasticdl.elastic.keras": ("elasticdl.elastic.keras",),
 }
 _OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.session.connection")
 _KERAS = ("elasticdl.worker.frameworks:import_keras", *_OF_WORKERS)

@@ -73,7 +73,7 @@ class PatchingFinder:
             if finder is self:
                 continue
             spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
+            if spec is not None and spec.loader is not None:  # a mere folder of that name has none
                 spec.loader = PatchingLoader(spec.loader, self)  # type: ignore[assignment]  # it need not be a subclass
                 return spec
         return None

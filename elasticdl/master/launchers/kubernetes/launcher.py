@@ -71,6 +71,7 @@ class KubernetesLauncher:
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._log_threads = ThreadPoolExecutor(LOGS_AT_ONCE, thread_name_prefix="kubernetes-log")
+        self._log_turns = asyncio.Semaphore(LOGS_AT_ONCE)
         self._tasks: set[asyncio.Task[Any]] = set()
         soon = partial(_soon, asyncio.get_running_loop())
         pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
@@ -122,8 +123,11 @@ class KubernetesLauncher:
     async def _read_stacks(self, worker_id: int) -> None:
         name, text, why = worker_name(self._pods.job, worker_id), "", ""
         try:
-            read = asyncio.get_running_loop().run_in_executor(self._log_threads, self._api.log, name, STACKS_SECONDS)
-            text = await asyncio.wait_for(read, STACKS_SECONDS)
+            async with self._log_turns:  # the time in the queue is not the node's
+                read = asyncio.get_running_loop().run_in_executor(
+                    self._log_threads, self._api.log, name, STACKS_SECONDS
+                )
+                text = await asyncio.wait_for(read, STACKS_SECONDS)
         except TimeoutError:
             why = f"its node has not shown its log within {STACKS_SECONDS:g} s"
         except ApiError as failure:

@@ -17,7 +17,7 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.reach import in_words, last_problem
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.session.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Reach
+from elasticdl.elastic.session.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence
 from elasticdl.elastic.session.stream import MasterStream
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -28,57 +28,57 @@ LIMIT = 600.0
 REFUSED = "the connection is refused, as nothing listens there"
 
 
-def lines(reach, seconds):
+def lines(silence, seconds):
     """What is said in the seconds up to these, by when."""
-    told = ((second, reach.look(float(second))) for second in range(seconds))
+    told = ((second, silence.look(float(second))) for second in range(seconds))
     return {second: line for second, line in told if line}
 
 
 def test_it_is_told_after_ten_seconds_and_ever_more_rarely():
-    reach = Reach("digits:50001", LIMIT)
-    assert reach.look(5.0) == ""  # it has not tried yet
-    reach.begin(0.0)
-    reach.fail(REFUSED)
-    told = lines(reach, 600)
+    silence = Silence("digits:50001", LIMIT)
+    assert silence.look(5.0) == ""  # it has not tried yet
+    silence.begin(0.0)
+    silence.fail(REFUSED)
+    told = lines(silence, 600)
     assert list(told) == [10, 20, 40, 80, 160, 320]
     assert told[20] == (
         "this worker has not reached the master at digits:50001 for 20 s: the connection is refused, as nothing listens "
         "there; it goes on trying, and gives up after 600 s"
     )
-    assert reach.answer(600.0) == "this worker has reached the master at digits:50001 after 600 s"
-    assert reach.answer(601.0) == ""
+    assert silence.answer(600.0) == "this worker has reached the master at digits:50001 after 600 s"
+    assert silence.answer(601.0) == ""
 
 
 def test_who_is_reached_in_time_is_nothing_to_be_told_of_nor_is_a_short_absence():
-    reach = Reach("digits:50001", LIMIT)
-    reach.begin(0.0)
-    reach.fail(REFUSED)
-    assert reach.answer(9.0) == ""
-    assert lines(reach, 1000) == {}  # there is a conversation
-    reach.end(1000.0)
-    reach.fail(REFUSED)
-    assert (reach.look(1009.0), reach.silence(1009.0)) == ("", 9.0)
-    assert "for 10 s: the connection is refused" in reach.look(1010.0)
-    assert reach.answer(1011.0) == "this worker has reached the master at digits:50001 after 11 s"
+    silence = Silence("digits:50001", LIMIT)
+    silence.begin(0.0)
+    silence.fail(REFUSED)
+    assert silence.answer(9.0) == ""
+    assert lines(silence, 1000) == {}  # there is a conversation
+    silence.end(1000.0)
+    silence.fail(REFUSED)
+    assert (silence.look(1009.0), silence.silence(1009.0)) == ("", 9.0)
+    assert "for 10 s: the connection is refused" in silence.look(1010.0)
+    assert silence.answer(1011.0) == "this worker has reached the master at digits:50001 after 11 s"
 
 
 def test_a_conversation_without_an_answer_is_none():
-    reach = Reach("digits:50001", LIMIT)
+    silence = Silence("digits:50001", LIMIT)
     for second in range(10):
-        reach.begin(float(second))
-        reach.end(float(second))
-        reach.fail("an earlier master")
-    assert "for 10 s: an earlier master" in reach.look(10.0)
+        silence.begin(float(second))
+        silence.end(float(second))
+        silence.fail("an earlier master")
+    assert "for 10 s: an earlier master" in silence.look(10.0)
 
 
 def test_attempts_come_more_slowly_until_one_succeeds():
-    reach = Reach("digits:50001", LIMIT)
-    delays = [reach.fail(REFUSED) for _ in range(8)]
+    silence = Silence("digits:50001", LIMIT)
+    delays = [silence.fail(REFUSED) for _ in range(8)]
     assert delays[0] == FIRST_DELAY
     assert delays[-1] == LONGEST_DELAY
     assert delays == sorted(delays)
-    reach.answer(0.0)
-    assert reach.fail(REFUSED) == FIRST_DELAY
+    silence.answer(0.0)
+    assert silence.fail(REFUSED) == FIRST_DELAY
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_what_grpc_says_is_put_into_words(details, words):
 
 
 def test_a_log_tells_the_last_problem_until_the_master_was_reached():
-    reach = Reach("digits:50001", LIMIT)
-    reach.begin(0.0)
-    log = f"2026-11-25 03:59:04,627 worker 2 WARNING {reach.look(10.0)}\n"
-    reach.fail(REFUSED)
-    log += f"something else\nWARNING {reach.look(20.0)}\nmore\n"
+    silence = Silence("digits:50001", LIMIT)
+    silence.begin(0.0)
+    log = f"2026-11-25 03:59:04,627 worker 2 WARNING {silence.look(10.0)}\n"
+    silence.fail(REFUSED)
+    log += f"something else\nWARNING {silence.look(20.0)}\nmore\n"
     assert last_problem(log) == f"digits:50001: {REFUSED}"
-    assert last_problem(f"{log}INFO {reach.answer(30.0)}\n") == ""
+    assert last_problem(f"{log}INFO {silence.answer(30.0)}\n") == ""
     assert last_problem("importing") == ""
 
 
@@ -232,7 +232,7 @@ def test_a_closed_port_is_told_and_that_the_master_has_come_after_all(clock, ope
         listening, stream = open_stream(address)
         stream.look()
         assert caplog.messages == []
-        look_until(stream, lambda: stream._reach._problem == REFUSED)
+        look_until(stream, lambda: stream._silence._problem == REFUSED)
         clock.now = 10.0
         stream.look()
         assert f"has not reached the master at {address} for 10 s: {REFUSED}; " in caplog.messages[0]
