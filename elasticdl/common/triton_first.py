@@ -2,8 +2,8 @@
 
 TensorFlow since 2.20 shows the symbols of its library to all that is loaded after it (RTLD_GLOBAL). triton since 3.7, the
 compiler that comes with PyTorch's CUDA build, then takes TensorFlow's LLVM for its own: `import tensorflow; import triton`
-ends the interpreter by SIGSEGV (tensorflow#124205), `import triton; import tensorflow` works. PyTorch imports triton by
-itself: at the first optimizer, at `torch.compile`, and when Lightning or transformers are imported.
+ends the interpreter by SIGSEGV, with triton 3.9 by SIGABRT (tensorflow#124205); `import triton; import tensorflow` works.
+PyTorch imports triton by itself: at the first optimizer, at `torch.compile`, and when Lightning or transformers are imported.
 
 So whoever imports TensorFlow in this package does it by `elasticdl.tensorflow`, and whoever runs a user's module that may
 import both calls `import_triton` before.
@@ -59,7 +59,7 @@ def refuse_triton(importing: str = "triton") -> None:
 
 
 def why_it_crashed(dump: str) -> str:
-    """The reason of a SIGSEGV, if the order was it. ``dump``: the stacks that `faulthandler` has written; empty for any other."""
+    """The reason of a SIGSEGV or SIGABRT, if the order was it. ``dump``: the stacks that `faulthandler` has written; empty for any other."""
     if "/triton/__init__.py" not in dump:
         return ""
     return "it imported triton after TensorFlow (tensorflow#124205): put `import triton` above `import tensorflow`"

@@ -310,7 +310,7 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
         return ExitCause.CRASHED, f"exit code {code}"
     if number in _FROM_OUTSIDE:
         return ExitCause.KILLED, name
-    why = why_it_crashed(output) if number == signal.SIGSEGV else ""
+    why = why_it_crashed(output) if number in (signal.SIGSEGV, signal.SIGABRT) else ""
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
