@@ -158,13 +158,14 @@ def test_an_environment_that_a_kill_has_left_between_two_versions_is_made_anew(s
     assert not script.is_sound("python 3.11.2", "")
 
 
-def test_a_package_that_a_kill_has_left_half_installed_is_not_taken_for_installed(script, venv):
+def test_a_package_that_a_kill_has_left_half_installed_is_not_taken_for_installed(script, venv, roomy):
+    script.MADE_FOR.write_text("")
     whole, half = (venv / f"lib/python3.11/site-packages/{name}-1.0.dist-info" for name in ("whole", "half"))
     for info in (whole, half):
         info.mkdir(parents=True)
         (info / "METADATA").touch()
     (whole / "INSTALLER").touch()
-    script.forget_half_installed()
+    script.make(script.DEMO, "inputs", Record(venv))
     assert (whole.exists(), half.exists()) == (True, False)
 
 
