@@ -86,7 +86,7 @@ class Beside:
     def result(self) -> str:
         """What it has printed, once it has ended; in a step of its own if it has not yet."""
         if self._process.poll() is None:
-            self._steps.wait(self._title, self._process)
+            self._steps.wait(self._title, self._process, self)
         self.check()
         assert self._process.stdout is not None
         return self._process.stdout.read().strip()
@@ -121,7 +121,7 @@ class Steps:
             finally:
                 self._beside = None
 
-    def wait(self, title: str, process: subprocess.Popen[str], beside: Beside | None = None) -> None:
+    def wait(self, title: str, process: subprocess.Popen[str], beside: Beside | None) -> None:
         self._board.begin(title)
         deadline = time.monotonic() + LONGEST_SECONDS
         try:

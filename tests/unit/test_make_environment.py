@@ -312,10 +312,12 @@ def test_who_loses_patience_does_not_wait_for_a_program_that_does_not_end(script
 
 
 def test_what_was_built_beside_is_told_by_its_last_word(script, venv):
-    says = "import sys; print('building: 90%', file=sys.stderr); print('wheel.whl')"
-    with steps(script).beside("building", [sys.executable, "-c", says], {}) as building:
+    shown = io.StringIO()
+    says = "echo building: 90% >&2; sleep 0.7; echo wheel.whl"  # longer than the board waits for news
+    with steps(script, shown).beside("building", ["sh", "-c", says], {}) as building:
         assert building.result() == "wheel.whl"
     assert building.said == ["building: 90%"]
+    assert "1. building 0:00 (building: 90%)\n" in shown.getvalue()
     with (
         pytest.raises(script.SetupError, match="no compiler"),
         steps(script).beside("building", ["sh", "-c", "echo no compiler >&2; exit 1"], {}) as building,
