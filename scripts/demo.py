@@ -68,8 +68,9 @@ class Disturbance(threading.Thread):
             self.problem = f"the disturbance did not come about: {error}"
 
     def _strike(self, world: Entry, *, rank: int, number: signal.Signals, what: str) -> None:
-        self._over.wait(2.0)  # for the eye: some steps in this world first
         worker = world["members"][rank]
+        if self._over.wait(2.0):  # for the eye: some steps in this world first
+            raise TimeoutError(f"the job ended before worker {worker} was {what}")
         pid = next(e["pid"] for e in self._entries("worker_started") if e["worker"] == worker)
         self._console.print(f"[bold]demo:[/] worker {worker} (rank {rank}) is {what}")
         os.kill(pid, number)
