@@ -30,9 +30,9 @@ test-all: setup  ## run all tests, those included that are slow by nature
 
 coverage: setup  ## test-all, and which lines and branches it has run, in masters and workers as well
 	$(BIN)/coverage erase
-	$(BIN)/coverage run $(PYTEST) $(ARGS)
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered
+	@# A report of failed tests, too.
+	tests=0; $(BIN)/coverage run $(PYTEST) $(ARGS) || tests=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered && exit $$tests
 
 lint: setup  ## style, types, layers, and whether the generated code is what the proto file says
 	$(BIN)/ruff check

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -95,8 +95,10 @@ def cache_key(versions: Mapping[str, str], gpu_operations: str) -> str:
 def cached(cache: Path, versions: Mapping[str, str], gpu_operations: str) -> Path | None:
     """The folder of a wheel that will do. One that serves TensorFlow as well does for torch alone."""
     exact = cache_key(versions, gpu_operations)
-    wider = cache_key({**versions, "tf": "*"}, gpu_operations) if list(versions) == ["torch"] else exact
-    found = [cache / exact, *sorted(cache.glob(wider))]
+    found = [cache / exact]
+    if list(versions) == ["torch"] and cache.is_dir():
+        wider = re.escape(cache_key({**versions, "tf": "VERSION"}, gpu_operations)).replace("VERSION", "[^-]+")
+        found += sorted(folder for folder in cache.iterdir() if re.fullmatch(wider, folder.name))
     return next((folder for folder in found if any(folder.glob("horovod-*.whl"))), None)
 
 
@@ -184,7 +186,7 @@ def compile_wheel(source: Path, out: Path, log: Path, env: dict[str, str], lock:
             match = re.search(r"\[ *(\d+)%\]", line)
             if match and (int(match[1]) >= shown + 10 or int(match[1]) < shown):
                 shown = int(match[1])
-                print(f"building Horovod: {shown}%", file=sys.stderr, flush=True)
+                say(f"building Horovod: {shown}%")
     if build.returncode != 0 or not any(out.glob("horovod-*.whl")):
         tail = "".join(log.read_text().splitlines(keepends=True)[-25:])
         raise BuildError(f"the build of Horovod failed; its last lines were:\n{tail}\nthe whole log: {log}")
@@ -195,23 +197,31 @@ def alone(cache: Path, longest: float = OTHERS_SECONDS) -> Iterator[IO[str]]:
     """Two set-ups at once build one wheel. What a killed build has left is removed."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "build.lock").open("w") as lock:
-        deadline, told = time.monotonic() + longest, False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(
-                        f"somebody has held {cache}/build.lock for {longest:.0f} s; end it first"
-                    ) from None
-            if not told:
-                print("waiting for another build of Horovod", file=sys.stderr, flush=True)
-                told = True
-            time.sleep(0.2)
+        if not lock_within(lock, longest, lambda: say("waiting for another build of Horovod")):
+            raise BuildError(f"somebody has held {cache}/build.lock for {longest:.0f} s; end it first")
         for left in cache.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         yield lock
+
+
+def lock_within(file: IO[str], longest: float, waiting: Callable[[], None]) -> bool:
+    """Whether the file could be locked in so many seconds, until it is closed here and in every program that was given it.
+    `waiting` is called once if somebody else has it."""
+    deadline, told = time.monotonic() + longest, False
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > deadline:
+            return False
+        if not told:
+            waiting()
+            told = True
+        time.sleep(0.2)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def build(cache: Path, frameworks: list[Framework], versions: Mapping[str, str], gpu_operations: str) -> Path:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv at the root, by scripts/make_environment.py, which says of what and for what. This finds the interpreter, and what
-# Debian's packages are missing.
+# Makes .venv at the root, by scripts/make_environment.py, which says of what and for what. This finds the interpreter, and, if
+# there is something to make, what of Debian's packages is missing.
 #
 #   PYTHON  the interpreter to start from; 3.11.2 or newer. Without it: that of .venv, else python3
 set -euo pipefail
@@ -27,11 +27,18 @@ command -v "$PYTHON" >/dev/null || {
     say "$PYTHON is $("$PYTHON" --version); 3.11.2 or newer is needed: set PYTHON to one"
     exit 1
 }
+made=0
+"$PYTHON" scripts/make_environment.py --is-made "$@" || made=$?
+[ "$made" = 1 ] || exit "$made"
+
 missing=$(missing_packages | paste -sd ' ')
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "installing $missing"
-        apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+        { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing; } || {
+            say "$missing could not be installed; apt-get says why above"
+            exit 1
+        }
     else
         say "these are missing: $missing; install them, as with: sudo apt-get install $missing"
         exit 1

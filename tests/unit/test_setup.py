@@ -1,4 +1,5 @@
-"""`scripts/setup.sh` with pretended interpreters: which it takes, when it makes the environment anew, what it asks for."""
+"""`scripts/setup.sh` with pretended interpreters: which it takes, when it makes the environment anew, what it asks for.
+And `make coverage`, with a pretended tool."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ case "$*" in
     *version_info*) exit {too_old} ;;
     *"import ensurepip"*) exit {without_venv} ;;
     *Python.h*) exit {without_headers} ;;
+    "scripts/make_environment.py --is-made"*) exit {is_made} ;;
     scripts/make_environment.py*) echo "{name}: $*" >>record ;;
 esac
 """
@@ -32,19 +34,22 @@ def checkout(tmp_path):
     return made
 
 
-def interpreter(checkout: Path, name: str, too_old: int = 0, without_venv: int = 0, without_headers: int = 0) -> Path:
+def interpreter(checkout: Path, name: str, **exits: int) -> Path:
+    """``exits``: with which code it ends when it is asked for one of these; 1 is no."""
     path = checkout.parent / name
-    lacks = {"too_old": too_old, "without_venv": without_venv, "without_headers": without_headers}
-    path.write_text(INTERPRETER.format(name=name, path=path, **lacks))
+    codes = {"too_old": 0, "without_venv": 0, "without_headers": 0, "is_made": 1, **exits}
+    path.write_text(INTERPRETER.format(name=name, **codes))
     path.chmod(0o755)
     return path
 
 
-def set_up(checkout: Path, python: Path | None, *arguments: str, user: int = 1000) -> subprocess.CompletedProcess[str]:
-    """As a pretended user, with a pretended apt-get."""
+def set_up(
+    checkout: Path, python: Path | None, *arguments: str, user: int = 1000, apt: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """As a pretended user, with a pretended apt-get, which ends with ``apt``."""
     programs = checkout.parent / "bin"
     programs.mkdir(exist_ok=True)
-    for name, does in (("apt-get", 'echo "apt-get $*" >>record'), ("id", f"echo {user}")):
+    for name, does in (("apt-get", f'echo "apt-get $*" >>record; exit {apt}'), ("id", f"echo {user}")):
         (programs / name).write_text(f"#!/bin/bash\n{does}\n")
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **({"PYTHON": str(python)} if python else {})}
@@ -85,6 +90,19 @@ def test_root_gets_what_is_missing_installed(checkout):
     assert "apt-get install -y -q --no-install-recommends python3-venv" in record(checkout)
 
 
+def test_what_root_cannot_have_installed_ends_the_set_up(checkout):
+    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1), user=0, apt=100)
+    assert done.returncode == 1
+    assert done.stderr.endswith("setup: python3-venv could not be installed; apt-get says why above\n")
+    assert record(checkout) == ["apt-get update -q"]
+
+
+@pytest.mark.parametrize(("is_made", "meaning"), [(0, "made"), (2, "a wrong argument")], ids=["made", "wrong"])
+def test_where_nothing_is_to_be_made_nothing_is_asked_for(checkout, is_made, meaning):
+    done = set_up(checkout, interpreter(checkout, "bare", without_venv=1, is_made=is_made), user=0)
+    assert (done.returncode, done.stderr, record(checkout)) == (is_made, "", []), meaning
+
+
 def test_an_interpreter_that_is_too_old_is_refused(checkout):
     done = set_up(checkout, interpreter(checkout, "old", too_old=1))
     assert done.returncode == 1
@@ -95,3 +113,21 @@ def test_an_interpreter_that_is_too_old_is_refused(checkout):
 def test_the_oldest_python_is_the_same_everywhere():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11.2"
     assert "sys.version_info < (3, 11, 2)" in (ROOT / "scripts" / "setup.sh").read_text()
+
+
+COVERAGE = """#!/bin/sh
+echo "$1" >>"$RECORD"
+case $1 in run) exit {tests} ;; report) exit {report} ;; esac
+"""
+
+
+@pytest.mark.parametrize(("tests", "report", "passes"), [(0, 0, True), (1, 0, False), (0, 2, False), (1, 2, False)])
+def test_coverage_is_reported_of_failed_tests_too_and_the_run_fails(tmp_path, tests, report, passes):
+    tool = tmp_path / "coverage"
+    tool.write_text(COVERAGE.format(tests=tests, report=report))
+    tool.chmod(0o755)
+    command = ["make", "--old-file=setup", "coverage", f"BIN={tmp_path}"]
+    env = {**os.environ, "RECORD": str(tmp_path / "record"), "MAKEFLAGS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode == 0) is passes, done.stdout + done.stderr
+    assert (tmp_path / "record").read_text().split() == ["erase", "run", "combine", "report"]

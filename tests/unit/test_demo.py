@@ -1,0 +1,84 @@
+"""`scripts/demo.py`: what it concludes from the journal, and how the job ends if it does not by itself."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("demo")
+
+
+def steps(*, made: int, again: int, last: int) -> list[dict[str, object]]:
+    return [{"event": "steps", "steps": made, "again": again}, {"event": "epoch_finished", "step": last}]
+
+
+def test_what_is_said_of_the_steps_is_what_the_journal_counts(script):
+    assert script.steps_line(steps(made=20, again=0, last=20)).endswith("none was lost or made twice")
+    assert script.steps_line(steps(made=21, again=1, last=20)).endswith("none was lost, 1 made again")
+    with pytest.raises(ValueError, match="counts 19 steps, and the last one has the number 20"):
+        script.steps_line(steps(made=19, again=0, last=20))
+
+
+def test_the_accuracy_is_that_of_the_last_evaluation_and_without_one_there_is_an_error(script):
+    evaluations = [{"event": "evaluation", "metrics": {"accuracy": each}} for each in (0.5, 0.98)]
+    assert script.accuracy_reached(evaluations) == 0.98
+    with pytest.raises(ValueError, match="has no evaluation"):
+        script.accuracy_reached([])
+
+
+def test_no_worker_of_a_job_that_has_ended_is_killed(script):
+    """Its process number may be another's by then."""
+    disturbance = script.Disturbance(None, None)
+    disturbance._over.set()
+    with pytest.raises(TimeoutError, match="ended before worker 7 was killed"):
+        disturbance._strike({"members": [3, 7]}, rank=1, number=signal.SIGKILL, what="killed")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_job_that_heeds_no_request_is_ended_by_force(script, monkeypatch, asked):
+    monkeypatch.setattr(script, "STOP_SECONDS", 0.2)
+    deaf = "trap '' INT TERM; echo ready; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE) as job:
+        try:
+            assert job.stdout.readline() == b"ready\n"
+            script.end(job, asked)
+            assert job.poll() == -signal.SIGKILL
+        finally:
+            job.kill()
+
+
+def test_a_job_that_takes_too_long_is_asked_to_stop_and_told_of(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "WHOLE_DEADLINE", 0.0)
+    before = psutil.Process().children()
+    with pytest.raises(TimeoutError, match="was stopped after 0 s"):
+        script.run(["sleep", "600"], str(tmp_path))
+    assert psutil.Process().children() == before
+
+
+def test_a_demo_that_is_told_to_end_takes_its_job_with_it():
+    """A process of its own, as its signals are those of a whole process."""
+    program = f"""
+import signal, sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+import demo
+signal.signal(signal.SIGTERM, demo.told_to_end)
+demo.run(["sh", "-c", "echo runs; exec sleep 600"], "")
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"runs\n"
+        (job,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not job.is_running()
