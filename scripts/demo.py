@@ -39,16 +39,19 @@ GOAL = 0.97
 DEADLINE = 180.0
 WHOLE_DEADLINE = 600.0
 STOP_SECONDS = 30.0  # for the job to end once it is asked to, and again once it is told to
-NEXT = "elasticdl train --job_name quick --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 \\\n        --global_batch_size 256 --max_worker_batch_size 64 --num_epochs 1000"
+NEXT = """\
+    source .venv/bin/activate
+    elasticdl train --job_name quick --num_workers 2-4 \\
+        --model_zoo model_zoo --model_def digits.cnn_torch \\
+        --global_batch_size 256 --max_worker_batch_size 64 --num_epochs 1000"""
 
 
 class Disturbance(threading.Thread):
-    """Does to the job what a cluster does: kills a worker, then takes one away."""
+    """Does to the job what a cluster does: kills a worker, then takes one away. It prints nothing: the terminal is the job's."""
 
-    def __init__(self, job: JobDir, console: Console) -> None:
+    def __init__(self, job: JobDir) -> None:
         super().__init__(name="disturbance", daemon=True)
         self._job = job
-        self._console = console
         self._over = threading.Event()
         self.problem = ""
 
@@ -72,7 +75,6 @@ class Disturbance(threading.Thread):
         if self._over.wait(2.0):  # for the eye: some steps in this world first
             raise TimeoutError(f"the job ended before worker {worker} was {what}")
         pid = next(e["pid"] for e in self._entries("worker_started") if e["worker"] == worker)
-        self._console.print(f"[bold]demo:[/] worker {worker} (rank {rank}) is {what}")
         os.kill(pid, number)
 
     def _wait_for_world(self, *, size: int, after: int) -> Entry:
@@ -162,7 +164,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="elasticdl-demo-") as home:
         job = JobDir(Path(home) / "jobs" / NAME)
         console.print(f"[bold]$ elasticdl train {' '.join(TRAIN)}[/]")
-        disturbance = Disturbance(job, console)
+        console.print("demo: soon one of its workers is killed; then another is told to leave, as in a preemption")
+        disturbance = Disturbance(job)
         disturbance.start()
         try:
             code = run([sys.executable, "-m", "elasticdl.cli", "train", "--job_name", NAME, *TRAIN], home)
@@ -181,7 +184,7 @@ def main() -> int:
     console.print(
         "Next, a job of your own, and in another terminal `elasticdl status quick` (README.md goes on from there):"
     )
-    console.print(f"    source .venv/bin/activate\n    {NEXT}", highlight=False, soft_wrap=True)
+    console.print(NEXT, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -94,10 +95,19 @@ def write_aside(path: Path, text: str) -> None:
         scratch.replace(path)
 
 
+HOME = "ELASTICDL_HOME"
+
+
 def jobs_root() -> Path:
     """The folder of all local jobs; ``ELASTICDL_HOME`` replaces the user's state directory."""
-    home = os.environ.get("ELASTICDL_HOME")
+    home = os.environ.get(HOME)
     return (Path(home) if home else platformdirs.user_state_path("elasticdl")) / "jobs"
+
+
+def elsewhere(command: str) -> str:
+    """A command that finds this process's jobs from another terminal as well."""
+    home = os.environ.get(HOME)
+    return f"{HOME}={shlex.quote(home)} {command}" if home else command
 
 
 def create_job_dir(name: str) -> JobDir:

@@ -97,7 +97,7 @@ def test_a_job_from_start_to_end(command, tmp_path):
     )
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "job one started; in another terminal: elasticdl status one"
+    assert lines[0] == f"job one started; in another terminal: ELASTICDL_HOME={tmp_path / 'home'} elasticdl status one"
     assert "world 1: 2 workers (0, 1) from step 0: 2 workers are ready" in lines
     assert [line.split(",")[1] for line in lines if line.startswith("epoch ")] == [" step 10/20", " step 20/20"]
     assert "evaluation at step 20: accuracy 0.5" in lines

@@ -40,7 +40,7 @@ def test_the_accuracy_is_that_of_the_last_evaluation_and_without_one_there_is_an
 
 def test_no_worker_of_a_job_that_has_ended_is_killed(script):
     """Its process number may be another's by then."""
-    disturbance = script.Disturbance(None, None)
+    disturbance = script.Disturbance(None)
     disturbance._over.set()
     with pytest.raises(TimeoutError, match="ended before worker 7 was killed"):
         disturbance._strike({"members": [3, 7]}, rank=1, number=signal.SIGKILL, what="killed")

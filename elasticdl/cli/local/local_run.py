@@ -31,7 +31,7 @@ from elasticdl.cli.status_watch import show_end, show_news, watched
 from elasticdl.common import folders
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.jobdir import JobDir, create_job_dir, jobs_root, write_aside
+from elasticdl.common.jobdir import JobDir, create_job_dir, elsewhere, jobs_root, write_aside
 from elasticdl.common.journal import read_journal
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
 from elasticdl.common.spec import JobSpec
@@ -163,7 +163,8 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
         address = master.wait_until_up()
         if signals.first is not None:
             return
-        print(f"job {job.name} started; in another terminal: elasticdl status {job.name}", flush=True)
+        status = elsewhere(f"elasticdl status {job.name}")
+        print(f"job {job.name} started; in another terminal: {status}", flush=True)
         journal = Tail(job.journal)
         with open_screen(spec.log_loss_steps) as screen:
             if address is not None:  # else it ended sooner than it could be reached
