@@ -167,7 +167,7 @@ def test_a_full_disk_for_real(tmp_path):
         except OSError as error:
             print("refused:", error.strerror)
     """)
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "refused: File too large\n"
     assert os.listdir(tmp_path) == ["checkpoint-0000000001.pt"]

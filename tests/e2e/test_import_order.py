@@ -26,7 +26,7 @@ MAKE_OPTIMIZER = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)"
 def run(script: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     command = [sys.executable, *options, "-c", script]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_ours_imports_both_in_an_order_that_works():

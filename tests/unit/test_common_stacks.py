@@ -56,7 +56,7 @@ def test_what_faulthandler_writes_of_a_process_that_holds_pythons_lock(tmp_path)
         "    ctypes.PyDLL(None).usleep(600_000)\n"
         "load()\n"
     )
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=True)
     stacks = parse(f"an earlier line\n{ended.stderr}a later line\n")
     assert stacks[0].where == f"{program}:5 in load"
     assert stacks[1].lines[0].function == "wait"

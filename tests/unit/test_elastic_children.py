@@ -11,7 +11,7 @@ GUARDED = 'if __name__ == "__main__":\n    require_guard(1)\n'
 
 def run(folder, *command):
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=280, check=False
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 
 def said(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     return done.stdout + done.stderr.splitlines()[-1] if done.stderr else done.stdout
 
 

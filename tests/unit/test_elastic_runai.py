@@ -89,7 +89,7 @@ def run(code, *arguments, **env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         cwd=ROOT,
         check=False,
     )

@@ -55,7 +55,7 @@ def set_up(
     env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **({"PYTHON": str(python)} if python else {})}
     (checkout / "record").write_text("")
     command = ["scripts/setup.sh", *arguments]
-    return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
 def record(checkout: Path) -> list[str]:
@@ -128,6 +128,6 @@ def test_coverage_is_reported_of_failed_tests_too_and_the_run_fails(tmp_path, te
     tool.chmod(0o755)
     command = ["make", "--old-file=setup", "coverage", f"BIN={tmp_path}"]
     env = {**os.environ, "RECORD": str(tmp_path / "record"), "MAKEFLAGS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert (done.returncode == 0) is passes, done.stdout + done.stderr
     assert (tmp_path / "record").read_text().split() == ["erase", "run", "combine", "report"]

@@ -149,7 +149,7 @@ def test_as_a_process():
     command = [sys.executable, "-m", "elasticdl.worker.check"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, input=spec.to_json(), capture_output=True, text=True, timeout=120, env=environment, cwd=REPOSITORY
+        command, input=spec.to_json(), capture_output=True, text=True, timeout=280, env=environment, cwd=REPOSITORY
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -392,7 +392,7 @@ def test_no_other_framework_is_imported_for_a_keras_module(make_spec, tmp_path):
         input=spec.to_json(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -246,7 +246,7 @@ def test_the_callback_multiplies_by_the_number_of_workers(resnet, monkeypatch):
 def test_the_generator_is_a_command_and_repeats_itself(tmp_path):
     def run(out, *more):
         command = [sys.executable, ZOO / "cifar10" / "generate.py", "--out", out, "--samples", "50", *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
     done = run(tmp_path / "a")
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "a" / "cifar-10-python.tar.gz"))
