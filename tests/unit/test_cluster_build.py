@@ -347,8 +347,9 @@ def pytest_xdist_make_scheduler(config, log):
 def name_of(config):
     return getattr(config, "workerinput", {}).get("workerid")
 
-def pytest_collection_finish(session):
-    while name_of(session.config) == "gw1" and not Path("go/asked").exists():  # else it might be the one who builds
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):  # no test begins before
+    while name_of(session.config) == "gw1" and not Path("go/environment").exists():
         time.sleep(0.02)
 
 @pytest.hookimpl(tryfirst=True)
