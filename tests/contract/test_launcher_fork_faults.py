@@ -67,7 +67,11 @@ asyncio.run(run())
 
 def test_nothing_outlives_a_master_that_is_killed(tmp_path):
     master = subprocess.Popen(
-        [sys.executable, "-c", MASTER, str(tmp_path)], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MASTER, str(tmp_path)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # it leaves its worker's folder in it
+        stdout=subprocess.PIPE,
+        text=True,
     )
     left = [psutil.Process(int(pid)) for pid in master.stdout.readline().split()]
     assert len(left) == 2
