@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +36,15 @@ class WarmPython:
 
     def __init__(self, modules: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         self._folder = folder
+        # A script whose loader's processes stay leaves the folder of multiprocessing's fork server: PyTorch has it so.
+        self._temporary = tempfile.TemporaryDirectory(prefix="elasticdl-")
         self._process = subprocess.Popen(
             tethered([sys.executable, str(Path(__file__)), *modules]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
-            env={**os.environ, **env},
+            env={**os.environ, "TMPDIR": self._temporary.name, **env},
         )
 
     def run(self, script: str | Path, *arguments: str | Path, **env: str) -> Ended:
@@ -73,6 +76,7 @@ class WarmPython:
         finally:
             self._process.kill()
             self._process.stdout.close()
+            self._temporary.cleanup()
 
 
 def fork_for(script: Sequence[str], env: Mapping[str, str], out: str, err: str, deadline: float) -> bool:
