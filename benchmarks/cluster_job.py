@@ -22,8 +22,7 @@ class ClusterJob:
         self._name = name
         self._place = place
         self._processes = processes
-        # Who follows is killed in the end, and leaves the job's key among its temporary files.
-        self._env = {**place.environment(processes.folder), "TMPDIR": str(processes.folder)}
+        self._env = place.environment(processes.folder)
         self._followers: list[subprocess.Popen[bytes]] = []
         self._offset = 0
         self._marks: list[Entry] = []
