@@ -40,13 +40,16 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 
 class Processes:
-    """Leaving the context ends everything that was started in it."""
+    """Leaving the context ends everything that was started in it. What is killed so has its temporary files, such as a job's
+    key, in a folder that goes with it."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         """``env``: added to this process's environment for each."""
         self.folder = folder
+        self._temporary = folder / "temporary"
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self.env = {**os.environ, **threads, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+        self.env = {**os.environ, **threads, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        self.env |= {"TMPDIR": str(self._temporary), **(env or {})}
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -99,6 +102,7 @@ class Processes:
         return "\n".join(self.log_of(name).read_text(errors="replace").splitlines()[-lines:])
 
     def __enter__(self) -> Self:
+        self._temporary.mkdir(exist_ok=True)
         return self
 
     def __exit__(
@@ -106,6 +110,7 @@ class Processes:
     ) -> None:
         for _, process in self._started:
             end_tree(process)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import click
 
 import elasticdl
 from elasticdl.cli.parsing import Commands
-from elasticdl.cli.signals import Interrupted
+from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
 
 _START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
@@ -56,8 +56,9 @@ def dispatch(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
-        code = dispatch(argv)
-        sys.stdout.flush()
+        with caught(interrupt):  # SIGTERM, too: a command may hold keys in a folder, which goes with it
+            code = dispatch(argv)
+            sys.stdout.flush()
     except ElasticDLError as error:
         who = f"elasticdl {argv[0]}" if argv and argv[0] in TABLE else "elasticdl"
         print(f"{who}: {error}", file=sys.stderr)

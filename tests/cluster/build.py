@@ -6,7 +6,8 @@
 Prints the folder of each part. Kubernetes, etcd and containerd are compiled from Go's modules, what else a node needs is
 unpacked from Debian's packages; nothing is installed, and root is not needed. Folders are kept in the user's cache
 directory under a name that holds the hash of the recipe; two builds at once build one. What a build fetches and compiles
-on its way is removed when it ends, and what a killed one has left, by the next.
+on its way is removed when it ends, and what a killed one has left, by the next. A build also removes what has been made by
+another recipe and was not used for a month: until then another checkout may have that recipe.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import platform
 import shutil
 import signal
@@ -23,14 +25,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from platformdirs import user_cache_dir
 
 from tests.cluster import debian
 from tests.cluster.golang import GO, GoModule
-from tests.cluster.steps import BuildError, Steps, Unavailable
+from tests.cluster.steps import BuildError, Steps, Unavailable, or_unavailable
 
 __all__ = ["BuildError", "Unavailable"]
 
@@ -39,6 +41,7 @@ MEGABYTE = 1 << 20
 # A build of two cores takes 6 minutes, on a machine that others use a multiple of that.
 _BUILT_WITHIN_S = 7200.0
 _POLL_S = 0.2
+_UNUSED_AFTER_S = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class Part:
     """Programs that are built and cached together."""
 
     name: str
-    # What the disk has to have left, measured while it was built.
-    megabytes: int
+    # What the disk has to have left, measured while it was built. What is built does not depend on it.
+    megabytes: int = field(repr=False)
     module: GoModule | None = None
     # Programs that the module's first one is, too, by its first argument.
     names: tuple[str, ...] = ()
@@ -57,9 +60,14 @@ class Part:
 
     def folder(self) -> Path:
         """Where the part is, or would be: a name that changes with everything it is made from."""
-        recipe = (debian.SUITE, GO, self.module and self.module.digest(), self)
+        recipe = (self.packages and debian.SUITE, self.module and (GO, self.module.digest()), self)
         digest = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
-        return cache_folder() / f"kubernetes-{KUBERNETES}-{platform.machine()}-{self.name}-{digest}"
+        return cache_folder() / f"kubernetes-{platform.machine()}-{self.name}-{digest}"
+
+    @property
+    def is_built(self) -> bool:
+        """False as well if that can't be seen: what is wrong with the cache is said by who builds."""
+        return os.path.isdir(self.folder())
 
     def log(self) -> Path:
         """What its build says."""
@@ -118,15 +126,23 @@ def require(parts: Sequence[Part], say: Callable[[str], None] = print, run: str 
     ``run``: whose builds these are; what has failed in a run is not tried again in it.
 
     Raises:
-        Unavailable: this machine lacks something that the build starts from.
+        Unavailable: this machine lacks something that the build starts from, or a place to build.
         BuildError: a step of the build failed.
     """
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    for part in (part for part in parts if not part.folder().is_dir()):
+    with or_unavailable("the programs of a cluster can't be built"):
+        for part in parts:
+            _require(part, say, run)
+
+
+def _require(part: Part, say: Callable[[str], None], run: str) -> None:
+    if not part.is_built:
+        cache_folder().mkdir(parents=True, exist_ok=True)
         with _alone(part, say):
-            if not part.folder().is_dir():
+            if not part.is_built:
                 with _remembered(part, run):
                     _build(part, say)
+    with contextlib.suppress(OSError):  # of a cache that is only read
+        os.utime(part.folder())  # it is in use, see `_unused`
 
 
 def _build(part: Part, say: Callable[[str], None]) -> None:
@@ -157,7 +173,17 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
                 (out / each).write_text(f'#!/bin/sh\nexec "${{0%/*}}/{part.module.name}" {each} "$@"\n')
                 (out / each).chmod(0o755)
         out.rename(part.folder())
+        with contextlib.suppress(OSError):
+            for old in _unused(part):
+                old.rename(scratch / old.name)  # not removed on the spot: half of it would be taken for whole
     say(f"{part.name} is ready: {part.folder()}")
+
+
+def _unused(part: Part) -> list[Path]:
+    """What other recipes have made of it, and nobody has used for long."""
+    long_ago = time.time() - _UNUSED_AFTER_S
+    found = cache_folder().glob(f"kubernetes-*{platform.machine()}-{part.name}-*/")
+    return [folder for folder in found if folder != part.folder() and folder.stat().st_mtime < long_ago]
 
 
 @contextlib.contextmanager
@@ -196,7 +222,8 @@ def _remembered(part: Part, run: str) -> Iterator[None]:
         if failed_in == run:
             raise kinds[kind](message)
     try:
-        yield
+        with or_unavailable(f"{part.name} can't be built"):
+            yield
     except (Unavailable, BuildError) as error:
         whole = file.with_suffix(".new")
         whole.write_text(json.dumps([run, type(error).__name__, str(error)]))

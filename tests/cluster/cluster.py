@@ -32,8 +32,6 @@ from tests.cluster.programs import Programs
 
 _NODE_READY_WITHIN_S = 60.0
 _POLL_S = 0.1
-# Whom Kubernetes lets see all Services and pods, by a role that is there from the beginning; a node sees its own pods.
-_SERVICES_USER = "system:kube-scheduler"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -42,6 +40,8 @@ class Cluster:
 
     # Any name does: images are not looked at, see ``tests.cluster.node``.
     image = "local/host"
+    # Whom Kubernetes lets see all Services and pods, by a role that is there from the beginning; a node sees its own pods.
+    services_user = "system:kube-scheduler"
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Cluster:
 
     def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
         """The machine of a node; what it writes for itself goes below ``own``."""
-        services = self._plane.issue(f"services-{identity.certificate.stem}", _SERVICES_USER, [])
+        services = self._issue_for_services(identity)
         settings = NodeSettings(
             name=name,
             server=self.server,
@@ -196,6 +196,10 @@ class Cluster:
         command = [sys.executable, "-m", "tests.cluster.node", str(own / "settings.json")]
         env = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
         return Leashed.start(command, self.logs / f"node-{name}.log", env, own)
+
+    def _issue_for_services(self, identity: Pair) -> Pair:
+        """What a node with this identity looks at Services with."""
+        return self._plane.issue(f"services-{identity.certificate.stem}", self.services_user, [])
 
     def _check_node(self, name: str) -> None:
         if not self._nodes[name].running:

@@ -7,21 +7,23 @@ ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell
 KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
 
 What the clusters of a session need is built beside its tests, by a process of its own, and waited for by the first test
-that has a cluster. Of several test processes the first starts the build, and all of them wait for it.
+that has a cluster. Of several test processes the first starts the build, and all of them wait for it; the first ends
+when no other needs it any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from kubernetes import client
 
 from tests.cluster.build import CLUSTER, NODE, Part
-from tests.cluster.building import Building
+from tests.cluster.building import Building, Need
 from tests.cluster.cluster import Cluster
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import check_machine, find_full_programs
@@ -34,18 +36,25 @@ from tests.cluster.steps import BuildError, Unavailable
 NODES = {"n0": 3, "n1": 3}
 _PROGRAMS = pytest.StashKey[dict[str, Programs | Unavailable | BuildError]]()
 _BUILDING = pytest.StashKey[Building]()
+_NEED = pytest.StashKey[Need]()
+_RUN = pytest.StashKey[str]()
 # By the fixture that needs them. A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
 _FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to build what the clusters need, if it is not there."""
-    if session.config.option.collectonly or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+    config = session.config
+    if config.option.collectonly:
         return
     needed = {name for item in session.items if (name := _needed(item))}
     parts = _parts(needed)
-    if any(not part.folder().is_dir() for part in parts):
-        session.config.stash[_BUILDING] = Building.start(_run(), full=NODE in parts)
+    if all(part.is_built for part in parts):
+        return
+    with contextlib.suppress(OSError):  # the first test on a cluster meets it again, and says so
+        config.stash[_NEED] = Need()
+        if _shared(config).get("workerid", "gw0") == "gw0":
+            config.stash[_BUILDING] = Building.start(_run(config), full=NODE in parts)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -56,15 +65,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if name and name not in found:
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
         try:
-            found[name] = _FIND[name](terminal.write_line if terminal else print, _run())
+            found[name] = _FIND[name](terminal.write_line if terminal else print, _run(item.config))
         except (Unavailable, BuildError) as error:
             found[name] = error
     return (yield)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if building := config.stash.get(_BUILDING, None):
-        building.stop()
+    if need := config.stash.get(_NEED, None):
+        need.give_up()
+        if building := config.stash.get(_BUILDING, None):
+            if _shared(config):
+                building.wait_while(need)
+            building.stop()
 
 
 def _parts(needed: set[str]) -> list[Part]:
@@ -76,9 +89,14 @@ def _parts(needed: set[str]) -> list[Part]:
     return [] if "KUBEBUILDER_ASSETS" in os.environ or "cluster" not in needed else [CLUSTER]
 
 
-def _run() -> str:
-    """The same word in all processes of one test run."""
-    return os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process {os.getpid()}"
+def _shared(config: pytest.Config) -> Mapping[str, str]:
+    """What xdist tells a test process of its run; nothing in a run of one process."""
+    return getattr(config, "workerinput", {})
+
+
+def _run(config: pytest.Config) -> str:
+    """The same word in all processes of one test run, and never again in another."""
+    return config.stash.setdefault(_RUN, _shared(config).get("testrunuid") or uuid.uuid4().hex)
 
 
 def _needed(item: pytest.Item) -> str | None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.build import CLUSTER, Unavailable, require
+from tests.cluster.steps import or_unavailable
 
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 # The first 1.x whose flags are those of `tests.cluster.control_plane`, of programs that somebody else has built.
 OLDEST = 26
+_VERSION_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ def find_programs(say: Callable[[str], None] = print, run: str = "") -> Programs
     missing = [name for name in NAMES if not os.access(folder / name, os.X_OK)]
     if missing:
         raise Unavailable(f"KUBEBUILDER_ASSETS: {folder} lacks {', '.join(missing)}")
-    version = subprocess.run(
-        [folder / "kube-apiserver", "--version"], capture_output=True, text=True, timeout=30, check=False
-    ).stdout
+    command = [str(folder / "kube-apiserver"), "--version"]
+    with or_unavailable(f"KUBEBUILDER_ASSETS: {folder}/kube-apiserver does not tell its version"):
+        version = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_WITHIN_S, check=False).stdout
     found = re.search(r"v1\.(\d+)", version)
     if not found or int(found[1]) < OLDEST:
         raise Unavailable(

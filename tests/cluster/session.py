@@ -16,11 +16,11 @@ NO_CLUSTER = "no Kubernetes cluster"
 
 def pytest_report_header() -> str | None:
     """What a first run builds: with several processes nobody sees what each of them says."""
-    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & os.environ.keys() or CLUSTER.folder().is_dir():
+    if {"KUBEBUILDER_ASSETS", "ELASTICDL_TEST_KUBECONFIG"} & os.environ.keys() or CLUSTER.is_built:
         return None
     return (
-        "kubernetes: not built yet; it is built beside the tests, and those on a cluster wait for it: 6 minutes of two "
-        f"idle cores, once (log: {CLUSTER.log()})"
+        "kubernetes: not built yet; if there are tests on a cluster it is built beside the others, and they wait for it: "
+        f"6 minutes of two idle cores, once (log: {CLUSTER.log()})"
     )
 
 
@@ -33,4 +33,8 @@ def summary(skipped: Sequence[Any]) -> list[str]:
     """How many tests were skipped for want of a cluster, by why, from the reports of all that were skipped."""
     reasons = (str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
     missed = Counter(reason.partition(f"{NO_CLUSTER}: ")[2] for reason in reasons)
-    return [f"{count} tests on a cluster were skipped: {reason}" for reason, count in missed.items() if reason]
+    return [f"{_tests(count)} skipped: {reason}" for reason, count in missed.items() if reason]
+
+
+def _tests(count: int) -> str:
+    return "1 test on a cluster was" if count == 1 else f"{count} tests on a cluster were"

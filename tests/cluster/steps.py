@@ -23,6 +23,20 @@ class BuildError(Exception):
     """The programs should have been built and were not; the message says where to look."""
 
 
+@contextlib.contextmanager
+def or_unavailable(what: str) -> Iterator[None]:
+    """What the system refuses (a folder that can't be written, a full disk, a program that does not start), and a program
+    that does not answer in its time, is a thing that this machine lacks.
+
+    Raises:
+        Unavailable: ``what`` could not be done.
+    """
+    try:
+        yield
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{what}: {error}") from error
+
+
 class Steps:
     """Commands whose output goes to ``log``; ``say`` is told in a line what is being done."""
 

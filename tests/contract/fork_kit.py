@@ -44,8 +44,11 @@ def is_of_a_launcher(process):
     """Not multiprocessing's, nor what a cluster of other tests starts meanwhile."""
     try:
         return process.environ().get(TESTED_BY) == str(os.getpid())
-    except psutil.NoSuchProcess as error:
-        return isinstance(error, psutil.ZombieProcess)  # of whose environment nothing is left
+    except psutil.ZombieProcess:  # nothing is left of its environment: it is whose who has not waited for it
+        parent = process.parent()
+        return parent is not None and (parent.pid == os.getpid() or is_of_a_launcher(parent))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 async def next_of(reports, kind):

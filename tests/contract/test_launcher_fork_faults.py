@@ -7,11 +7,12 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from fork_kit import DEADLINE, MODULES, TESTED_BY, launcher_of, next_of, run_one, written
+from fork_kit import DEADLINE, MODULES, TESTED_BY, is_of_a_launcher, launcher_of, next_of, run_one, written
 
 from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPlaced
 
@@ -65,9 +66,32 @@ asyncio.run(run())
 """
 
 
+CARELESS = "import os, time; print(os.fork() or os._exit(0), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_zombie_is_whose_who_has_not_waited_for_it(tmp_path, is_ours):
+    env = {**os.environ, **({TESTED_BY: str(os.getpid())} if is_ours else {})}
+    careless = subprocess.Popen([sys.executable, "-S", "-c", CARELESS], env=env, stdout=subprocess.PIPE)
+    try:
+        zombie = psutil.Process(int(careless.stdout.readline()))
+        deadline = time.monotonic() + DEADLINE
+        while zombie.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert is_of_a_launcher(zombie) == is_ours
+    finally:
+        careless.kill()
+        careless.communicate()
+
+
 def test_nothing_outlives_a_master_that_is_killed(tmp_path):
     master = subprocess.Popen(
-        [sys.executable, "-c", MASTER, str(tmp_path)], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MASTER, str(tmp_path)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # it leaves its worker's folder in it
+        stdout=subprocess.PIPE,
+        text=True,
     )
     left = [psutil.Process(int(pid)) for pid in master.stdout.readline().split()]
     assert len(left) == 2

@@ -5,6 +5,7 @@ import queue
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -152,9 +153,11 @@ def start(tmp_path, monkeypatch):
         jobs.append(kind(**options))
         return jobs[-1]
 
-    yield starter
-    for job in jobs:
-        job.close()
+    with tempfile.TemporaryDirectory(prefix="elasticdl-") as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)  # a master that is killed leaves its workers' folders in it
+        yield starter
+        for job in jobs:
+            job.close()
 
 
 def test_a_job_runs_to_its_end_and_leaves_only_its_books(start, tmp_path):

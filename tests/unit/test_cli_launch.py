@@ -227,6 +227,30 @@ def test_a_signal_stops_cleanly(command, number, code):
     assert masters() == []
 
 
+HOLDS_KEYS = """
+import sys, tempfile, time
+from elasticdl.cli import __main__ as cli
+
+def look(argv):
+    with tempfile.TemporaryDirectory():
+        print("looks", flush=True)
+        time.sleep(60)
+
+cli.dispatch = look
+sys.exit(cli.main([]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_a_command_that_only_looks_leaves_no_file(tmp_path, number, code):
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", HOLDS_KEYS], env=env, stdout=subprocess.PIPE, text=True) as process:
+        read_until(process, "looks")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     process = command("train", "--model_def=stubborn", "--stop_grace=1000")
     read_until(process, "started")

@@ -1,11 +1,13 @@
 """Where the test cluster's programs come from, and what is said when they can't."""
 
+import os
 import shutil
 import stat
 
 import pytest
 
-from tests.cluster import build, debian
+from tests.cluster import build, debian, programs
+from tests.cluster.full import machine
 from tests.cluster.programs import NAMES, find_programs
 from tests.cluster.prompt import HELP, obey
 
@@ -55,6 +57,30 @@ def test_given_programs_must_be_complete_and_of_a_release_that_is_known(tmp_path
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(make_programs(tmp_path / "old", "Kubernetes v1.20.2")))
     with pytest.raises(build.Unavailable, match=r"says 'Kubernetes v1\.20\.2', and 1.26 or newer is needed"):
         find_programs()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("#!/bin/sh\nexec sleep 1000\n", "timed out after 0.3 seconds"), ("", "Exec format error")]
+)
+def test_given_programs_that_say_nothing_are_not_had(tmp_path, monkeypatch, text, words):
+    folder = make_programs(tmp_path / "bin")
+    (folder / "kube-apiserver").write_text(text)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(folder))
+    monkeypatch.setattr(programs, "_VERSION_WITHIN_S", 0.3)
+    with pytest.raises(build.Unavailable, match=f"kube-apiserver does not tell its version: .*{words}"):
+        find_programs()
+
+
+def test_a_machine_on_which_no_namespace_gets_ready_is_told_so(tmp_path, monkeypatch):
+    for name in ("unshare", "nsenter", "ip", "mount"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec /bin/sleep 1000\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machine, "_NEEDED", ())
+    monkeypatch.setattr(machine, "_WITHIN_S", 0.3)
+    with pytest.raises(build.Unavailable, match=r"namespaces cannot be made: .*timed out after 0\.3 seconds"):
+        machine.check_machine()
 
 
 class TwoNodes:

@@ -19,12 +19,19 @@ DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/t
 
 @contextlib.contextmanager
 def sleeper(*prefix):
-    process = subprocess.Popen([*prefix, sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    command = [*prefix, sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     try:
+        wait_until_it_sleeps(int(process.stdout.readline()))
         yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(DEADLINE)
+        process.communicate(timeout=DEADLINE)
+
+
+def wait_until_it_sleeps(pid):
+    """While a program starts, it may well wait for a disk, of which `look_at` would tell."""
+    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
 
 
 def wait_for(condition):
@@ -70,6 +77,7 @@ def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path,
     try:
         held = {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
         wait_for(lambda: held <= {each.status() for each in psutil.Process(process.pid).children()})
+        wait_until_it_sleeps(process.pid)
         found = look_at(0, process.pid, dump)
         assert (found.state, found.has_session) == (RUNS, True)
         os.kill(process.pid, signal.SIGSTOP)

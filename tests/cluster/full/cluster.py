@@ -32,8 +32,6 @@ from tests.cluster.programs import Programs
 
 _GPU = "nvidia.com/gpu"
 _LOADED_WITHIN_S = 60.0
-# Whom Kubernetes lets see all Services, by a role that is there from the beginning.
-_SERVICES_USER = "system:kube-proxy"
 
 
 class FullCluster(Cluster):
@@ -41,6 +39,7 @@ class FullCluster(Cluster):
 
     # Of Python and this repository as they are on this machine, for a user who is not root.
     image = TEST_IMAGE
+    services_user = "system:kube-proxy"  # sees no pods, and needs none
 
     def __init__(self, programs: Programs, nodes: Mapping[str, int], times: Times | None = None) -> None:
         """``nodes`` has the GPUs by name, at most `MOST_NODES` at a time."""
@@ -107,8 +106,9 @@ class FullCluster(Cluster):
     def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
         self._gpus[name] = gpus
         place = self._place(name)
-        services = self._plane.issue(f"services-{identity.certificate.stem}", _SERVICES_USER, [])
-        for file, user, pair in (("kubelet", f"system:node:{name}", identity), ("services", _SERVICES_USER, services)):
+        services = self._issue_for_services(identity)
+        users = (("kubelet", f"system:node:{name}", identity), ("services", self.services_user, services))
+        for file, user, pair in users:
             self._plane.write_kubeconfig(own / f"{file}.kubeconfig", user, pair)
         pod_logs = self.logs / "pods" / name
         pod_logs.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tests.cluster.build import CLUSTER, NODE, Unavailable, require
 from tests.cluster.full.leftovers import HIERARCHIES
 from tests.cluster.programs import Programs
+from tests.cluster.steps import or_unavailable
 
 _TOOLS = ("unshare", "nsenter", "ip", "mount")
 _NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
@@ -43,6 +44,7 @@ def check_machine() -> None:
     if lacking:
         raise Unavailable(f"no writable control groups (version 1) for {', '.join(lacking)} in {HIERARCHIES}")
     command = ["unshare", "--net", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/run"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+    with or_unavailable("namespaces cannot be made"):
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
     if tried.returncode:
         raise Unavailable(f"namespaces cannot be made: {tried.stderr.strip()}")

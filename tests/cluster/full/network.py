@@ -119,7 +119,8 @@ def in_namespace(pid: int, lines: list[str]) -> None:
 def _connect_host(pid: int) -> Plan:
     """Make the host's interface, whose name reserves the addresses; both end with the switch."""
     refusal = None
-    for number in random.sample(range(256), 20):
+    # Not by the generator of all: two test processes in which something has seeded it would take the same.
+    for number in random.SystemRandom().sample(range(256), 20):
         plan = Plan(number)
         try:
             run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])

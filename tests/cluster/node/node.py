@@ -89,7 +89,7 @@ class Node:
     def _bind(self) -> tuple[ThreadingHTTPServer, int]:
         """A server for the logs, and the second number of this node's addresses, which nobody else has while it runs."""
         find = Find(self._find_log, self._find_address)
-        for network in random.sample(range(1, 255), 254):
+        for network in random.SystemRandom().sample(range(1, 255), 254):
             try:
                 return bind(f"127.{network}.0.1", find, self._identity, self._settings.authority), network
             except OSError:
