@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elasticdl.elastic.core import agreement
+
 # Places in the small vector that is summed over the members along with the gradients.
-LEAVING, SAMPLES, LOSS, STOPPING, ENDED, SQUARES, VOTE_SIZE = 0, 1, 2, 3, 4, 5, 6
+LEAVING, SAMPLES, LOSS, STOPPING, ENDED, SQUARES, MEMBERS, BATCH = 0, 1, 2, 3, 4, 5, 6, 7
+VOTE_SIZE = BATCH + agreement.SIZE
 # How much gradients differ is measured each so many steps.
 NOISE_STEPS = 10
 
@@ -44,6 +47,7 @@ class Vote:
     stopping: bool = False  # rank 0's callbacks want training to end
     ended: int = 0  # members whose training function has returned: they make no step
     noise: GradientNoise = GradientNoise()  # of the gradients of this step
+    one_batch: bool = True  # all members make the step on the same samples
 
     @classmethod
     def of(cls, sums: Sequence[float], noise: GradientNoise | None = None) -> Vote:
@@ -51,4 +55,11 @@ class Vote:
         samples = sums[SAMPLES]
         loss = sums[LOSS] / samples if samples else float("nan")
         stopping, ended = sums[STOPPING] > 0, round(sums[ENDED])
-        return cls(sums[LEAVING] > 0, round(samples), loss, stopping, ended, noise or GradientNoise())
+        one_batch = agreement.all_equal(sums[BATCH:], round(sums[MEMBERS]))
+        return cls(sums[LEAVING] > 0, round(samples), loss, stopping, ended, noise or GradientNoise(), one_batch)
+
+
+def mark(ballot: list[float], checksum: int) -> None:
+    """Say that this is a member's ballot, and of which batch; once a step."""
+    ballot[MEMBERS] = 1.0
+    ballot[BATCH : BATCH + agreement.SIZE] = agreement.pieces(checksum)

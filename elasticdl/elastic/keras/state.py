@@ -17,7 +17,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
@@ -87,7 +87,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
-            ballot=self._cast_vote(samples=size),
+            ballot=self._cast_vote(None if number else batch.plan.checksum, samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -128,8 +128,11 @@ class KerasState(state.TrainingState):
         sums = self.train_step.micro(inputs, labels, part)
         self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
 
-    def _cast_vote(self, *, samples: int = 0, ended: bool = False) -> list[float]:
+    def _cast_vote(self, checksum: int | None, *, samples: int = 0, ended: bool = False) -> list[float]:
+        """``checksum``: of the global batch; None if this worker has told it with an earlier micro-batch."""
         ballot = [0.0] * VOTE_SIZE
+        if checksum is not None:
+            mark(ballot, checksum)
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
@@ -139,7 +142,9 @@ class KerasState(state.TrainingState):
     def _reduce(self, *, ended: bool = False) -> tf.Tensor:
         sums, self._sums = self._sums, None
         if sums is None:
-            sums = self.train_step.nothing(self._cast_vote(ended=ended))
+            batch = self.loader.sampler.current
+            checksum = batch.plan.checksum if batch is not None and not ended else 0
+            sums = self.train_step.nothing(self._cast_vote(checksum, ended=ended))
         return self._job.collective.sum_into(sums, "elasticdl.step")
 
     @staticmethod

@@ -112,7 +112,10 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         part = 1 / self._job.world.size
         self._reducer.cast(
-            leaving=self._job.leaving, stopping=self._wants_to_stop, share=batch.share if batch else part
+            leaving=self._job.leaving,
+            stopping=self._wants_to_stop,
+            share=batch.share if batch else part,
+            checksum=batch.plan.checksum if batch else 0,
         )
         if batch and self._measures_noise:
             self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))

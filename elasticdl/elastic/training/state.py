@@ -18,6 +18,7 @@ import numpy as np
 
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.agreement import BatchFacts, first_difference
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
@@ -317,7 +318,18 @@ class TrainingState(ABC):
         Raises:
             RuntimeError: the members do not make the same step.
         """
-        self._job.post(p.Voted(vote, self._remedy, device_seconds))
+        difference = "" if vote.one_batch or vote.ended else self._tell_batches()
+        self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
+
+    def _tell_batches(self) -> str:
+        """What differs between the batches of the members, who all ask for it now."""
+        plan = self._position.batch
+        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
+        mine = BatchFacts.of(self._job.session.core.worker_id, epoch, step, samples).to_bytes()
+        told = self._job.collective.gather(np.frombuffer(mine, np.uint8), "elasticdl.batches")
+        line = first_difference([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else ""
+        said: bytes = self._job.collective.broadcast_bytes(line.encode(), "elasticdl.difference")
+        return said.decode()
 
     def _before_update(self) -> None:
         """The parameters change next."""
