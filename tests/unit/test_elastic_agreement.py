@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import elastic_keras_kit
+import elastic_kit
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core.agreement import BatchFacts, checksum_of, first_difference
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
+from elasticdl.tensorflow import keras
 
 
 def summed(checksums: list[int]) -> np.ndarray:
@@ -61,4 +69,31 @@ def test_the_same_samples_have_the_same_checksum_in_whatever_they_come():
 def test_the_first_difference_is_named_with_two_workers(other, said):
     mine = BatchFacts.of(0, 0, 7, [5, 4, 9])
     told = [BatchFacts.from_bytes(each.to_bytes()) for each in (mine, BatchFacts.of(1, 0, 7, [5, 4, 9]), other)]
-    assert first_difference(told).startswith(f"step 7: {said}: all workers must draw the same samples in the same order")
+    assert first_difference(told).startswith(
+        f"step 7: {said}: all workers must draw the same samples in the same order"
+    )
+
+
+def weights(member):
+    model = member.model
+    return model.get_weights() if isinstance(model, keras.Model) else [each.tolist() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("policy", [BatchPolicy(8, None), BatchPolicy(None, 4, 2)], ids=["global", "per worker"])
+@pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["torch", "keras"])
+def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, policy):
+    board = kit.Board(3)
+    members = [kit.Trainee(rank, board, policy) for rank in range(3)]
+    members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
+    before = weights(members[0])
+
+    def said(member):
+        with pytest.raises(UserError) as error:
+            member.train()
+        return str(error.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        lines = set(pool.map(said, members, timeout=120))
+    (line,) = lines
+    assert line.startswith("step 1: worker 3 and worker 3 have different batches: from sample 1 of")
+    np.testing.assert_equal(weights(members[0]), before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
@@ -361,7 +361,7 @@ class WorkerCore:
     def _refuse_uneven_steps(self, event: p.Voted, before: WorkerState, now: float) -> list[p.Instruction]:
         text = self.position.disagreement(event, self.world.size)
         self.position.batch = None
-        return [p.Fail(RuntimeError, text)]
+        return [p.Fail(UserError if event.difference else RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [Do.CAST_END_VOTE]

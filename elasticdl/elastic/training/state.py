@@ -326,7 +326,7 @@ class TrainingState(ABC):
         plan = self._position.batch
         epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
         mine = BatchFacts.of(self._job.session.core.worker_id, epoch, step, samples).to_bytes()
-        told = self._job.collective.gather(np.frombuffer(mine, np.uint8), "elasticdl.batches")
+        told = self._job.collective.gather(np.frombuffer(bytearray(mine), np.uint8), "elasticdl.batches")
         line = first_difference([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else ""
         said: bytes = self._job.collective.broadcast_bytes(line.encode(), "elasticdl.difference")
         return said.decode()
