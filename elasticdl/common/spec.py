@@ -51,6 +51,9 @@ def parse_worker_range(value: object) -> object:
 Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
 
 
+CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
+
+
 class OptionGroup(BaseModel):
     """Options that belong together. The docstring of a group is its title in the help, that of a field its description."""
 
@@ -200,6 +203,8 @@ class JobOptions(OptionGroup):
     """with --scale_policy efficiency: least part of one worker's work alone that each worker has to do"""
     collective: Literal["auto", "horovod", "torch"] = "auto"
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
+    check_state: Annotated[str, Field(pattern=r"^(off|epoch|repair|[1-9][0-9]*)$")] = "epoch"
+    """when to compare what all workers hold, beside in each new world: each epoch, each so many steps, or off; repair: each epoch, and whatever differs becomes rank 0's"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
     start_method: Literal["fork", "spawn"] = "fork"

@@ -26,7 +26,7 @@ def summed(checksums: list[int]) -> np.ndarray:
     for checksum in checksums:
         ballot = [0.0] * VOTE_SIZE
         ballot[SAMPLES] = 1.0
-        mark(ballot, checksum)
+        mark(ballot, checksum, 0)
         ballots.append(ballot)
     return np.array(ballots, np.float32).sum(axis=0, dtype=np.float32)
 

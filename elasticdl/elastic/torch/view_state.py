@@ -47,6 +47,7 @@ class ViewState(TorchState):
         self._reducer.drop_gradients()
 
     def begin_step(self) -> None:
+        self._check.begin(self.progress)
         self._reducer.begin_counting()
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
@@ -67,7 +68,7 @@ class ViewState(TorchState):
         if samples:
             rank = self._job.world.rank
             self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
-        self._reducer.cast(leaving=self._job.leaving, share=share, checksum=plan.checksum)
+        self._reducer.cast(leaving=self._job.leaving, share=share, batch=plan.checksum, state=self._check.checksum)
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
