@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.common.option_values import CHECK_OFF
 from elasticdl.common.reason import one_line
-from elasticdl.common.spec import CHECK_OFF
 from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import CHECK_OFF, CHECK_REPAIR
+from elasticdl.common.option_values import CHECK_OFF, CHECK_REPAIR
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.errors import WorldBroken
@@ -119,6 +119,8 @@ class StateCheck:
             self._take_over()
             self._tell_once(step, differences[0])
             return
+        # A setting that differs is rather the cause than what has come of it.
+        differences.sort(key=lambda each: each.piece not in pieces or pieces[each.piece].size > 1)
         raise UserError(self._line(step, self._from_root(self._worker_id), differences))
 
     def _tell_once(self, step: int, largest: Difference) -> None:
