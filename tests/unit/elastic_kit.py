@@ -99,10 +99,20 @@ class Trainee:
     ``joins`` it is yet to ask for the board's world."""
 
     def __init__(
-        self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False, joins=True, session=None
+        self,
+        rank,
+        board,
+        policy,
+        batch_norm=False,
+        own_loader=None,
+        drop_last=False,
+        joins=True,
+        session=None,
+        check_state="epoch",
     ):
         collective = SumOfThreads(rank, board)
         self.context = ElasticContext(session or FakeMaster().session, collective, policy, seed=0)
+        self.context.check_state = check_state
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)

@@ -7,6 +7,7 @@ included: a commit copies nothing but progress and the user's own values, and a 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.elastic.training.state_check import Pieces
 from elasticdl.tensorflow import keras, tf
 
 
@@ -87,7 +89,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
-            ballot=self._cast_vote(samples=size),
+            ballot=self._cast_vote(batch=None if number else batch.plan.checksum, samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -128,8 +130,11 @@ class KerasState(state.TrainingState):
         sums = self.train_step.micro(inputs, labels, part)
         self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
 
-    def _cast_vote(self, *, samples: int = 0, ended: bool = False) -> list[float]:
+    def _cast_vote(self, *, batch: int | None, samples: int = 0, ended: bool = False) -> list[float]:
+        """``batch``: checksum of the global batch; None if this worker has told it with an earlier micro-batch."""
         ballot = [0.0] * VOTE_SIZE
+        if batch is not None:
+            mark(ballot, batch, 0 if ended else self._check.checksum)
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
@@ -139,7 +144,9 @@ class KerasState(state.TrainingState):
     def _reduce(self, *, ended: bool = False) -> tf.Tensor:
         sums, self._sums = self._sums, None
         if sums is None:
-            sums = self.train_step.nothing(self._cast_vote(ended=ended))
+            batch = self.loader.sampler.current
+            checksum = batch.plan.checksum if batch is not None and not ended else 0
+            sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended))
         return self._job.collective.sum_into(sums, "elasticdl.step")
 
     @staticmethod
@@ -203,6 +210,14 @@ class KerasState(state.TrainingState):
         own = {name: [tf.convert_to_tensor(v.value) for v in given] for name, given in self._variables().items()}
         received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
         return received
+
+    def _pieces(self) -> Pieces:
+        every = [(kind, each) for kind, variables in self._variables().items() for each in variables]
+        # The seed of dropout's draws is no part of the state: each worker gives its micro-batches their own.
+        held = [(kind, each) for kind, each in every if not each.path.endswith(SEED_NAME)]
+        # Keras numbers layers by how many a process has made, which may be more on one worker.
+        names = [f"{kind}.{re.sub('_[0-9]+', '', each.path)}" for kind, each in held]
+        return {f"{name}#{i}": np.asarray(v.numpy()) for i, (name, (_, v)) in enumerate(zip(names, held, strict=True))}
 
     def _variables(self) -> dict[str, list[Any]]:
         return {"model": list(self.model.variables), "optimizer": list(self.optimizer.variables)}

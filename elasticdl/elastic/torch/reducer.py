@@ -10,7 +10,18 @@ from contextlib import AbstractContextManager
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, SQUARES, STOPPING, VOTE_SIZE, GradientNoise, Vote
+from elasticdl.elastic.core.vote import (
+    ENDED,
+    LEAVING,
+    LOSS,
+    SAMPLES,
+    SQUARES,
+    STOPPING,
+    VOTE_SIZE,
+    GradientNoise,
+    Vote,
+    mark,
+)
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
@@ -92,13 +103,14 @@ class GradientReducer:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()
 
-    def cast(self, *, leaving: bool, share: float, stopping: bool = False) -> None:
+    def cast(self, *, leaving: bool, share: float, stopping: bool = False, batch: int = 0, state: int = 0) -> None:
         """This worker's micro-batches have been added, though the last backward pass may be yet to come.
 
         ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
-        micro-batch was added.
+        micro-batch was added. ``batch``, ``state``: checksums of the global batch and of the training state.
         """
         self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
+        mark(self._votes, batch, state)
         self._buffers.close(share)
         if self._loss is not None and self._collective.world.size == 1:
             # It comes to the host while the device is on the backward pass, which is not waited for.
@@ -141,6 +153,7 @@ class GradientReducer:
         """
         self.begin()
         self._votes[ENDED] = 1.0
+        mark(self._votes, 0, 0)
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._result()

@@ -21,10 +21,12 @@ from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.state import UNCHANGING, copied
+from elasticdl.elastic.training.state_check import Pieces, leaves
 
 
 class TorchState(state.TrainingState):
@@ -112,7 +114,11 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         part = 1 / self._job.world.size
         self._reducer.cast(
-            leaving=self._job.leaving, stopping=self._wants_to_stop, share=batch.share if batch else part
+            leaving=self._job.leaving,
+            stopping=self._wants_to_stop,
+            share=batch.share if batch else part,
+            batch=batch.plan.checksum if batch else 0,
+            state=self._check.checksum,
         )
         if batch and self._measures_noise:
             self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
@@ -161,6 +167,11 @@ class TorchState(state.TrainingState):
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _pieces(self) -> Pieces:
+        model: dict[str, Any] = {f"model.{name}": each for name, each in self.model.state_dict().items()}
+        optimizer = dict(leaves("optimizer", self.optimizer.state_dict()))
+        return {name: host_array(each) for name, each in {**model, **optimizer}.items()}
 
     def _dump_settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""

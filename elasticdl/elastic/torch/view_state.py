@@ -47,6 +47,7 @@ class ViewState(TorchState):
         self._reducer.drop_gradients()
 
     def begin_step(self) -> None:
+        self._check.begin(self.progress)
         self._reducer.begin_counting()
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
@@ -67,7 +68,7 @@ class ViewState(TorchState):
         if samples:
             rank = self._job.world.rank
             self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
-        self._reducer.cast(leaving=self._job.leaving, share=share)
+        self._reducer.cast(leaving=self._job.leaving, share=share, batch=plan.checksum, state=self._check.checksum)
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
@@ -102,7 +103,8 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
     total = sum(len(given.batch.indices) for given in hand)
     after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
     indices = tuple(given.part.numbers for given in hand)
-    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, ends_epoch=last.is_last)
+    whole = last.indices if len(hand) == 1 else [index for given in hand for index in given.batch.indices]
+    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
 
 
 class Place:

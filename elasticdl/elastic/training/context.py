@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.common.option_values import CHECK_OFF
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
@@ -68,7 +69,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.policy = policy
         self.seed = seed
         self.record: SampleRecord | None = None
-        self.least_workers = 1  # with which the job goes on
+        self.check_state, self.least_workers = CHECK_OFF, 1  # as --check_state; with which the job goes on
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
@@ -107,7 +108,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         context._closers.callback(collective.close)
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
-        context.least_workers = link.spec.num_workers.minimum
+        context.least_workers, context.check_state = link.spec.num_workers.minimum, link.spec.check_state
         context.handover = Handover(Path(environment.job_spec).parent)
         if folder := link.spec.sample_record:
             context.record = SampleRecord(Path(folder), environment.worker_id)
