@@ -6,6 +6,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -149,7 +150,10 @@ def fit(folder, made, *, module=None, loader=None, ckpt_path=None, schedule=None
         enable_model_summary=False,
         **{"max_epochs": 3, **options},
     )
-    train = DataLoader(make_data(), batch_size=8, shuffle=True) if loader is None else loader
+    if loader is None:
+        train = DataLoader(make_data(), batch_size=8, shuffle=True)
+    else:
+        train = loader() if callable(loader) else loader
     trainer.fit(module, train, DataLoader(make_data(20), batch_size=10), ckpt_path=ckpt_path)
     return trainer, module
 
@@ -163,8 +167,26 @@ def result_of(folder, trainer, module):
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
 
 
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from a generator and from what it has drawn before."""
+
+    def __init__(self):
+        self.generator, self.order = np.random.default_rng(5), list(range(50))
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        self.generator.shuffle(self.order)
+        return iter(list(self.order))
+
+
 FEATURES = {
     "plain": {},
+    "an order of its own": {
+        "loader": lambda: DataLoader(make_data(), batch_size=8, sampler=OwnOrder()),
+        "max_epochs": 2,
+    },
     "accumulate": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "validate within an epoch": {"val_check_interval": 2, "max_epochs": 2},
     "steps": {"max_steps": 10, "max_epochs": -1},
@@ -188,7 +210,7 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
 @pytest.mark.parametrize(
     "feature",
     [
-        *("plain", "accumulate", "validate within an epoch", "steps"),
+        *("plain", "accumulate", "validate within an epoch", "steps", "an order of its own"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("plateau", "manual")),
     ],
 )

@@ -22,7 +22,7 @@ from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, res
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams, generators_of
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -54,7 +54,7 @@ class Participant:
         self._logged = Logged(job, lambda: trainer.fit_loop.epoch_loop._results)
         self._outside: Streams | None = None  # random streams, while those of the batch are in use
         self._before: Streams | None = None  # the same, of the last batch
-        self._epoch_streams: bytes = b""
+        self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -120,17 +120,13 @@ class Participant:
         trainer, steps = self._trainer, self._steps
         self._batches = batches
         epoch, number = trainer.current_epoch, 0
-        generators = [each for each in generators_of(batches.loader) if each is not None]
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
-            RandomStreams.restore(place.streams[epoch])
-            for generator, state in zip(generators, snapshot.generators, strict=True):
-                generator.set_state(state)
+            place.put_back(epoch, batches.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
-        self.trainer_state.generators = [each.get_state() for each in generators]
-        self._epoch_streams = RandomStreams.capture()
-        place.note_streams(epoch, since=steps.state.progress.epoch)
+        place.note_streams(epoch, batches.draws, since=steps.state.progress.epoch)
+        self._epoch_begins = place.streams[epoch], place.draws[epoch]
         return batches.order_of(epoch), number
 
     def may_give(self, batch: GlobalBatch) -> bool:
@@ -335,7 +331,9 @@ class Participant:
     def _arrive(self, batch: GlobalBatch) -> None:
         steps = self._steps
         steps.arrive()
-        steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
+        begun, draws = self._epoch_begins
+        steps.place.streams.setdefault(batch.epoch, begun)
+        steps.place.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
         self.decisions.said = steps.place.means
 
