@@ -18,6 +18,7 @@ from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
+from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
@@ -34,6 +35,8 @@ WHO = 'Trainer(strategy="elastic")'
 class GivenBatch(Given):
     index: int = 0  # as the training step is told
     logged: dict[str, Amounts] = field(default_factory=dict)
+    has_no_loss: bool = False  # the training step has returned None for this worker's part
+    is_left_out: bool = False  # it has done so for some worker's
 
 
 class Participant:
@@ -48,6 +51,7 @@ class Participant:
         self._writing = writing
         self._begun: Steps | None = None
         self.decisions = Decisions(job)
+        self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
         self._given: GivenBatch | None = None
@@ -91,6 +95,7 @@ class Participant:
         self._runtime.train_in_place(self.finish)
         self._begun.join()
         self._take_rank()
+        self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
             self.trainer_state.enter()
@@ -193,6 +198,8 @@ class Participant:
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
+        if given:
+            given.has_no_loss = result is None
         return result
 
     def _make_manually(self, manual: Manual, given: GivenBatch, run: Callable[[], Any]) -> Any:
@@ -229,6 +236,11 @@ class Participant:
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self._steps.is_behind
 
+    @property
+    def has_no_gradients(self) -> bool:
+        """All batches of the step are left out."""
+        return all(given.is_left_out for given in self._hand)
+
     def updated(self) -> None:
         if self._steps.state.progress.step > self._step_before:
             self._steps.close()
@@ -238,6 +250,7 @@ class Participant:
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         for given in self._hand:
             given.logged.clear()
+            given.has_no_loss = False
         if self._manual is not None:
             self._manual.begin_again()
 
@@ -262,7 +275,9 @@ class Participant:
                     loss = trainer.strategy.loss_of(again())
         finally:
             results.batch, results.batch_size = batch, size
-        if loss is None:
+        if self._manual is None and loss is None:
+            given.has_no_loss = True
+        if loss is None or given.is_left_out:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
@@ -275,6 +290,8 @@ class Participant:
 
     def ended(self) -> None:
         """The loops are done."""
+        if self._stopping is not None:
+            self._stopping.end()
         if self._manual is not None:
             self._manual.close()
         if not self._steps.is_behind:
@@ -320,9 +337,32 @@ class Participant:
         if steps.is_reduced:
             self._logged.apply()
 
-    def _gather(self) -> None:
-        if self.job.size > 1 or any(each.logged for each in self._hand):
-            self._logged.gather(each.logged for each in self._hand)
+    def _gather(self, objective: torch.Tensor) -> torch.Tensor:
+        """What the workers say before they sum gradients. Returns this worker's part of the loss, as it is then."""
+        hand = self._hand
+        if self.job.size == 1 and not any(each.logged for each in hand):
+            return objective
+        own = sum({_bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
+        marks = self._logged.gather([each.logged for each in hand], own)
+        left_out = [given for number, given in enumerate(hand) if marks & _bit(number)]
+        if not left_out or self.job.size == 1:
+            return objective
+        return self._leave_out(left_out)
+
+    def _leave_out(self, batches: list[GivenBatch]) -> torch.Tensor:
+        """One device makes no gradients of a batch for which the training step returns None. Nor does any worker."""
+        for given in batches:
+            given.is_left_out = True
+        steps = self._steps
+        steps.state.drop_gradients()
+        if len(batches) < len(self._hand):  # which have been added to those of the others
+            steps.state.reset_buffers()
+            steps.state.begin_step()
+            steps.remake()
+            if self._before is not None:
+                restore_streams(self._before)
+        kept = [each.objective for each in self._hand if not each.is_left_out]
+        return sum(kept, torch.zeros(()))
 
     @property
     def _hand(self) -> list[GivenBatch]:
@@ -339,3 +379,8 @@ class Participant:
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
+
+
+def _bit(number: int) -> int:
+    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
+    return 1 << min(number, 50)
