@@ -4,14 +4,17 @@ import pickle
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.steps import Steps
 
 transformers = pytest.importorskip("transformers")
 
@@ -113,6 +116,57 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from a generator and from what it has drawn before."""
+
+    def __init__(self):
+        self.generator, self.order = np.random.default_rng(5), list(range(37))
+
+    def __len__(self):
+        return 37
+
+    def __iter__(self):
+        self.generator.shuffle(self.order)
+        return iter(list(self.order))
+
+
+class WithOwnOrder(Trainer):
+    def _get_train_sampler(self, *_):
+        return OwnOrder()
+
+
+@pytest.mark.parametrize("kind", [Trainer, WithOwnOrder])
+def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
+    states = []
+    commit, join = Steps.commit, Steps.join
+
+    def commit_and_keep(self, epoch):
+        done = commit(self, epoch)
+        states.append(pickle.dumps(self.state.state_dict()))
+        return done
+
+    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    whole = make(kind, tmp_path, {"num_train_epochs": 2})
+    whole.train()
+    monkeypatch.setattr(Steps, "commit", commit)
+    assert len(states) == 10
+    for number in range(1, 10):
+
+        def join_from(self, state=states[number]):
+            join(self)
+            self.state.load_state_dict(pickle.loads(state))
+            for part in p.Part:  # as when it is sent
+                self.state.save(part)
+            self.is_behind = True
+
+        monkeypatch.setattr(Steps, "join", join_from)
+        late = make(kind, tmp_path, {"num_train_epochs": 2})
+        late.train()
+        assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
+        for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), f"from step {number}"
 
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():

@@ -1,7 +1,9 @@
 """A plain loop over a view: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,6 +13,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.steps import Steps
@@ -360,11 +363,14 @@ def train_on(loader, model, optimizer, watch=lambda step: None):
             watch(optimizer)
 
 
-def begun(stands, join=None):
+def begun(stands, join=None, **options):
     """A script that was told where the job stands; ``join(state)`` is what it finds in its first world."""
+    random.seed(0)
+    np.random.seed(0)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16, shuffle=True))
+    loader = DataLoader(make_data(), batch_size=16, **(options or {"shuffle": True}))
+    loader, view = prepared(model, optimizer, loader)
     view._job.session.jobs_place = lambda: stands
     real = view._job.join
 
@@ -407,6 +413,90 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
     assert its_view.finish().progress == view.finish().progress
     for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+OF_A_CLOSURE = np.random.default_rng(5)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from generators of its own, of which one can't be found."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.numpy, self.legacy = np.random.default_rng(5), np.random.RandomState(5)
+        self.python, self.torch = random.Random(5), torch.Generator().manual_seed(5)
+        self.lazy, self.count, self.order = None, 0, list(range(50))
+        global OF_A_CLOSURE
+        OF_A_CLOSURE = np.random.default_rng(5)
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        self.count += 1
+        if self.kind == "lazy":
+            self.lazy = self.lazy or torch.Generator().manual_seed(5)
+        order = {
+            "numpy": lambda: self.numpy.permutation(50).tolist(),
+            "legacy": lambda: self.legacy.permutation(50).tolist(),
+            "python": lambda: self.python.sample(range(50), 50),
+            "torch": lambda: torch.randperm(50, generator=self.torch).tolist(),
+            "lazy": lambda: torch.randperm(50, generator=self.lazy).tolist(),
+            "count": lambda: np.random.default_rng(self.count).permutation(50).tolist(),
+            "in place": lambda: random.Random(3).shuffle(self.order) or list(self.order),
+            "closure": lambda: OF_A_CLOSURE.permutation(50).tolist(),
+        }
+        return iter(order[self.kind]())
+
+
+OWN_ORDERS = ["loader", "numpy", "legacy", "python", "torch", "lazy", "count", "in place"]
+
+
+def options_of(kind):
+    if kind == "loader":
+        return {"shuffle": True, "generator": torch.Generator().manual_seed(5)}
+    return {"sampler": OwnOrder(kind)}
+
+
+@pytest.mark.parametrize("stands", [(0, 2), (1, 0), (1, 3)])
+@pytest.mark.parametrize("kind", [*OWN_ORDERS, "closure"])
+def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
+    model, optimizer, loader, view = begun((0, 0), **options_of(kind))
+    kept, orders = [], {}
+
+    def watch(_):
+        if len(kept) < 7:
+            kept.append(copy.deepcopy(view._steps.state.state_dict()))
+        orders[view.drawn[0].epoch] = [batch.indices for batch in view.drawn]
+
+    train_on(loader, model, optimizer, watch)
+
+    def join(state):
+        state.load_state_dict(kept[-1])  # that after the third step of the second epoch
+        for part in p.Part:  # as when it is sent
+            state.save(part)
+
+    late, its_optimizer, its_loader, its_view = begun(stands, join, **options_of(kind))
+    drawn = {}
+    train_on(
+        its_loader,
+        late,
+        its_optimizer,
+        lambda _: drawn.update({its_view.drawn[0].epoch: [batch.indices for batch in its_view.drawn]}),
+    )
+    assert drawn == orders
+    for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", OWN_ORDERS)
+def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kind):
+    ours, theirs = (DataLoader(make_data(), batch_size=10, **options_of(kind)) for _ in range(2))
+    for _ in range(2):
+        list(theirs.batch_sampler)
+    captured = Draws(theirs).capture()
+    Draws(ours).restore(captured)
+    assert list(ours.batch_sampler) == list(theirs.batch_sampler)
 
 
 def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():

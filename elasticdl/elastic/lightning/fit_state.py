@@ -11,6 +11,7 @@ import torch
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.view_state import ViewState
@@ -20,13 +21,16 @@ from elasticdl.elastic.training.state import TrainingState, copied
 class FitState(ViewState):
     """What automatic optimization trains: a module with one optimizer."""
 
-    gather: Callable[[], None]
+    gather: Callable[[torch.Tensor], torch.Tensor]
     complete: Callable[[], None]
 
     def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
         self._job.advance(Activity.WAIT)
-        self.gather()
-        super().reduce(plan, objective, samples)
+        super().reduce(plan, self.gather(objective), samples)
+
+    def cast_end_vote(self) -> Vote:
+        self.gather(torch.zeros(()))  # as the others do before they vote on a step
+        return super().cast_end_vote()
 
     def write(self, file: IO[bytes]) -> None:
         self.complete()

@@ -20,6 +20,7 @@ from elasticdl.common.reason import reason
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
+from elasticdl.elastic.script.seeds import seed_if_unused
 from elasticdl.elastic.training.context import ContextT, Hooks
 from elasticdl.elastic.training.state import TrainingState
 
@@ -78,6 +79,7 @@ class ScriptRuntime(Generic[ContextT]):
             multiprocessing.set_forkserver_preload([self._kind.__module__])
         made = self._kind.connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
+        seed_if_unused(seed)
         self._context, self._pid = made, os.getpid()
         job.context, job.gpus = made, gpus or max(1, self._count_gpus())
         atexit.register(self._end)

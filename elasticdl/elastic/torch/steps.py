@@ -220,7 +220,7 @@ class Steps:
         self.state.begin_step()
         self.state.drop_gradients()
         try:
-            self._remake()
+            self.remake()
         except WorldBroken:
             raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
@@ -229,7 +229,8 @@ class Steps:
             self.state.drop_gradients()
             self._script.cannot_remake(first, last, error)
 
-    def _remake(self) -> None:
+    def remake(self) -> None:
+        """Gradients of the batches in hand, of this worker's present part."""
         pieces = [(given, self._load_anew(given)) for given in self.hand]
         self._script.begin_remake(pieces)
         for given, samples in pieces:

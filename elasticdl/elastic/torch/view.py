@@ -27,7 +27,7 @@ from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBa
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, ViewState
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class View:
         self._begun: Steps | None = None  # before this worker asks for a world
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
+        self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
         self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
@@ -98,14 +99,20 @@ class View:
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         self._epochs += 1
         if self._begun is not None and not self._begun.is_behind:
-            self._begun.place.note_streams(epoch, since=self._begun.state.progress.epoch)
+            self._begun.place.note_streams(epoch, self.batches.draws, since=self._begun.state.progress.epoch)
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
 
     def _draw(self, epoch: int) -> None:
-        if self._begun is not None and self._begun.is_behind and epoch in self._begun.place.streams:
-            RandomStreams.restore(self._begun.place.streams[epoch])
+        if self._begun is not None and self._begun.is_behind:
+            theirs, ours = self._begun.place.begin_of(epoch), self._drawn_from
+            if (
+                ours is not None and ours.epoch == epoch and theirs in (ours, None)
+            ):  # drawn again it may be another order
+                return
+            self._begun.place.put_back(epoch, self.batches.draws)
+        self._drawn_from = EpochBegin(epoch, RandomStreams.capture(), self.batches.draws.capture())
         self.drawn = self.batches.of_epoch(epoch)
         self._outside = RandomStreams.capture()
 
@@ -113,7 +120,7 @@ class View:
         """Be in a world. The script asks for this batch."""
         place = Place()
         if self._epochs == 0:
-            place.note_streams(0, since=0)
+            place.note_streams(0, self.batches.draws, since=0)
         values = {**self._values(), "place": place}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)

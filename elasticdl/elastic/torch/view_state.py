@@ -12,6 +12,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.state import TorchState
@@ -107,20 +108,47 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
     return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
 
 
+@dataclass(frozen=True, slots=True)
+class EpochBegin:
+    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
+
+    epoch: int
+    streams: bytes
+    draws: bytes
+
+
 class Place:
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
+        self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.means = 0  # and what else workers have said to each other, in the step in hand
 
-    def note_streams(self, epoch: int, *, since: int) -> None:
+    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
         """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
-        kept = {number: streams for number, streams in self.streams.items() if number >= since}
-        self.streams = {**kept, epoch: RandomStreams.capture()}
+        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
+        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
+
+    def begin_of(self, epoch: int) -> EpochBegin | None:
+        """As the others had it, if that is known."""
+        if epoch not in self.streams or epoch not in self.draws:
+            return None
+        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
+
+    def put_back(self, epoch: int, draws: Draws) -> None:
+        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
+        if epoch in self.streams:
+            RandomStreams.restore(self.streams[epoch])
+        if epoch in self.draws:
+            draws.restore(self.draws[epoch])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "means": self.means}
+        return {"streams": dict(self.streams), "draws": dict(self.draws), "means": self.means}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.means = dict(state["streams"]), state["means"]
+        self.streams, self.draws, self.means = dict(state["streams"]), dict(state["draws"]), state["means"]
+
+
+def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
+    return {epoch: each for epoch, each in kept.items() if epoch >= since}
