@@ -223,7 +223,7 @@ def require_collective(engine: str) -> None:
         HorovodTorch.require_horovod()
 
 
-COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # parts of the state that need not arrive on the device
 
 
 def broadcast_state(state: dict[str, Any], collective: Collective, device: torch.device) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Piece:
 
     content: Any
     weight: float
+    samples: int
 
 
 class Script(Protocol):
@@ -236,8 +237,10 @@ class Steps:
         for given, samples in pieces:
             self.job.advance(Activity.ALIVE)
             self.seed(given.batch)
-            for sample in samples:
-                self._script.remake(given, sample.content, sample.weight)
+            with self.state.as_one_pass(len(samples)) as made:
+                for sample in samples:
+                    self._script.remake(given, sample.content, sample.weight)
+                    made(sample.samples, sample.samples / given.part.samples)
 
     def _load_anew(self, given: Given) -> list[Piece]:
         """This worker's part."""
@@ -247,10 +250,10 @@ class Steps:
         given.remade.clear()
         self.seed(given.batch)
         if not self._in_pieces:
-            return [Piece(self._load(part.indices), part.weight)]
+            return [Piece(self._load(part.indices), part.weight, part.samples)]
         every = [part.indices[start : start + most] for start in range(0, part.samples, most)]
         whole = len(given.batch.indices)
-        return [Piece(self._load(indices), len(indices) / whole) for indices in every]
+        return [Piece(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""

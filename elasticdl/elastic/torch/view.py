@@ -23,6 +23,8 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import LoopGradients
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
@@ -39,7 +41,7 @@ class View:
         self,
         job: ElasticContext,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Optimizers,
         batches: Batches,
         values: Callable[[], dict[str, Any]],
         on_left: Callable[[], None],
@@ -62,9 +64,9 @@ class View:
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
         self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
+        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._zeroed = False  # by the script, since the last step
         self._skipped_means = 0  # that the others have made already
 
     @property
@@ -121,7 +123,7 @@ class View:
         place = Place()
         if self._epochs == 0:
             place.note_streams(0, self.batches.draws, since=0)
-        values = {**self._values(), "place": place}
+        values = {**self._values(), "place": place, "gradients": self._gradients}
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
@@ -199,6 +201,7 @@ class View:
         """The script goes on with this sample, its part of a batch."""
         if not self._steps.hand:
             self._is_fresh = True
+            self._gradients.begin_step()
         self._steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
         self._steps.give(self._last)
@@ -228,43 +231,57 @@ class View:
                 "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
                 "for several"
             )
+        if self._gradients.has_stepped():
+            raise UserError(
+                "loss.backward() was called after an optimizer's step() on the same batch, and before another's, as for a GAN: a plain "
+                "loop has one sum of gradients for each batch. Make all backward passes before the first step, or take Lightning's manual "
+                "optimization"
+            )
         if self._steps.is_reduced:
             raise UserError(
                 "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
                 "after the last"
             )
-        if self._is_fresh:
-            self._require_no_gradients()
-            self._is_fresh = False
+        self._gradients.begin()
+        self._is_fresh = False
         if self._may_be_torn:
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
         self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
-        self._zeroed = False
+        self._gradients.made()
 
-    def zero_gradients(self, clear: Callable[[], None]) -> None:
-        """The script clears the gradients, which ``clear`` does."""
-        self._zeroed = True
-        if self._begun is None or not self._begun.is_reduced:
+    def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
+        """The script clears the gradients of an optimizer, which ``clear`` does."""
+        if (self._begun is None or not self._begun.is_reduced) and optimizer is self._optimizer:
             self._is_fresh = True
         with self._watch.paused():
             clear()
+            self._gradients.cleared(optimizer)
 
-    def step(self, update: Callable[[], Any], closure: Callable[[], Any] | None) -> Any:
-        """The script has the optimizer step, which ``update`` does."""
+    def step(
+        self, optimizer: torch.optim.Optimizer, update: Callable[[], Any], closure: Callable[[], Any] | None
+    ) -> Any:
+        """The script has an optimizer step, which ``update`` does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            if not self.is_idle and not (self._begun and self._begun.hand):
+            has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
+            if not self.is_idle and not has_batch:
                 raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
             self._reduce()
             if not self.is_idle:
-                update()
-                self._close_step()
+                self._update(optimizer, update)
         return loss
+
+    def _update(self, optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> None:
+        update()
+        if isinstance(self._optimizer, Optimizers) and not self._gradients.has_stepped():
+            self._optimizer.made()
+        if self._gradients.step(optimizer):
+            self._close_step()
 
     def mean(self, value: Any) -> float:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
@@ -345,20 +362,18 @@ class View:
         return self._scalers[0].get_scale() if self._scalers else 1.0
 
     def _reduce(self) -> None:
-        if not self.is_idle:
-            self._steps.reduce()
-
-    def _require_no_gradients(self) -> None:
-        if not self._zeroed and self._steps.state.has_gradients:
-            raise UserError(
-                "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next backward()"
-            )
-        self._steps.state.drop_gradients()
+        if self.is_idle or self._steps.is_reduced:
+            return
+        self._gradients.begin()
+        self._steps.reduce()
+        if self._steps.is_reduced:
+            self._gradients.summed()
 
     def _close_step(self) -> None:
         hand = self._steps.hand
         self._steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
+        self._gradients.close_step()
         self._is_fresh = True
         self._skipped_means = 0
         self._watch.stop_noting()

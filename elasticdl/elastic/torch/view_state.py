@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
 
@@ -22,13 +24,17 @@ from elasticdl.elastic.torch.tape import Tape
 class ViewState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
+    _leaves_absent_gradients = True
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
-        self, job: ElasticContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: dict[str, Any]
+        self,
+        job: ElasticContext,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Optimizers,
+        values: dict[str, Any],
     ) -> None:
-        super().__init__(job, model, optimizer, None, values)
-        self._reducer = GradientReducer(self._summed, self._buffers, job.collective, keeps_absent=True)
+        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self.was_loaded = False  # another worker's state has taken the place of this one's
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -38,22 +44,40 @@ class ViewState(TorchState):
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""
 
+    @contextlib.contextmanager
+    def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
+        """Within, a batch is made again in so many pieces: its buffers move as by one pass.
+
+        The function that it gives is called after each piece, with its samples and its part of them all.
+        """
+        if pieces <= 1:
+            yield lambda samples, part: None
+            return
+        buffers, total = Buffers(self._modules()), 0
+        buffers.begin()
+
+        def made(samples: int, part: float) -> None:
+            nonlocal total
+            buffers.add(part, is_first=not total, alone=False, samples=samples)
+            total += samples
+            buffers.reset()
+
+        yield made
+        buffers.close(None)
+        buffers.update(total)
+
     def reset_buffers(self) -> None:
         """They are as before the batches in hand."""
         self._reducer.reset_buffers()
 
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
-        super().restore()
         self._reducer.drop_gradients()
+        super().restore()  # gradients that are part of the state come back
 
     def begin_step(self) -> None:
         self._check.begin(self.progress)
         self._reducer.begin_counting()
-
-    def _summed(self) -> Iterator[torch.nn.Parameter]:
-        """Of which the gradients are summed at the end of a step."""
-        return self._parameters()
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()
@@ -66,17 +90,14 @@ class ViewState(TorchState):
         """
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
-        if samples:
-            rank = self._job.world.rank
-            self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
-        self._reducer.cast(leaving=self._job.leaving, share=share, batch=plan.checksum, state=self._check.checksum)
+        # The script has made a pass also where none of the samples is this worker's.
+        loss = objective * (plan.batch / samples) if samples else torch.zeros(())
+        is_first = self._job.world.rank == 0
+        self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
+        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.checksum)
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
-
-    @property
-    def has_gradients(self) -> bool:
-        return any(each.grad is not None and bool(each.grad.any()) for each in self._parameters())
 
 
 @dataclass(slots=True)
