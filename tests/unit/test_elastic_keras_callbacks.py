@@ -91,7 +91,7 @@ def made_in_a_function():
         *(made_in_a_function(), Text("a"), object(), np.array([object()]), defaultdict(lambda: 1), {"a": [object()]}),
         *(np.ma.masked_array([1]), np.zeros(1, [("a", "f4")])),
     ],
-    ids=repr,
+    ids=["local class", "subclass", "object", "array of objects", "function", "nested", "masked", "fields"],
 )
 def test_what_would_come_back_as_something_else_is_not_plain(value):
     assert not plain_data.is_plain(value)
