@@ -332,6 +332,27 @@ def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
     assert list(job.path.iterdir()) == []
 
 
+def test_a_master_that_is_held_leaves_no_folder_of_a_parent_that_is_killed(start, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    job = start(steps=1)  # only for its directory
+    job.wait()
+    module = "elasticdl.master.service.local_master"
+    command = [sys.executable, "-m", module, "--job_dir", str(job.dir.path), "--held", "--temporary", str(temporary)]
+    script = f"""
+import os, subprocess
+command = [*{command!r}, "--die_with_parent", str(os.getpid())]
+print(subprocess.Popen(command, stdin=subprocess.PIPE).pid, flush=True)
+input()
+"""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", script], **options) as parent:
+        master = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    master.wait(DEADLINE)
+    assert not temporary.exists()
+
+
 @pytest.mark.parametrize("metadata", [(), (("elasticdl-token", "wrong"),)])
 def test_calls_without_the_token_are_refused(start, metadata):
     job = start().connect()
