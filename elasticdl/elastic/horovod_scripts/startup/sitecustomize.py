@@ -34,6 +34,7 @@ SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its maste
 PATCHED = frozenset(
     {
         "horovod._keras",
+        "horovod._keras.callbacks",
         "horovod.common.basics",
         "horovod.common.elastic",
         "horovod.tensorflow",
