@@ -93,6 +93,8 @@ class Steps:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
             self.job.post(p.On.EPOCH_ENDED)
+        if self.job.under_master:
+            self.job.sigterm.listen()  # the script may have set a handler of its own
         try:
             self.job.post(p.On.COMMIT)
             return True
@@ -124,6 +126,8 @@ class Steps:
 
     def end(self) -> bool:
         """The script is done: return when those of all workers are. False: this worker was told to leave."""
+        if self._ends_as_told():
+            return False
         try:
             if self.is_reduced:
                 self.job.post(p.On.COMMIT)
@@ -138,6 +142,21 @@ class Steps:
             return False
         if self._ended_epoch == self.state.progress.epoch:
             self.job.post(p.On.EPOCH_ENDED)
+        return True
+
+    def _ends_as_told(self) -> bool:
+        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
+        at, session = self.state.progress, self.job.session
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        if session.core.stopping is None:
+            if not (self.job.under_master and self.job.sigterm.came and is_early):
+                return False
+            session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state
+        try:
+            self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+        self._on_left()
         return True
 
     # -- a step --
