@@ -12,11 +12,14 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
@@ -34,6 +37,11 @@ class Piece:
 
     content: Any
     weight: float
+
+
+def least_samples(model: torch.nn.Module) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
 
 
 class Script(Protocol):
@@ -82,6 +90,7 @@ class Steps:
         self._script = script
         self._on_left = on_left
         self._in_pieces = in_pieces
+        self._least = least_samples(state.model)
 
     # -- worlds --
 
@@ -162,7 +171,7 @@ class Steps:
     # -- a step --
 
     def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self.job.world.rank, self.job.world.size)
+        return Part.of(batch, self.job.world.rank, self.job.world.size, self._least)
 
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
@@ -267,7 +276,9 @@ class Steps:
         self.seed(given.batch)
         if not self._in_pieces:
             return [Piece(self._load(part.indices), part.weight)]
-        every = [part.indices[start : start + most] for start in range(0, part.samples, most)]
+        pieces = max(1, min(-(-part.samples // most), part.samples // self._least))
+        ends = list(accumulate(split(part.samples, pieces), initial=0))
+        every = [part.indices[start:end] for start, end in pairwise(ends)]
         whole = len(given.batch.indices)
         return [Piece(self._load(indices), len(indices) / whole) for indices in every]
 

@@ -137,6 +137,19 @@ class JobContext(ABC, Generic[CollectiveT]):
         return self.world.rank
 
     @property
+    def known_rank(self) -> int:
+        """The rank, as a script may act by it: true on one worker. Before the first world that is the job's very first worker, and
+        never one that comes later."""
+        if self.has_world:
+            return self.rank
+        return int(self.session.core.worker_id != 0 or self.comes_later)
+
+    @property
+    def comes_later(self) -> bool:
+        """The job had trained already when this worker came."""
+        return self.session.jobs_place() > (0, 0)
+
+    @property
     def size(self) -> int:
         return self.world.size
 

@@ -78,7 +78,7 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.rank == 0 and not self.is_behind
+        return self._job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -148,8 +148,7 @@ class Participant:
 
     @property
     def comes_later(self) -> bool:
-        """The job had trained already when this worker came."""
-        return self._job.session.jobs_place() > (0, 0)
+        return self._job.comes_later
 
     @property
     def _begun(self) -> Steps:
