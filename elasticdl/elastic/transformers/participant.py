@@ -27,6 +27,7 @@ from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.transformers.checkpoints import is_whole
+from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.place import TrainersPlace
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Participant:
         self._job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
+        self.decisions = Decisions(job)
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
