@@ -408,7 +408,9 @@ class Wishes:
 
 
 def deciding(wishes, **steps):
-    job = SimpleNamespace(size=2, world=SimpleNamespace(version=3), advance=lambda _: None, collective=wishes)
+    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
+    world = SimpleNamespace(version=3)
+    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
     decisions = Decisions(job)
     decisions.steps = SimpleNamespace(**{"hand": [], "is_behind": False, "place": Place(), **steps})
     return decisions
@@ -420,6 +422,8 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     decisions._job.world.version = 4
     decisions._job.collective.answers = [0]
     assert decisions.anybody(True) is True
+    decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
+    assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_behind=True).anybody(True) is False
     later = deciding(Wishes(0), hand=["a batch"])
     later.said = 1

@@ -12,16 +12,18 @@ from torch.utils.data import IterableDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.steps import Steps
 
 transformers = pytest.importorskip("transformers")
 
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
+from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
 from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
 
 
@@ -167,6 +169,74 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
         for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
             assert torch.equal(ours, theirs), f"from step {number}"
+
+
+class Others:
+    """A collective of two workers, of which the other has these flags."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def sum_(self, tensors, name):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        tensors[0] += torch.tensor([float(flag in answer) for flag in FLAGS])
+
+
+def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
+    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
+    world = SimpleNamespace(version=3)
+    job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
+    decisions = Decisions(job)
+
+    def settled(*own, others, is_behind=False):
+        job.collective = Others(*others)
+        control = TrainerControl(**dict.fromkeys(own, True))
+        decisions.settle(control, is_behind=is_behind)
+        return {flag for flag in FLAGS if getattr(control, flag)}
+
+    assert settled(others=[()]) == set()
+    assert settled("should_log", others=[("should_training_stop", "should_save")]) == {
+        "should_log",
+        "should_training_stop",
+        "should_save",
+    }
+    assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
+    assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
+    world.version = 4
+    assert settled(others=[()]) == {"should_training_stop"}  # which was not heard before
+    assert settled("should_epoch_stop", others=[], is_behind=True) == set()
+    assert settled(others=[()]) == set()
+    control = TrainerControl(should_epoch_stop=True)
+    decisions.put_off(control)
+    assert not control.should_epoch_stop
+    assert settled(others=[()]) == {"should_epoch_stop"}
+    session.core.stopping = "told to leave"
+    assert settled("should_training_stop", others=[()]) == set()
+
+
+class StopAt(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == 4
+
+    def on_evaluate(self, args, state, control, **_):
+        control.should_epoch_stop = state.global_step == 3
+
+
+def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
+    asked = []
+
+    def settle(self, control, *, is_behind):
+        asked.append((control.should_epoch_stop, control.should_training_stop))
+
+    monkeypatch.setattr(Decisions, "settle", settle)
+    options = {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 100}
+    trainer = make(Trainer, tmp_path, options, callbacks=[StopAt()])
+    trainer.train()
+    # After each step, after the evaluation, and after each epoch.
+    assert asked == [(False, False)] * 3 + [(True, False)] * 2 + [(False, True)] * 2
+    assert trainer.state.global_step == 4
 
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():

@@ -12,14 +12,16 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.world import ALONE, Member, World
+from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to, require_plain, schedulers_of
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.steps import Steps, least_samples
 from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch.view import View
-from elasticdl.elastic.torch.view_state import Place
+from elasticdl.elastic.torch.view_state import Given, Place
 
 
 def make_data(samples=50):
@@ -89,6 +91,59 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
     assert [index for part in parts for index in part.numbers] == batch.indices
     assert sum(part.weight for part in parts) == pytest.approx(1)
     assert all(part.indices for part in parts)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
+def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
+    batch = GlobalBatch(0, 0, 0, list(range(samples)))
+    least = least_samples(make_model())
+    parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
+    assert [part.samples for part in parts] == sizes
+    assert [index for part in parts for index in part.numbers] == batch.indices
+    assert all(part.indices for part in parts)
+    assert least_samples(torch.nn.Linear(1, 1)) == 1
+
+
+@pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
+def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
+    steps = Steps.__new__(Steps)
+    steps._least, steps._in_pieces, steps._load = 2, True, list
+    steps.part_of = lambda batch: Part.of(batch, 0, 1)
+    steps.seed = lambda batch: None
+    before = Part(list(range(most)), most, 0.5)
+    made = steps._load_anew(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None)))
+    assert [len(piece.content) for piece in made] == sizes
+    assert sum(piece.weight for piece in made) == pytest.approx(1)
+    assert [index for piece in made for index in piece.content] == list(range(samples))
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "place", "version", "rank", "expected"),
+    [
+        (0, (0, 0), 0, 0, 0),  # the job's very first worker
+        (1, (0, 0), 0, 0, 1),
+        (0, (0, 3), 0, 0, 1),  # the job has trained: it is another's by now
+        (2, (4, 1), 0, 0, 1),
+        (2, (4, 1), 3, 0, 0),
+        (0, (0, 0), 3, 1, 1),
+    ],
+)
+def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, place, version, rank, expected):
+    job = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    core = job.session.core
+    core.under_master, core.worker_id = True, worker_id
+    job.session.jobs_place = lambda: place
+    members = tuple(Member(number, "h", 0, False) for number in range(2))
+    job.collective.world = World(version, members, rank) if version else ALONE
+    assert job.known_rank == expected
+    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    runtime._context = job
+    loop = PlainLoop(runtime)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    loop._view = View(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
+    assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
+    assert loop.catching_up() == (place > (0, 0))
 
 
 def test_random_streams_go_on_from_where_they_were():

@@ -46,6 +46,8 @@ class Decisions:
         if self._is_passed_over():
             # Who is on its way wishes nothing: what it has seen is not the job's. The others have gone on here.
             return None if self._unheard_in == self._job.world.version else False
+        if self._job.session.core.stopping is not None:  # it leaves, and the others go on
+            wish = False
         self._job.advance(Activity.WAIT)
         wishes = torch.tensor([float(wish)], dtype=torch.float64)
         try:

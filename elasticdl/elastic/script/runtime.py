@@ -115,8 +115,8 @@ class ScriptRuntime(Generic[ContextT]):
         return self._context
 
     def rank(self) -> int:
-        """This worker's place in the present world."""
-        return self.context().rank
+        """This worker's place in the present world; before the first it is 0 on one worker, and never on one that comes later."""
+        return self.context().known_rank
 
     def size(self) -> int:
         """Number of workers in the present world."""

@@ -58,8 +58,10 @@ class Part:
     weight: float
 
     @classmethod
-    def of(cls, batch: GlobalBatch, rank: int, workers: int) -> Part:
-        shares = split(len(batch.indices), workers)
+    def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
+        """``least``: samples of a part that is not empty, if the batch has as many."""
+        dividing = max(1, min(workers, len(batch.indices) // least))
+        shares = (*split(len(batch.indices), dividing), *[0] * (workers - dividing))
         if not shares[rank]:
             return cls(batch.indices[: shares[0]], 0, 0.0)
         first = sum(shares[:rank])

@@ -12,11 +12,14 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
@@ -35,6 +38,11 @@ class Piece:
     content: Any
     weight: float
     samples: int
+
+
+def least_samples(model: torch.nn.Module) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
 
 
 class Script(Protocol):
@@ -83,6 +91,7 @@ class Steps:
         self._script = script
         self._on_left = on_left
         self._in_pieces = in_pieces
+        self._least = least_samples(state.model)
 
     # -- worlds --
 
@@ -94,6 +103,8 @@ class Steps:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
             self.job.post(p.On.EPOCH_ENDED)
+        if self.job.under_master:
+            self.job.sigterm.listen()  # the script may have set a handler of its own
         try:
             self.job.post(p.On.COMMIT)
             return True
@@ -125,6 +136,8 @@ class Steps:
 
     def end(self) -> bool:
         """The script is done: return when those of all workers are. False: this worker was told to leave."""
+        if self._ends_as_told():
+            return False
         try:
             if self.is_reduced:
                 self.job.post(p.On.COMMIT)
@@ -141,10 +154,25 @@ class Steps:
             self.job.post(p.On.EPOCH_ENDED)
         return True
 
+    def _ends_as_told(self) -> bool:
+        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
+        at, session = self.state.progress, self.job.session
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        if session.core.stopping is None:
+            if not (self.job.under_master and self.job.sigterm.came and is_early):
+                return False
+            session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state
+        try:
+            self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+        self._on_left()
+        return True
+
     # -- a step --
 
     def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self.job.world.rank, self.job.world.size)
+        return Part.of(batch, self.job.world.rank, self.job.world.size, self._least)
 
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
@@ -251,7 +279,9 @@ class Steps:
         self.seed(given.batch)
         if not self._in_pieces:
             return [Piece(self._load(part.indices), part.weight, part.samples)]
-        every = [part.indices[start : start + most] for start in range(0, part.samples, most)]
+        pieces = max(1, min(-(-part.samples // most), part.samples // self._least))
+        ends = list(accumulate(split(part.samples, pieces), initial=0))
+        every = [part.indices[start:end] for start, end in pairwise(ends)]
         whole = len(given.batch.indices)
         return [Piece(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
 

@@ -73,7 +73,7 @@ class View:
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
         if self._begun is None:
-            return self._epochs > 0
+            return self._epochs > 0 or self._job.comes_later
         return self.repeats is not None or self._begun.is_behind
 
     # -- for the loader --

@@ -27,6 +27,7 @@ from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.transformers.checkpoints import is_whole
+from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.place import TrainersPlace
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Participant:
         self._job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
+        self.decisions = Decisions(job)
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
@@ -78,7 +80,7 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.rank == 0 and not self.is_behind
+        return self._job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -148,8 +150,7 @@ class Participant:
 
     @property
     def comes_later(self) -> bool:
-        """The job had trained already when this worker came."""
-        return self._job.session.jobs_place() > (0, 0)
+        return self._job.comes_later
 
     @property
     def _begun(self) -> Steps:
