@@ -18,6 +18,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.steps import Steps, least_samples
 from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch.view import View
@@ -232,10 +233,42 @@ def test_a_model_for_other_ways_of_training_is_refused(model, words):
     assert "\n" not in str(refused.value)
 
 
-def test_an_optimizer_that_evaluates_its_closure_several_times_is_refused():
+class AcceleratedOptimizer(torch.optim.SGD):
+    """By its name."""
+
+
+class DistributedOptimizer(torch.optim.SGD):
+    def _allreduce_grad_async(self): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (torch.optim.LBFGS, "LBFGS evaluates its closure several times"),
+        (torch.optim.SparseAdam, "SparseAdam takes sparse gradients alone"),
+        (AcceleratedOptimizer, "the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out"),
+        (DistributedOptimizer, "the optimizer is Horovod's DistributedOptimizer: give the one within"),
+    ],
+)
+def test_an_optimizer_whose_gradients_can_not_be_summed_is_refused(kind, words):
     model = torch.nn.Linear(1, 1)
-    with pytest.raises(UserError, match="LBFGS evaluates its closure several times"):
-        require_plain(model, torch.optim.LBFGS(model.parameters()))
+    optimizer = kind(model.parameters())
+    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    for use in (lambda: require_plain(model, optimizer), lambda: TorchState(context, model, optimizer, None, {})):
+        with pytest.raises(UserError, match=words) as refused:
+            use()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained(monkeypatch):
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match=r"leave init_process_group out, .* find each other through the job$"):
+        require_plain(model, torch.optim.SGD(model.parameters()))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="RANK is in the environment, by which libraries do so of themselves: unset it"):
+        require_plain(model, torch.optim.SGD(model.parameters()))
 
 
 def test_schedulers_are_found():

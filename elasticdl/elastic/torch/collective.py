@@ -107,6 +107,8 @@ class TorchCollective(Collective):
     def _begin(self, tensor: torch.Tensor, name: str, begin: Begin) -> Transfer:
         if self.world.size == 1:
             return Transfer(tensor)
+        if tensor.is_complex():  # which neither Horovod nor NCCL knows
+            tensor = torch.view_as_real(tensor)
         with self._guard():
             self._count(name)
             transfer = Transfer(tensor, name, begin)

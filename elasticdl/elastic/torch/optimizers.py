@@ -1,4 +1,4 @@
-"""Several optimizers as one."""
+"""Several optimizers as one, and those that can't be had."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from elasticdl.common.errors import UserError
 
 
 class Optimizers:
@@ -53,3 +55,29 @@ class Optimizers:
 def each_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     """``optimizer``: one, or `Optimizers`."""
     return optimizer.every if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def require_summable(optimizer: torch.optim.Optimizer, who: str) -> None:
+    """Raises:
+    UserError: it needs gradients of a kind that workers can't sum for it, or sums them itself.
+    """
+    kind = type(optimizer)
+    if any(each.__name__ == "AcceleratedOptimizer" for each in kind.__mro__):
+        raise UserError(
+            f"{who}: the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out, and give the model, optimizer and "
+            "loader that accelerator.prepare was given"
+        )
+    if hasattr(optimizer, "_allreduce_grad_async"):
+        raise UserError(
+            f"{who}: the optimizer is Horovod's DistributedOptimizer: give the one within: gradients are summed anyway"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError(
+            f"{who}: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
+            "take an optimizer that needs each gradient once"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UserError(
+            f"{who}: SparseAdam takes sparse gradients alone, and the sum over several workers is a dense one: take Adagrad or "
+            "SGD, which take both, or Adam with Embedding(sparse=False)"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.optimizers import Optimizers
+from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.training.state import Stateful
@@ -29,6 +30,11 @@ WRAPPERS = {
     "FullyShardedDataParallel": "each worker holds the whole model",
     "FSDPModule": "each worker holds the whole model",
 }
+
+
+_SET_BY_LAUNCHERS = (
+    "; RANK is in the environment, by which libraries do so of themselves: unset it, WORLD_SIZE and MASTER_ADDR"
+)
 
 
 class PreparedLoader:
@@ -162,15 +168,11 @@ def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> N
         raise UserError(f"{who}: the model is a {type(model).__name__}; expected one torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(f"{who}: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError(
-            f"{who}: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
-            "take an optimizer that needs each gradient once"
-        )
+    require_summable(optimizer, who)
     if dist.is_available() and dist.is_initialized():
         raise UserError(
             f"{who}: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
-            "each other through the job"
+            f"each other through the job{_SET_BY_LAUNCHERS if 'RANK' in os.environ else ''}"
         )
     for name, module in model.named_modules():
         where = f"{who}: {name or 'the model'} is a {type(module).__name__}"

@@ -197,7 +197,10 @@ class GradientReducer:
         for parameter in self._present():
             if parameter.grad is None:
                 parameter.grad = None if self._present_anywhere is not None else torch.zeros_like(parameter)
-            elif scale != 1.0:
+                continue
+            if parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
+                parameter.grad = parameter.grad.to_dense()
+            if scale != 1.0:
                 parameter.grad.mul_(scale)
 
     def _sum(self, scale: float) -> None:

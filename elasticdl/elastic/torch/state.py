@@ -23,7 +23,7 @@ from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.named import Saved
-from elasticdl.elastic.torch.optimizers import each_of
+from elasticdl.elastic.torch.optimizers import each_of, require_summable
 from elasticdl.elastic.torch.outside import dump_outside, load_outside
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
@@ -58,7 +58,13 @@ class TorchState(state.TrainingState):
         snapshot: bool = False,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
-        at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``."""
+        at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``.
+
+        Raises:
+            UserError: the optimizer is of a kind that can't be had.
+        """
+        for each in each_of(optimizer):
+            require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
         super().__init__(job, sampler, values, snapshot=snapshot)
         self.model = model
