@@ -188,7 +188,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         given.tape.note_backward(loss, {})
         steps.state.reset_buffers()
         given.part = Part(given.batch.indices[:3], 3, 3 / 8)  # as it was in a world of three
-        steps._remake()
+        steps.remake()
         script.optimizer.step()
     expected = kind()
     expected(data[:][0])
