@@ -27,7 +27,7 @@ from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBa
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class View:
         self._begun: Steps | None = None  # before this worker asks for a world
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
+        self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
         self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
@@ -144,6 +145,7 @@ class View:
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
+        self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
@@ -161,6 +163,7 @@ class View:
         in the first also what was drawn."""
         self._watch.stop()
         batch = self.drawn[number]
+        self._stands = Standing.behind(batch)
         if self._begun is None:
             if (batch.epoch, number) < self._approach:
                 self._from_memory.begin_batch()
@@ -305,10 +308,26 @@ class View:
         if self._begun is None:
             if not self._epochs:
                 return None
+            if (self._stands.epoch, self._stands.batches) < self._approach:
+                return self._end_alone(self._approach[0])
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
         if self._steps.is_behind:
+            at = self._steps.state.progress
+            if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
+                return self._end_alone(at.epoch)
             self._arrive()
         return self._steps.state if self._steps.end() else None
+
+    def _end_alone(self, epoch: int) -> None:
+        """The script has judged stand-ins. The others go on, in this epoch."""
+        why = (
+            f"this worker has come later, and its script has left its loop in epoch {self._epochs}, where the job stands in epoch "
+            f"{epoch + 1}: what is computed while elastic.catching_up() says nothing of the model, so decide only when that is False, "
+            "and give elastic.prepare() what the decision goes by, as an object with state_dict"
+        )
+        log.error("%s", why)
+        self._job.fail(why, "", users=False)
+        self._leave_for_good()
 
     # -- a step that is torn --
 

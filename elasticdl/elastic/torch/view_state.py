@@ -107,6 +107,19 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a script is in its loops, in batches and in samples of the epoch."""
+
+    epoch: int
+    batches: int
+    samples: int
+
+    @classmethod
+    def behind(cls, batch: GlobalBatch) -> Standing:
+        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
+
+
+@dataclass(frozen=True, slots=True)
 class EpochBegin:
     """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
 
