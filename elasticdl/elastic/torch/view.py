@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
@@ -24,6 +25,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
@@ -123,6 +125,9 @@ class View:
         if self._epochs == 0:
             place.note_streams(0, self.batches.draws, since=0)
         values = {**self._values(), "place": place}
+        for each in values.values():
+            if isinstance(each, LRScheduler):
+                rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
@@ -309,12 +314,14 @@ class View:
             if not self._epochs:
                 return None
             if (self._stands.epoch, self._stands.batches) < self._approach:
-                return self._end_alone(self._approach[0])
+                self._end_alone(self._approach[0])
+                return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
         if self._steps.is_behind:
             at = self._steps.state.progress
             if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
-                return self._end_alone(at.epoch)
+                self._end_alone(at.epoch)
+                return None
             self._arrive()
         return self._steps.state if self._steps.end() else None
 
