@@ -24,6 +24,7 @@ from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
+from setup_steps import signals_held_back
 
 from elasticdl.common.jobdir import JobDir
 from elasticdl.common.journal import Entry, read_journal
@@ -133,16 +134,19 @@ def accuracy_reached(entries: list[Entry]) -> float:
 
 def run(command: list[str], home: str) -> int:
     """The exit code of the job, which has ended when this returns or raises."""
-    with subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "ELASTICDL_HOME": home}) as job:
-        asked = False
-        try:
-            return job.wait(WHOLE_DEADLINE)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the job was stopped after {WHOLE_DEADLINE:.0f} s") from None
-        except KeyboardInterrupt:
-            asked = True  # Ctrl-C has reached the job as well
-            raise
-        finally:
+    job: subprocess.Popen[bytes] | None = None
+    asked = False
+    try:
+        with signals_held_back():  # else one that comes now leaves a job behind that nobody knows
+            job = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "ELASTICDL_HOME": home})
+        return job.wait(WHOLE_DEADLINE)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"the job was stopped after {WHOLE_DEADLINE:.0f} s") from None
+    except KeyboardInterrupt:
+        asked = True  # Ctrl-C has reached the job as well
+        raise
+    finally:
+        if job is not None:
             end(job, asked)
 
 

@@ -145,7 +145,7 @@ class Steps:
     ) -> Iterator[subprocess.Popen[str]]:
         process = None
         try:
-            with _signals_held_back():
+            with signals_held_back():
                 process = subprocess.Popen(
                     command,
                     env={**os.environ, **variables},
@@ -164,7 +164,7 @@ class Steps:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """A signal that comes while a program is started is acted upon when it is known what to end. The handlers change, not the
     mask of signals: a program inherits that one."""
     came: list[int] = []

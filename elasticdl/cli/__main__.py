@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +37,7 @@ TABLE = {
     "delete": (_JOBS, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
 }
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 COMMANDS = Commands("elasticdl", TABLE)
 click.version_option(elasticdl.__version__, message="elasticdl %(version)s")(COMMANDS)
 
@@ -55,12 +58,13 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    who = f"elasticdl {argv[0]}" if argv and argv[0] in TABLE else "elasticdl"
+    open_closed_streams()
     try:
         with caught(interrupt):  # SIGTERM, too: a command may hold keys in a folder, which goes with it
             code = dispatch(argv)
             sys.stdout.flush()
     except ElasticDLError as error:
-        who = f"elasticdl {argv[0]}" if argv and argv[0] in TABLE else "elasticdl"
         print(f"{who}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except Interrupted as interrupted:
@@ -68,10 +72,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone, as in `elasticdl events | head`; what is still buffered must not raise at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_no_more()  # the reader has gone, as in `elasticdl events | head`
         return 141
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print_no_more()
+        with contextlib.suppress(OSError):  # it may be there that nothing can be written
+            print(f"{who}: {error.strerror}: neither what it prints nor its files can be written", file=sys.stderr)
+        return 1
     return code
+
+
+def open_closed_streams() -> None:
+    """What the caller has closed, as with `>&-`, is nowhere. The next file or connection would take its number otherwise."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
+
+
+def print_no_more() -> None:
+    """What is still buffered must not raise at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

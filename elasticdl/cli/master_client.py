@@ -11,6 +11,7 @@ import grpc
 from elasticdl.common.channel import metadata, open_channel, refusal
 from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
+from elasticdl.common.reach import in_words
 from elasticdl.common.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
@@ -85,6 +86,7 @@ class MasterClient:
                 raise RefusedError(f"{self._master.title} refused: {details}") from error
             if code is grpc.StatusCode.UNAVAILABLE:
                 _raise_if_refused(self._master)
+                raise UnreachableError(f"{self._master.title} is not reached: {in_words(details or '')}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnreachableError(
                     f"{self._master.title} did not answer in {CALL_TIMEOUT:g} s; it may have done what it was asked for"

@@ -31,6 +31,7 @@ from elasticdl.common.tether import die_with_parent
 TEMPLATE = "ELASTICDL_TEMPLATE"
 MESSAGE_BYTES = 1 << 16
 GO = b"1"
+THREAD_ENDS_SECONDS = 1.0
 ORPHAN_SECONDS = 0.0005
 _GPU_DEVICES = "/dev/nvidia"
 _STOPPED_BY_FORKS = ("jemalloc_bg_thd",)  # jemalloc, as in pyarrow, knows of forks
@@ -114,14 +115,25 @@ def _prepare(modules: list[str]) -> str:
 
 def _unsafe() -> str:
     """Why this process must not be forked; empty if it may be."""
-    threads = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
-    if len([each for each in threads if each not in _STOPPED_BY_FORKS]) > 1:
-        return f"importing has started threads ({', '.join(sorted(threads))})"
+    deadline = time.monotonic() + THREAD_ENDS_SECONDS
+    while len(threads := _threads()) > 1:
+        if time.monotonic() > deadline:
+            return f"importing has started threads ({', '.join(sorted(threads))})"
+        time.sleep(0.01)  # a thread that was waited for is still listed for a moment
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the folder itself is closed by now
             if os.readlink(f"/proc/self/fd/{each}").startswith(_GPU_DEVICES):
                 return "importing has opened a GPU"
     return ""
+
+
+def _threads() -> list[str]:
+    """The names of those that speak against a fork, and of the main thread."""
+    names = []
+    for each in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{each}/comm").read_text().strip())
+    return [name for name in names if name not in _STOPPED_BY_FORKS]
 
 
 def _hidden_module() -> str:

@@ -3,7 +3,7 @@
 TensorFlow since 2.20 shows the symbols of its library to all that is loaded after it (RTLD_GLOBAL). triton since 3.7, the
 compiler that comes with PyTorch's CUDA build, then takes TensorFlow's LLVM for its own: `import tensorflow; import triton`
 ends the interpreter by SIGSEGV, with triton 3.9 by SIGABRT (tensorflow#124205); `import triton; import tensorflow` works.
-PyTorch imports triton by itself: at the first optimizer, at `torch.compile`, and when Lightning or transformers are imported.
+PyTorch imports triton by itself: at the first optimizer, at `torch.compile`, and when Lightning or transformers' Trainer are imported.
 
 So whoever imports TensorFlow in this package does it by `elasticdl.tensorflow`, and whoever runs a user's module that may
 import both calls `import_triton` before.
@@ -34,13 +34,14 @@ def import_triton() -> None:
 
 
 def require_triton_first(importing: str) -> None:
-    """Called by a module, named ``importing``, that is about to import triton by way of PyTorch.
+    """Called by a module, named ``importing``, that is about to import PyTorch. Afterwards TensorFlow may be imported.
 
     Raises:
         UserError: TensorFlow was imported before triton.
     """
     if "triton" not in sys.modules:
         refuse_triton(importing)
+        import_triton()  # PyTorch itself does so much later, when the script may have imported TensorFlow
 
 
 def refuse_triton(importing: str = "triton") -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from elasticdl.common.environment import MASTER
+from elasticdl.common.environment import CONNECTED, MASTER
 from elasticdl.common.stacks import last_words
 from elasticdl.common.startup import python_path
 from elasticdl.common.triton_first import why_it_crashed
@@ -35,6 +35,12 @@ def test_ours_imports_both_in_an_order_that_works():
     assert done.returncode == 0, done.stderr
 
 
+def test_tensorflow_may_come_after_our_front_end_for_pytorch():
+    done = run(f"import elasticdl.elastic.torch, tensorflow, torch; {MAKE_OPTIMIZER}")
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_front_ends_for_pytorch_refuse_a_script_that_has_imported_tensorflow_first():
     script = f"""
 import importlib, tensorflow
@@ -58,8 +64,10 @@ import elasticdl.elastic.torch
     assert "Traceback" not in done.stderr
 
 
-def test_a_script_under_elasticdl_run_ends_with_the_line_that_helps_instead_of_crashing():
-    done = run(f"import tensorflow, torch; {MAKE_OPTIMIZER}", **python_path(os.environ), **{MASTER: "127.0.0.1:1"})
+@pytest.mark.parametrize("connected", [False, True], ids=["worker", "process that loads its data"])
+def test_a_script_under_elasticdl_run_ends_with_the_line_that_helps_instead_of_crashing(connected):
+    variables = dict.fromkeys([MASTER, CONNECTED] if connected else [MASTER], "127.0.0.1:1")
+    done = run(f"import tensorflow, torch; {MAKE_OPTIMIZER}", **python_path(os.environ), **variables)
 
     assert done.returncode == 2, done.stderr
     assert "move `import triton` above `import tensorflow`" in done.stderr.strip().splitlines()[-1]

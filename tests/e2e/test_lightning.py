@@ -89,7 +89,9 @@ def test_workers_join_leave_and_are_killed(alone, tmp_path, name):
         assert job.finish() == 0, job.describe()
         assert {"failed", "user error"}.isdisjoint(entry.get("cause", "") for entry in job.entries("worker_left"))
         elastically = ended(said_by_workers(job))
-    assert not job.entries("warning"), job.entries("warning")
+    # A kill may come while the members agree on something, which is told.
+    warnings = [each for each in job.entries("warning") if "a decision is each worker's own" not in each["message"]]
+    assert not warnings
     require_same(read_log(elastic, name), read_log(plain, name))
     assert checkpoints(elastic) == checkpoints(plain)
     assert elastically[:2] == expected[:2]

@@ -332,6 +332,27 @@ def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
     assert list(job.path.iterdir()) == []
 
 
+def test_a_master_that_is_held_leaves_no_folder_of_a_parent_that_is_killed(start, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    job = start(steps=1)  # only for its directory
+    job.wait()
+    module = "elasticdl.master.service.local_master"
+    command = [sys.executable, "-m", module, "--job_dir", str(job.dir.path), "--held", "--temporary", str(temporary)]
+    script = f"""
+import os, subprocess
+command = [*{command!r}, "--die_with_parent", str(os.getpid())]
+print(subprocess.Popen(command, stdin=subprocess.PIPE).pid, flush=True)
+input()
+"""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", script], **options) as parent:
+        master = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    master.wait(DEADLINE)
+    assert not temporary.exists()
+
+
 @pytest.mark.parametrize("metadata", [(), (("elasticdl-token", "wrong"),)])
 def test_calls_without_the_token_are_refused(start, metadata):
     job = start().connect()
@@ -420,6 +441,7 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_up_its_world(s
     job = start(LastingMaster).connect()
     job.world_of(0, 1, 2)
     before = job.until(lambda s: s.step > 60)
+    worlds = len(job.journal("world_formed"))  # a worker that starts slowly comes into a second one
     job.kill()
     job.start_again()
     workers = job.world_of(0, 1, 2)
@@ -427,7 +449,7 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_up_its_world(s
     assert after.world_version == before.world_version
     assert [w.rank for w in after.workers] == [w.rank for w in before.workers]
     assert [w.pid for w in after.workers] == [w.pid for w in before.workers]
-    assert [len(job.journal(event)) for event in ("job_started", "master_restarted", "world_formed")] == [1, 1, 1]
+    assert [len(job.journal(event)) for event in ("job_started", "master_restarted", "world_formed")] == [1, 1, worlds]
     assert job.journal("change_announced", "world_broken", "worker_left") == []
     epochs = job.journal("epoch_finished")
     assert [entry["epoch"] for entry in epochs] == list(range(len(epochs)))

@@ -177,7 +177,7 @@ def test_a_master_that_does_not_answer_is_one_line(capsys):
     code, _, err = run(capsys, "scale", "deaf", "2")
     assert code == 1
     assert err.startswith(
-        f"elasticdl scale: the master at 127.0.0.1:1 (process {os.getpid()}) did not answer: unavailable"
+        f"elasticdl scale: the master at 127.0.0.1:1 (process {os.getpid()}) is not reached: the connection is refused"
     )
     assert err.count("\n") == 1
     assert "unreachable" in run(capsys, "status")[1]

@@ -294,6 +294,20 @@ def test_a_reader_that_goes_away_takes_the_job_with_it(command):
     assert masters() == []
 
 
+def test_output_that_is_closed_is_no_matter(command):
+    process = command("train", "--model_def=ok", "--job_name=one", stdout=None, preexec_fn=lambda: os.close(1))
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_full_disk_under_the_output_is_told_in_one_line(command):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        process = command("status", stdout=full)
+        _, err = process.communicate(timeout=TIMEOUT)
+    told = "elasticdl status: No space left on device: neither what it prints nor its files can be written\n"
+    assert (process.returncode, err) == (1, told)
+
+
 def test_ctrl_c_during_the_check(command, tmp_path):
     (tmp_path / "pretend_check.py").write_text(
         textwrap.dedent(f"""

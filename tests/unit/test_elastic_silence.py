@@ -117,6 +117,14 @@ def test_a_log_tells_the_last_problem_until_the_master_was_reached():
     assert last_problem("importing") == ""
 
 
+def test_an_attempt_ends_when_the_worker_is_to_give_up():
+    silence = Silence("digits:50001", LIMIT)
+    for began in (0.0, LIMIT - 1.0):
+        silence.begin(began)
+    assert not silence.stalls(LIMIT)
+    assert silence.stalls(LIMIT + 0.1)
+
+
 def test_who_sends_heartbeats_looks_after_the_stream():
     looks = queue.SimpleQueue()
 

@@ -73,9 +73,9 @@ class Silence:
             return self._silence(now)
 
     def stalls(self, now: float) -> bool:
-        """Whether the present attempt should be ended."""
+        """Whether the present attempt should be ended: gRPC's own end of one may be long after the worker is to give up."""
         with self._lock:
-            return not self._answered and now - self._attempt > ATTEMPT_SECONDS
+            return not self._answered and (now - self._attempt > ATTEMPT_SECONDS or self._silence(now) > self._limit)
 
     def _silence(self, now: float) -> float:
         return 0.0 if self._answered else now - self._since

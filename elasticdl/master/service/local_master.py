@@ -59,12 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temporary", metavar="FOLDER", help="the job's TMPDIR, removed at the end")
     parser.add_argument("--held", action="store_true", help="get ready, and begin when a line comes on stdin")
     args = parser.parse_args(argv)
-    if args.die_with_parent:
-        die_with_parent(PARENT_GONE)
-        if os.getppid() != args.die_with_parent:  # it ended before it was heard of
-            return EXIT_CODES[Phase.STOPPED]
     job_dir = JobDir(args.job_dir.absolute())
     try:
+        if args.die_with_parent:
+            # Until there is a job to stop; by way of what removes the folder.
+            signal.signal(PARENT_GONE, lambda *_: sys.exit(EXIT_CODES[Phase.STOPPED]))
+            die_with_parent(PARENT_GONE)
+            if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+                return EXIT_CODES[Phase.STOPPED]
         spec = read_spec(job_dir)
         log_as(job_dir.name, spec)
         end = asyncio.run(serve_here(spec, job_dir, partial(local_launcher, spec, job_dir), held=args.held))

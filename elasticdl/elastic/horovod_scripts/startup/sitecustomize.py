@@ -63,15 +63,16 @@ class OwnFinder:
 
 class PatchingFinder:
     """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run. Random generators are
-    seeded then; triton it has looked at before."""
+    seeded then; triton it has looked at before. ``names``: which of these it finds."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
         self._patches: Any = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in PATCHED and fullname not in (TRITON, *RANDOM):
+        if fullname not in self._names:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -168,11 +169,11 @@ def seed() -> None:
 
 
 def main() -> None:
-    # A child of a worker is no worker: it may use Horovod for purposes of its own.
-    if os.environ.get(MASTER) != os.environ.get(CONNECTED):
-        sys.meta_path.insert(0, PatchingFinder())
     if MASTER in os.environ:
-        sys.meta_path.insert(1, OwnFinder())
+        # A child of a worker is no worker: it may use Horovod for purposes of its own.
+        is_child = os.environ.get(CONNECTED) == os.environ[MASTER]
+        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM}
+        sys.meta_path[:0] = [PatchingFinder(names), OwnFinder()]
     try:
         run_next(sys.path)
     finally:  # whatever another project's hook raises, Python says so and goes on

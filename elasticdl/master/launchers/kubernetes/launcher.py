@@ -114,7 +114,7 @@ class KubernetesLauncher:
 
     def read_stacks(self, worker_id: int) -> None:
         """From the log of its pod, where a worker that hangs has written them."""
-        if worker_id in self._ledger and worker_id not in self._creating and not self._closed:
+        if worker_id in self._ledger and not self._closed:
             self._start(self._read_stacks(worker_id))
 
     def read_log(self, worker_id: int) -> None:
