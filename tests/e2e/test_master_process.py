@@ -441,6 +441,7 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_up_its_world(s
     job = start(LastingMaster).connect()
     job.world_of(0, 1, 2)
     before = job.until(lambda s: s.step > 60)
+    worlds = len(job.journal("world_formed"))  # a worker that starts slowly comes into a second one
     job.kill()
     job.start_again()
     workers = job.world_of(0, 1, 2)
@@ -448,7 +449,7 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_up_its_world(s
     assert after.world_version == before.world_version
     assert [w.rank for w in after.workers] == [w.rank for w in before.workers]
     assert [w.pid for w in after.workers] == [w.pid for w in before.workers]
-    assert [len(job.journal(event)) for event in ("job_started", "master_restarted", "world_formed")] == [1, 1, 1]
+    assert [len(job.journal(event)) for event in ("job_started", "master_restarted", "world_formed")] == [1, 1, worlds]
     assert job.journal("change_announced", "world_broken", "worker_left") == []
     epochs = job.journal("epoch_finished")
     assert [entry["epoch"] for entry in epochs] == list(range(len(epochs)))

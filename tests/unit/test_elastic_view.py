@@ -611,6 +611,44 @@ def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
     assert view.is_idle
 
 
+@pytest.mark.parametrize(
+    ("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 1, 0), ((0, 2), 0, 3)]
+)
+def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
+    """It has judged what is not the job's; at ``told`` it would have joined."""
+    model, optimizer, loader, view = begun((0, 0))
+    kept = []
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view._steps.state.state_dict())))
+
+    def join(state):
+        state.load_state_dict(kept[6])  # that after the third step of the second epoch
+        for part in p.Part:  # as when it is sent
+            state.save(part)
+
+    late, its_optimizer, its_loader, its_view = begun(told, join)
+    said = []
+    its_view._job.fail = lambda message, traceback, *, users: said.append((message, users))
+    its_view._on_left = lambda: said.append("left")
+    for _ in range(epochs):
+        for inputs, labels in its_loader:
+            cross_entropy(late(inputs), labels).backward()
+            its_optimizer.step()
+            its_optimizer.zero_grad()
+    if batches:
+        for number, (inputs, labels) in enumerate(its_loader):
+            cross_entropy(late(inputs), labels).backward()
+            its_optimizer.step()
+            its_optimizer.zero_grad()
+            if number + 1 == batches:
+                break
+    assert its_view.finish() is None
+    (message, users), left = said
+    assert message.count("\n") == 0
+    assert "where the job stands in epoch 2" in message
+    assert not users
+    assert left == "left"
+
+
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
     model, optimizer, loader, view = begun((1, 2))
     told = []

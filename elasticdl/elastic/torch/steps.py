@@ -223,6 +223,19 @@ class Steps:
             except WorldBroken as error:
                 failure = error
 
+    def sum_of(self, mine: float) -> float | None:
+        """Over all workers; None if the world has broken, which the next step mends."""
+        total = torch.tensor([mine], dtype=torch.float64)
+        self.job.advance(Activity.WAIT)
+        try:
+            self.job.collective.sum_([total], "elasticdl.mean")
+        except WorldBroken as failure:
+            log.info("a mean is that of this worker's samples alone: %s", failure)
+            return None
+        finally:
+            self.job.advance(Activity.UPDATE)
+        return float(total)
+
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
         for given in self.hand:

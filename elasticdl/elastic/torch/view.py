@@ -17,19 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class View:
         self._begun: Steps | None = None  # before this worker asks for a world
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
+        self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
         self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
@@ -124,6 +126,9 @@ class View:
         if self._epochs == 0:
             place.note_streams(0, self.batches.draws, since=0)
         values = {**self._values(), "place": place, "gradients": self._gradients}
+        for each in values.values():
+            if isinstance(each, LRScheduler):
+                rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
@@ -146,6 +151,7 @@ class View:
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
+        self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
@@ -163,6 +169,7 @@ class View:
         in the first also what was drawn."""
         self._watch.stop()
         batch = self.drawn[number]
+        self._stands = Standing.behind(batch)
         if self._begun is None:
             if (batch.epoch, number) < self._approach:
                 self._from_memory.begin_batch()
@@ -295,24 +302,8 @@ class View:
                 self._begun.place.means += 1
                 if self._skipped_means >= self._begun.place.means:
                     return own
-            total = torch.tensor([self._weighed(value, own)], dtype=torch.float64)
-            self._job.advance(Activity.WAIT)
-            try:
-                self._job.collective.sum_([total], "elasticdl.mean")
-            except WorldBroken as failure:
-                log.info("a mean is that of this worker's samples alone: %s", failure)  # the next step mends the world
-                return own
-            finally:
-                self._job.advance(Activity.UPDATE)
-            return float(total)
-
-    def _weighed(self, value: Any, own: float) -> float:
-        """What this worker adds to a mean over the last batch that it was given."""
-        last = self._last
-        if last is None or not last.part.weight:
-            return 0.0
-        # It may have been made again, of another part than the script has seen.
-        return last.remade.get(id(value), own * last.part.weight)
+            total = self._begun.sum_of(self._last.weighed(value, own) if self._last else 0.0)
+            return own if total is None else total
 
     # -- the end of the script --
 
@@ -322,10 +313,28 @@ class View:
         if self._begun is None:
             if not self._epochs:
                 return None
+            if (self._stands.epoch, self._stands.batches) < self._approach:
+                self._end_alone(self._approach[0])
+                return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
         if self._steps.is_behind:
+            at = self._steps.state.progress
+            if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
+                self._end_alone(at.epoch)
+                return None
             self._arrive()
         return self._steps.state if self._steps.end() else None
+
+    def _end_alone(self, epoch: int) -> None:
+        """The script has judged stand-ins. The others go on, in this epoch."""
+        why = (
+            f"this worker has come later, and its script has left its loop in epoch {self._epochs}, where the job stands in epoch "
+            f"{epoch + 1}: what is computed while elastic.catching_up() says nothing of the model, so decide only when that is False, "
+            "and give elastic.prepare() what the decision goes by, as an object with state_dict"
+        )
+        log.error("%s", why)
+        self._job.fail(why, "", users=False)
+        self._leave_for_good()
 
     # -- a step that is torn --
 

@@ -113,6 +113,11 @@ class Given:
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
+    def weighed(self, value: Any, own: float) -> float:
+        """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
+        # It may have been made again, of another part than the script has seen.
+        return self.remade.get(id(value), own * self.part.weight) if self.part.weight else 0.0
+
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""
         if not self.remade:  # whose ids are those of tensors that the tape keeps
@@ -127,6 +132,19 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
     indices = tuple(given.part.numbers for given in hand)
     whole = last.indices if len(hand) == 1 else [index for given in hand for index in given.batch.indices]
     return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a script is in its loops, in batches and in samples of the epoch."""
+
+    epoch: int
+    batches: int
+    samples: int
+
+    @classmethod
+    def behind(cls, batch: GlobalBatch) -> Standing:
+        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
 
 
 @dataclass(frozen=True, slots=True)
