@@ -248,6 +248,8 @@ class Fit(EpochDriver[FitLedger]):
         return agreed
 
     def _complete(self) -> None:
+        if self._options.epochs:  # as Keras has it; the same twice is the same once, if the world breaks meanwhile
+            self.state.optimizer.finalize_variable_values(self.state.model.trainable_variables)
         self.callbacks.end()
 
     def _logs(self) -> dict[str, Any]:
