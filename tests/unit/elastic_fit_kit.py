@@ -129,7 +129,9 @@ def data_of(x, y=None, **given):
 def plainly(model, x, y=None, callbacks=(), **given):
     """What Keras's own ``fit`` makes of it: the history, and the weights."""
     sizes = {} if y is None else {"batch_size": BATCH}
-    history = model.fit(x, y, **sizes, **{"epochs": 3, "shuffle": False, "verbose": 0, **given}, callbacks=list(callbacks))
+    history = model.fit(
+        x, y, **sizes, **{"epochs": 3, "shuffle": False, "verbose": 0, **given}, callbacks=list(callbacks)
+    )
     return history.history, [np.array(value) for value in model.get_weights()]
 
 

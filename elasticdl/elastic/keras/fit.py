@@ -177,7 +177,7 @@ class Fit(EpochDriver[FitLedger]):
     def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
         training, options = given.data.training, given.options
         self._stages = stages
-        self._validation = given.data.validation
+        self.data = given.data
         self._options = options
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
@@ -222,6 +222,8 @@ class Fit(EpochDriver[FitLedger]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self.callbacks.on_epoch_begin(epoch)
+        passed = epoch - self._options.initial_epoch
+        self.data.training.tell(2 * passed + 2, self._context.seed)
 
     def _make_step(self, batch: StepBatch) -> float:
         self.callbacks.before_step()
@@ -233,9 +235,15 @@ class Fit(EpochDriver[FitLedger]):
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
-        if self._validation is not None and self._options.validates(epoch):
+        data, options, seed = self.data, self._options, self._context.seed
+        if not self._stopping:  # else it was left before its end
+            data.training.tell(2 * (epoch - options.initial_epoch) + 3, seed)
+        if data.validation is not None and options.validates(epoch):
+            before = sum(map(options.validates, range(options.initial_epoch, epoch)))
+            data.validation.tell(3 * before + 2, seed)
             with self.callbacks.testing() as found:
-                found.update(self._validate(self._validation))
+                found.update(self._validate(data.validation))
+            data.validation.tell(3 * before + 3, seed)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping

@@ -58,10 +58,21 @@ class Stages:
             self._keep_alive.stop()
             self._keep_alive = None
 
-    def end(self, model: keras.Model, callbacks: KerasCallbacks, progress: Progress, advance: Advance | None) -> None:
-        """This process has trained to the end of the present stage. Without ``advance`` there are no others."""
+    def end(
+        self,
+        model: keras.Model,
+        callbacks: KerasCallbacks,
+        told: Sequence[int],
+        progress: Progress,
+        advance: Advance | None,
+    ) -> None:
+        """This process has trained to the end of the present stage. Without ``advance`` there are no others.
+
+        ``told``: what its data sets were told.
+        """
         if advance is not None:
-            left_behind = {"weights": model.get_weights(), "callbacks": callbacks.pack()["callbacks"]}
+            kept = callbacks.pack()["callbacks"]
+            left_behind = {"weights": model.get_weights(), "callbacks": kept, "told": list(told)}
             self._records[self._passed :] = [plain_data.dumps(left_behind)]
             self._keep_alive = KeepAlive(advance)
         else:
@@ -69,8 +80,8 @@ class Stages:
         self._passed += 1
         self.progress, self.has_state = progress, True
 
-    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Leave behind what the present stage, which is over, left behind on the others."""
+    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[int]:
+        """Leave behind what the present stage, which is over, left behind on the others; returns what data were told."""
         record = plain_data.loads(self._records[self._passed])
         model.set_weights(record["weights"])
         for number, kept in record["callbacks"].items():
@@ -79,6 +90,8 @@ class Stages:
             callback.set_model(model)
         self._passed += 1
         self.has_state = False
+        told: list[int] = record["told"]
+        return told
 
     def meet(self, collective: KerasCollective) -> None:
         """See that all members of the world are in the same stage, before anything else is done in it.

@@ -147,10 +147,10 @@ class Model:
         setattr(self.model, name, value)
 
     def _train(self, call: FitCall) -> None:
-        if stages.overtaken:
-            stages.repeat(self.model, call.callbacks)
-            return
         context = own.context()
+        if stages.overtaken:
+            call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+            return
         fit = Fit(context, stages, self.model, call)
         stages.begin()
         try:
@@ -158,9 +158,10 @@ class Model:
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                stages.repeat(self.model, call.callbacks)
+                call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
                 return
-        stages.end(self.model, fit.callbacks, fit.state.progress, context.advance if job.under_master else None)
+        advance = context.advance if job.under_master else None
+        stages.end(self.model, fit.callbacks, call.data.told, fit.state.progress, advance)
 
     def _has_loss(self, reduction: str) -> bool:
         return any(getattr(loss, "reduction", None) == reduction for loss in keras.tree.flatten(self.model.loss))
