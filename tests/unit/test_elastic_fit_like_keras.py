@@ -90,7 +90,7 @@ def test_a_newcomer_s_py_dataset_stands_where_those_of_the_others_do(make):
 
 def test_a_py_dataset_that_grows_is_refused():
     samples = data_of(Reordered(grows_in=3)).training
-    with pytest.raises(UserError, match="the Reordered has 5 batches after on_epoch_end.., and had 4") as error:
+    with pytest.raises(UserError, match=r"the Reordered has 5 batches after on_epoch_end\(\), and had 4") as error:
         samples.tell(3, 0)
     assert "\n" not in str(error.value)
 
