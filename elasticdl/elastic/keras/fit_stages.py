@@ -21,7 +21,7 @@ from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE
-from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras import callback_state, plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.tensorflow import keras
@@ -85,7 +85,7 @@ class Stages:
         record = plain_data.loads(self._records[self._passed])
         model.set_weights(record["weights"])
         for number, kept in record["callbacks"].items():
-            vars(callbacks[int(number)]).update(kept)
+            callback_state.put(callbacks[int(number)], kept)
         for callback in callbacks:
             callback.set_model(model)
         self._passed += 1

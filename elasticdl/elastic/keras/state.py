@@ -59,6 +59,10 @@ class KerasState(state.TrainingState):
         """Of the next step, unless the rules (`follow`) or the optimizer's own schedule change it."""
         return float(self.optimizer.learning_rate)
 
+    def warn(self, message: str) -> None:
+        """Into this worker's log and the job's journal."""
+        self._job.warn(message)
+
     # -- a step --
 
     def make_step(self, batch: StepBatch) -> float:
