@@ -39,6 +39,19 @@ def test_without_epochs_weights_stay():
         np.testing.assert_array_equal(one, other)
 
 
+def normalized():
+    return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
+def test_weights_that_a_layer_sets_when_it_is_called_are_set(workers, most):
+    plain = plainly(normalized(), X, Y, validation_data=(X[:20], Y[:20]))
+    members = fit_together(
+        workers, lambda rank: Fitting(normalized(), data_of(X, Y, validation_data=(X[:20], Y[:20])), most=most)
+    )
+    assert_as_plain(members, plain, rtol=1e-4)
+
+
 class Reordered(keras.utils.PyDataset):
     """Draws a new order between epochs, from a generator of its own or from NumPy's global one."""
 

@@ -21,6 +21,7 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.keras.forward import ForwardScope
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
@@ -104,24 +105,23 @@ class FitStep(TrainStep):
         model.reset_metrics()
         return means
 
-    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
-        return self._compute(trainable, others, (inputs, *_split(labels, self._weighted)), training=True)
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tf.Tensor:
+        return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
-    def _compute(
-        self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
-    ) -> tuple[tf.Tensor, Sums]:
+    def _more_values(self) -> list[tuple[Any, Any]]:
+        return list(zip(self._variables, self._first, strict=True))
+
+    def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tf.Tensor:
         """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
         model, (inputs, labels, weights) = self.model, batch
-        values = [*trainable, *others, *self._first]
-        variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
-        with keras.StatelessScope(list(zip(variables, values, strict=True)), collect_losses=True) as scope:
+        with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
             loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
         after = [scope.get_current_value(variable) for variable in self._variables]
         self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
-        return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+        return loss
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
         """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
@@ -135,7 +135,7 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
+        loss = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
         return [loss, *self._take_deltas()]
 
     def _noted(self, report: Any) -> Any:

@@ -177,14 +177,15 @@ class KerasState(state.TrainingState):
             self.optimizer.learning_rate = rate
 
     def _dump_own(self) -> dict[str, Any]:
-        """Copies, as NumPy arrays in the order of ``model.variables`` and ``optimizer.variables``."""
+        """Copies, as NumPy arrays in the order of the variables of model, optimizer and others."""
         return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
 
     def _load_own(self, state: dict[str, Any]) -> None:
         """Raises UserError if the state is of another model or optimizer; nothing was loaded."""
-        for name, variables in self._variables().items():
-            _require_same(name, variables, state[name])
-        for name, variables in self._variables().items():
+        held = {name: variables for name, variables in self._variables().items() if variables or state.get(name)}
+        for name, variables in held.items():
+            _require_same(name, variables, state.get(name, ()))
+        for name, variables in held.items():
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value)
 
@@ -204,12 +205,21 @@ class KerasState(state.TrainingState):
         return value if isinstance(value, tf.Tensor) else None  # a tensor never changes
 
     def _broadcast(self) -> dict[str, Any]:
-        own = {name: [tf.convert_to_tensor(v.value) for v in given] for name, given in self._variables().items()}
+        own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
         received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
         return received
 
     def _variables(self) -> dict[str, list[Any]]:
-        return {"model": list(self.model.variables), "optimizer": list(self.optimizer.variables)}
+        return {
+            "model": list(self.model.variables),
+            "optimizer": list(self.optimizer.variables),
+            "captured": self.train_step.captured,
+        }
+
+
+def _read(variable: Any) -> tf.Tensor:
+    """Of Keras, or of TensorFlow."""
+    return tf.convert_to_tensor(variable if isinstance(variable, tf.Variable) else variable.value)
 
 
 def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -219,7 +229,8 @@ def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) ->
         )
     for variable, value in zip(variables, values, strict=True):
         if tuple(variable.shape) != tuple(value.shape):
+            path = getattr(variable, "path", variable.name)
             raise UserError(
-                f"the state is of another {name}: {variable.path} has shape {tuple(variable.shape)}, and there it has "
+                f"the state is of another {name}: {path} has shape {tuple(variable.shape)}, and there it has "
                 f"{tuple(value.shape)}"
             )

@@ -19,6 +19,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
+from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
 from elasticdl.elastic.keras.layout import Layout, Sums
 from elasticdl.tensorflow import keras, tf
 
@@ -37,14 +38,14 @@ class OtherVariables:
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        self._all = list(variables)
+        self.all = list(variables)
         seeds = [v for v in variables if v.path.rpartition("/")[2] == SEED_NAME]
         self._seeds = {id(variable): number for number, variable in enumerate(seeds)}
         self._statistics = [i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_floating]
         self._counters = [
             i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_integer and id(v) not in self._seeds
         ]
-        moved = [self._all[i] for i in (*self._statistics, *self._counters)]
+        moved = [self.all[i] for i in (*self._statistics, *self._counters)]
         self.shapes = [tuple(v.shape) for v in moved]
         self.dtypes = ["float64" if tf.as_dtype(v.dtype) == tf.float64 else "float32" for v in moved]
 
@@ -54,7 +55,7 @@ class OtherVariables:
             self._seed(self._seeds[id(variable)], variable, draw)
             if id(variable) in self._seeds
             else tf.convert_to_tensor(variable.value)
-            for variable in self._all
+            for variable in self.all
         ]
 
     def deltas(self, old: Sequence[Any], new: Sequence[Any], weight: tf.Tensor, is_first: tf.Tensor) -> list[tf.Tensor]:
@@ -63,13 +64,14 @@ class OtherVariables:
         counters = [tf.cast(new[i] - old[i], tf.float64) * tf.cast(is_first, tf.float64) for i in self._counters]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
 
-    def assign(self, sums: Sequence[tf.Tensor]) -> None:
-        """Set the variables to what the sums of all micro-batches say."""
-        count = len(self._statistics)
+    def assign(self, sums: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Set the variables to what the sums of all micro-batches say; returns those that are left."""
+        count, moved = len(self._statistics), len(self.shapes)
         for i, value in zip(self._statistics, sums[:count], strict=True):
-            self._all[i].assign(tf.cast(value, self._all[i].dtype))
-        for i, moved in zip(self._counters, sums[count:], strict=True):
-            self._all[i].assign_add(tf.cast(tf.round(moved), self._all[i].dtype))
+            self.all[i].assign(tf.cast(value, self.all[i].dtype))
+        for i, move in zip(self._counters, sums[count:moved], strict=True):
+            self.all[i].assign_add(tf.cast(tf.round(move), self.all[i].dtype))
+        return sums[moved:]
 
     @staticmethod
     def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
@@ -121,7 +123,10 @@ class TrainStep:
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         shapes = [tuple(variable.shape) for variable in self._trainable]
-        self._layout = Layout(shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)])
+        self._shapes = shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)]
+        self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
+        self.captured: list[Any] = []  # variables of others that model and loss read, as TensorFlow's
+        self._layout = Layout(*self._shapes)
         # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
         # rearranges each by itself, and the numbers are the same whatever stands around.
         self.jit_compile = bool(model.jit_compile) or None  # False would forbid it to outer functions
@@ -198,7 +203,9 @@ class TrainStep:
         arguments = (inputs, labels, tf.constant(part.to_array()))
         kind = [(leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten((inputs, labels))]
         if name not in self._known:
-            self._known[name] = kind, function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
+            traced = function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
+            self._known[name] = kind, traced
+            self.captured = captured(traced.graph, self._own_variables())
         first, concrete = self._known[name]
         return (concrete if kind == first else function)(*arguments)
 
@@ -227,28 +234,63 @@ class TrainStep:
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            loss, moved = self._forward(trainable, others, inputs, labels)
+            scope = self._scope(trainable, others, tape)
+            loss = self._forward(scope, inputs, labels)
             mean = loss * tf.cast(weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
-        gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        sums = [*dense, *self._others.deltas(others, moved, weight, is_first)]
+        moved = [scope.get_current_value(variable) for variable in self._others.all]
+        deltas = self._others.deltas(others, moved, weight, is_first)
+        sums = [
+            *scope.gradients(scaled),
+            *deltas,
+            *(value * tf.cast(weight, value.dtype) for value in self._set_by(scope)),
+        ]
         report = [*self._take_deltas(), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
+
+    def _scope(self, trainable: Sums, others: Sums, tape: Any) -> ForwardScope:
+        pairs = zip([*self._trainable, *self._others.all], [*trainable, *others], strict=True)
+        return ForwardScope(self._trainable, [*pairs, *self._more_values()], tape)
+
+    def _more_values(self) -> list[tuple[Any, Any]]:
+        """Further variables that a subclass lets the model set, and what they begin with."""
+        return []
+
+    def _own_variables(self) -> list[Any]:
+        counted = [variable for metric in self.model.metrics for variable in metric.variables]
+        return [*self.model.variables, *self.optimizer.variables, *counted]
+
+    def _set_by(self, scope: ForwardScope) -> Sums:
+        """What a pass has made of trainable variables, which is known from now on; in order.
+
+        Raises:
+            UserError: it has set, or changes, what can't be carried; or other variables than the pass before.
+        """
+        refuse_foreign(scope.foreign, self.model.metrics)
+        refuse_changes(tf.compat.v1.get_default_graph(), self._own_variables())
+        numbers = tuple(scope.assigned)
+        if self._assigned not in (None, numbers):
+            raise UserError(
+                f"the model {self.model.name} does not always set the same trainable variables when it is called"
+            )
+        if self._assigned is None:
+            self._assigned = numbers
+            gradients, others, report = self._shapes
+            self._layout = Layout(gradients, [*others, *(gradients[number] for number in numbers)], report)
+        return list(scope.assigned.values())
 
     def _take_deltas(self) -> Sums:
         """What a subclass has traced for the report, in ``delta_shapes``."""
         return []
 
-    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
-        """The mean loss with these values of the variables, and what the others become."""
-        outputs, moved, extra = self.model.stateless_call(
-            trainable, others, inputs, return_losses=True, **self._training
-        )
-        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
-        for term in extra:  # of regularizers and add_loss
-            loss += tf.cast(term, loss.dtype)
-        return loss, moved
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tf.Tensor:
+        """The mean loss with the scope's values of the variables."""
+        with scope:
+            outputs = self.model(inputs, **self._training)
+            loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
+            for term in self.model.losses:  # of regularizers and add_loss
+                loss += tf.cast(term, loss.dtype)
+        return loss
 
     def _trace_add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
         self.traces["add"] += 1
@@ -257,7 +299,9 @@ class TrainStep:
     def _trace_apply(self, sums: Sums) -> None:
         self.traces["update"] += 1
         count = len(self._trainable)
-        self._others.assign(sums[count:])
+        more = self._others.assign(sums[count:])
+        for number, value in zip(self._assigned or (), more, strict=True):
+            self._trainable[number].assign(tf.cast(value, self._trainable[number].dtype))
         gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]
         self.optimizer.apply(gradients, self._trainable)
 
@@ -271,6 +315,12 @@ def _check(model: Any, optimizer: Any) -> None:
         raise UserError(
             f"the model {model.name} is not built, so it has no weights yet: give it a keras.Input, or call it once on a batch"
         )
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UserError(
+                f"the model {model.name} computes in float8: {variable.path} follows the largest value of a whole batch, which "
+                "is not to be had from its parts; give it another dtype policy"
+            )
 
 
 def widen(output: Any) -> Any:
