@@ -157,6 +157,38 @@ def test_a_newcomer_decides_as_the_others_do(caplog):
     assert [line.split(",")[0] for line in told] == ["the callback Everything has own (object)"]
 
 
+class Begins(keras.callbacks.Callback):
+    """Sets in a hook what does not travel, and what does."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.told, self.number = object(), [], 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = (lambda: epoch,)
+        self.told.append(epoch)
+        self.number += 1
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+
+
+def test_a_newcomer_is_told_that_the_present_epoch_has_begun():
+    callbacks, seen = [Begins(), Begins()], []
+
+    def fitting(rank):
+        member = Fitting(dense(), data_of(X, Y), [callbacks[rank]], epochs=4)
+        on_world = member.fit.on_world
+        member.fit.on_world = lambda world: (on_world(world), seen.append((rank, callbacks[rank].begun[0]())))
+        return member
+
+    callbacks[0].begun = (lambda: -1,)
+    members = fit_with_a_newcomer(fitting, joins_after=10)
+    assert seen[0] == (0, -1)
+    assert sorted(seen[1:]) == [(0, 2), (1, 2)]
+    for member, callback in zip(members, callbacks, strict=True):
+        assert (callback.told, callback.number) == ([0, 1, 2, 3], 4)
+        assert float(member.model.optimizer.learning_rate) == pytest.approx(0.02 / 2**4)
+
+
 def test_keras_s_own_callbacks_are_not_named():
     assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
     assert callback_state.left_behind(Everything()) == ["own (object)"]

@@ -7,7 +7,7 @@ included: a commit copies nothing but progress and the user's own values, and a 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
+        self.begun_epoch = -1  # the last one that callbacks were told of
+        self.before_load: Callable[[int], None] = _nothing  # told of the epoch that a state is in, which is loaded then
         self._sums: tf.Tensor | None = None
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self.save(p.Part.AT_COMMIT)
@@ -176,6 +178,13 @@ class KerasState(state.TrainingState):
         if rate != self.learning_rate:  # the traced functions read it from its variable
             self.optimizer.learning_rate = rate
 
+    def _dump_rest(self) -> dict[str, Any]:
+        return {**super()._dump_rest(), "begun_epoch": self.begun_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before_load(state.get("begun_epoch", -1))
+        super().load_state_dict(state)
+
     def _dump_own(self) -> dict[str, Any]:
         """Copies, as NumPy arrays in the order of the variables of model, optimizer and others."""
         return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
@@ -215,6 +224,10 @@ class KerasState(state.TrainingState):
             "optimizer": list(self.optimizer.variables),
             "captured": self.train_step.captured,
         }
+
+
+def _nothing(_: int) -> None:
+    """Nobody is to be told."""
 
 
 def _read(variable: Any) -> tf.Tensor:
