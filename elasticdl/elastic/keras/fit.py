@@ -24,6 +24,7 @@ from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.forward import ForwardScope
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
@@ -74,7 +75,8 @@ class FitStep(TrainStep):
         return self._noted(super().read_report(sums))
 
     def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
-        """The mean loss over a batch that is not trained on, and the changes of the metrics."""
+        """Of a batch that is not trained on: the loss times the share of elements that it is a mean over, that share, and
+        the changes of the metrics."""
         return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
     @property
@@ -105,23 +107,26 @@ class FitStep(TrainStep):
         model.reset_metrics()
         return means
 
-    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tf.Tensor:
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
         return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
     def _more_values(self) -> list[tuple[Any, Any]]:
         return list(zip(self._variables, self._first, strict=True))
 
-    def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tf.Tensor:
+    def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tuple[tf.Tensor, Share]:
         """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
         model, (inputs, labels, weights) = self.model, batch
         with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
             loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
+            share = share_of(outputs, loss, more_losses=has_losses_of_batches(model))
+            if share is not NOTHING_MASKED and is_scalar(model.loss, labels, outputs):
+                share = NOTHING_MASKED
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
         after = [scope.get_current_value(variable) for variable in self._variables]
         self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
-        return loss
+        return loss, share
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
         """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
@@ -135,8 +140,9 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        loss = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
-        return [loss, *self._take_deltas()]
+        loss, share = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
+        left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
+        return [loss * left, left, *self._take_deltas()]
 
     def _noted(self, report: Any) -> Any:
         numbers, start = report.astype(np.float64), 0
@@ -269,16 +275,17 @@ class Fit(EpochDriver[FitLedger]):
         world, most = collective.world, policy.max_micro_batch or policy.batch_size(1)
         cuts = worker_slices(len(data), world.rank, world.size, most)
         batches = [np.arange(cut.start, cut.stop) for cut in cuts]
-        shapes = [(), *self._step.delta_shapes]
+        shapes = [(), (), *self._step.delta_shapes]
         sums = [np.zeros(shape) for shape in shapes]
         with closing(fetch(data.dataset, batches)) as loaded:
             for batch, (inputs, targets) in zip(batches, loaded, strict=True):
                 self._context.advance(Activity.ALIVE)
-                loss, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
-                sums = [total + delta for total, delta in zip(sums, (loss * len(batch), *deltas), strict=True)]
+                loss, left, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
+                more = (loss * len(batch), left * len(batch), *deltas)
+                sums = [total + delta for total, delta in zip(sums, more, strict=True)]
         self._context.advance(Activity.WAIT)
         flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
         self._context.advance(Activity.UPDATE)
         ends = np.cumsum([total.size for total in sums])[:-1]
-        loss, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
-        return self._step.logs(float(loss) / len(data), deltas)
+        loss, left, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
+        return self._step.logs(float(loss) / (float(left) or 1.0), deltas)

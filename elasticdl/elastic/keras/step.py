@@ -21,6 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
 from elasticdl.elastic.keras.layout import Layout, Sums
+from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, share_of
 from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
@@ -125,6 +126,7 @@ class TrainStep:
         shapes = [tuple(variable.shape) for variable in self._trainable]
         self._shapes = shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)]
         self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
+        self._share, self._masked = NOTHING_MASKED, False
         self.captured: list[Any] = []  # variables of others that model and loss read, as TensorFlow's
         self._layout = Layout(*self._shapes)
         # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
@@ -172,11 +174,17 @@ class TrainStep:
 
     def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
-        return self._call("whole", self._whole, inputs, labels, part).numpy()
+        return self._normalized(self._call("whole", self._whole, inputs, labels, part).numpy())
 
     def read_report(self, sums: tf.Tensor) -> Any:
         """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
-        return self._layout.read_report(sums)
+        return self._normalized(self._layout.read_report(sums))
+
+    def _normalized(self, report: Any) -> Any:
+        if not self._masked:
+            return report
+        report[-1 - VOTE_SIZE] /= report[0] or 1.0
+        return report[1:]
 
     def warm_up(self, inputs: Any, labels: Any, *, whole: bool = True, parts: bool = True) -> None:
         """Trace and run what will be needed; model and optimizer are afterwards as before.
@@ -213,7 +221,10 @@ class TrainStep:
 
     def _pack(self, inputs: Any, labels: Any, part: tf.Tensor) -> tf.Tensor:
         self.traces["micro"] += 1
-        return self._layout.pack(*self._differentiate(inputs, labels, part))
+        sums, report = self._differentiate(inputs, labels, part)
+        if self._share.problem:
+            raise UserError(f"the model {self.model.name} can't be trained on parts of a batch: {self._share.problem}")
+        return self._layout.pack(sums, report)
 
     def _unpack(self, sums: tf.Tensor) -> None:
         self.traces["apply"] += 1
@@ -235,17 +246,15 @@ class TrainStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
             scope = self._scope(trainable, others, tape)
-            loss = self._forward(scope, inputs, labels)
-            mean = loss * tf.cast(weight, loss.dtype)
+            loss, self._share = self._forward(scope, inputs, labels)
+            left = [] if self._share.left is None else [weight * tf.cast(self._share.left, weight.dtype)]
+            mean = loss * tf.cast(left[0] if left else weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
         moved = [scope.get_current_value(variable) for variable in self._others.all]
         deltas = self._others.deltas(others, moved, weight, is_first)
-        sums = [
-            *scope.gradients(scaled),
-            *deltas,
-            *(value * tf.cast(weight, value.dtype) for value in self._set_by(scope)),
-        ]
-        report = [*self._take_deltas(), mean, part[4:]]
+        assigned = [value * tf.cast(weight, value.dtype) for value in self._set_by(scope)]
+        sums = [*scope.gradients(scaled), *deltas, *assigned, *left]
+        report = [*left, *self._take_deltas(), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
 
     def _scope(self, trainable: Sums, others: Sums, tape: Any) -> ForwardScope:
@@ -273,24 +282,27 @@ class TrainStep:
             raise UserError(
                 f"the model {self.model.name} does not always set the same trainable variables when it is called"
             )
+        masked = self._share.left is not None
         if self._assigned is None:
-            self._assigned = numbers
+            self._assigned, self._masked = numbers, masked
             gradients, others, report = self._shapes
-            self._layout = Layout(gradients, [*others, *(gradients[number] for number in numbers)], report)
+            left: list[tuple[int, ...]] = [()] if masked else []
+            self._layout = Layout(gradients, [*others, *(gradients[n] for n in numbers), *left], [*left, *report])
         return list(scope.assigned.values())
 
     def _take_deltas(self) -> Sums:
         """What a subclass has traced for the report, in ``delta_shapes``."""
         return []
 
-    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tf.Tensor:
-        """The mean loss with the scope's values of the variables."""
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
+        """The mean loss with the scope's values of the variables, and over which share of the elements."""
         with scope:
-            outputs = self.model(inputs, **self._training)
-            loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
+            outputs = keras.tree.map_structure(widen, self.model(inputs, **self._training))
+            loss = tf.reduce_mean(self._loss(labels, outputs))
+            share = share_of(outputs, loss, more_losses=has_losses_of_batches(self.model))
             for term in self.model.losses:  # of regularizers and add_loss
                 loss += tf.cast(term, loss.dtype)
-        return loss
+        return loss, share
 
     def _trace_add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
         self.traces["add"] += 1
@@ -300,8 +312,10 @@ class TrainStep:
         self.traces["update"] += 1
         count = len(self._trainable)
         more = self._others.assign(sums[count:])
-        for number, value in zip(self._assigned or (), more, strict=True):
+        for number, value in zip(self._assigned or (), more, strict=not self._masked):
             self._trainable[number].assign(tf.cast(value, self._trainable[number].dtype))
+        if self._masked:
+            sums = [tf.math.divide_no_nan(each, tf.cast(more[-1], each.dtype)) for each in sums[:count]]
         gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]
         self.optimizer.apply(gradients, self._trainable)
 
