@@ -115,3 +115,29 @@ def test_batches_that_change_from_pass_to_pass_are_refused():
     source.order = source.order[:-3]
     with pytest.raises(UserError, match="batch 3 of the Reordered has 13 samples, and had 16 in the pass before"):
         samples.dataset[len(X) - 4]
+
+
+class OlderName(keras.callbacks.Callback):
+    def __init__(self, seen):
+        super().__init__()
+        self.show = seen.append
+
+    def on_batch_end(self, batch, logs=None):
+        self.show(dict(logs))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seen: keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs))),
+        OlderName,
+    ],
+    ids=["lambda", "on_batch_end"],
+)
+def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
+    theirs, ours = [], []
+    plainly(dense(metrics=["mae"]), X, Y, [make(theirs)], epochs=1)
+    fit_together(1, lambda rank: Fitting(dense(metrics=["mae"]), data_of(X, Y), [make(ours)], epochs=1))
+    assert len(ours) == len(theirs) == len(X) // BATCH
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)

@@ -166,6 +166,13 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim else float(array)
 
 
+def _asks_for_logs(callback: keras.callbacks.Callback) -> bool:
+    """After each step, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
+    base = keras.callbacks.Callback
+    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
+    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
+
+
 @dataclass(frozen=True, slots=True)
 class FitCall:
     """What ``fit`` was given; ``callbacks`` with the history among them."""
@@ -215,8 +222,7 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
-        nothing = keras.callbacks.Callback.on_train_batch_end
-        self._asks_for_logs = any(type(each).on_train_batch_end is not nothing for each in given.callbacks)
+        self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
