@@ -11,6 +11,7 @@ A member that was lost in the very end of a stage, after others had passed it, e
 
 from __future__ import annotations
 
+import functools
 import io
 import tempfile
 import threading
@@ -135,7 +136,7 @@ class Stages:
             mine = self._read(number) if collective.world.rank == 0 else b""
             received = collective.broadcast_bytes(mine, "elasticdl.records")
             if number >= len(self._records):
-                self._keep(number, lambda file, record=received: file.write(record))
+                self._keep(number, functools.partial(_put, received))
 
     def _keep(self, number: int, write: Callable[[IO[bytes]], object]) -> None:
         """On disk, for as long as this process lives: a newcomer may want it at any time.
@@ -159,6 +160,10 @@ class Stages:
     def _read(self, number: int) -> bytes:
         self._records[number].seek(0)
         return self._records[number].read()
+
+
+def _put(record: bytes, file: IO[bytes]) -> None:
+    file.write(record)
 
 
 class KeepAlive:

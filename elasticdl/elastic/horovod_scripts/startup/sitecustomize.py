@@ -30,6 +30,7 @@ TRITON = "triton"
 PATCHED = frozenset(
     {
         "horovod._keras",
+        "horovod._keras.callbacks",
         "horovod.common.basics",
         "horovod.common.elastic",
         "horovod.tensorflow",
