@@ -32,7 +32,7 @@ def share_of(outputs: Any, loss: tf.Tensor, *, more_losses: bool) -> Share:
     leaves = keras.tree.flatten(outputs)
     masks = [getattr(leaf, "_keras_mask", None) for leaf in leaves]
     there = [mask for mask in masks if mask is not None]
-    if not there or not _reads(loss, there, leaves):
+    if not there or not reads(loss, there, leaves):
         return NOTHING_MASKED
     if any(mask is not masks[0] for mask in masks):
         return Share(problem="its outputs have different masks, and each loss is a mean over what its mask leaves")
@@ -56,7 +56,7 @@ def is_scalar(loss: Any, labels: Any, outputs: Any) -> bool:
     return len(tf.convert_to_tensor(function(labels, outputs)).shape) == 0
 
 
-def _reads(value: tf.Tensor, wanted: Sequence[tf.Tensor], ends: Sequence[tf.Tensor]) -> bool:
+def reads(value: tf.Tensor, wanted: Sequence[tf.Tensor], ends: Sequence[tf.Tensor] = ()) -> bool:
     """Whether a tensor was computed from one of the ``wanted`` other than by way of the ``ends``."""
     targets, passed, open_ = {id(each) for each in wanted}, {id(each) for each in ends}, [value]
     while open_:

@@ -21,7 +21,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
 from elasticdl.elastic.keras.layout import Layout, Sums
-from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, share_of
+from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, reads, share_of
 from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
@@ -33,7 +33,8 @@ class OtherVariables:
     """What a model has besides its trainable variables. Methods are called while a function is traced.
 
     - Statistics (floating point, as of batch norm): the mean over all micro-batches of a step, weighed by samples.
-    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers.
+    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers; one
+      whose move follows from the samples, as their number does, by the sum over all micro-batches.
     - Seeds (of dropout, augmentation): given anew to each micro-batch, and never changed in the model.
     - Anything else (strings, booleans) stays as it is.
     """
@@ -59,10 +60,16 @@ class OtherVariables:
             for variable in self.all
         ]
 
-    def deltas(self, old: Sequence[Any], new: Sequence[Any], weight: tf.Tensor, is_first: tf.Tensor) -> list[tf.Tensor]:
-        """What a micro-batch contributes to the sums of its step; ``is_first`` is 1 for the first of all, else 0."""
+    def deltas(
+        self, old: Sequence[Any], new: Sequence[Any], inputs: Any, weight: tf.Tensor, is_first: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """What a micro-batch of ``inputs`` contributes to the sums of its step; ``is_first`` is 1 for the first, else 0."""
         statistics = [tf.cast(new[i], tf.float64) * tf.cast(weight, tf.float64) for i in self._statistics]
-        counters = [tf.cast(new[i] - old[i], tf.float64) * tf.cast(is_first, tf.float64) for i in self._counters]
+        samples = keras.tree.flatten(inputs)
+        counters = [
+            tf.cast(new[i] - old[i], tf.float64) * (1.0 if reads(new[i], samples) else tf.cast(is_first, tf.float64))
+            for i in self._counters
+        ]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
 
     def assign(self, sums: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -251,7 +258,7 @@ class TrainStep:
             mean = loss * tf.cast(left[0] if left else weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
         moved = [scope.get_current_value(variable) for variable in self._others.all]
-        deltas = self._others.deltas(others, moved, weight, is_first)
+        deltas = self._others.deltas(others, moved, inputs, weight, is_first)
         assigned = [value * tf.cast(weight, value.dtype) for value in self._set_by(scope)]
         sums = [*scope.gradients(scaled), *deltas, *assigned, *left]
         report = [*left, *self._take_deltas(), mean, part[4:]]
