@@ -20,7 +20,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.keras.compiled import check_compiled, has_loss, warn_of_eagerness
 from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import FitOptions, complete, refuse, verbosity
+from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded, complete, refuse, verbosity
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.script.batch_shape import job
@@ -111,12 +111,12 @@ class Model:
                 '"sum_over_batch_size"'
             )
         options = FitOptions(
-            epochs=epochs,
+            epochs=bounded(epochs, keras.config.max_epochs()),
             initial_epoch=initial_epoch,
             verbose=verbosity(verbose, alone=not job.under_master),
             shuffle=bool(shuffle) and not data.training.in_order,
             validation_freq=validation_freq,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=bounded(steps_per_epoch, keras.config.max_steps_per_epoch()),
         )
         history, given = complete(callbacks, options.verbose)
         self._train(FitCall(data, given, options))
