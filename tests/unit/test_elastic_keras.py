@@ -106,6 +106,8 @@ def test_a_counter_of_samples_counts_all_of_them(workers, bound):
     model = keras.Sequential([keras.Input((8,)), CountSamples(), keras.layers.Dense(3)])
     board = Board(workers)
     models = [model, *(keras.models.clone_model(model) for _ in range(workers - 1))]
+    for each in models:
+        each.set_weights(model.get_weights())
     members = [Trainee(rank, board, BatchPolicy(16, None, bound), models[rank]) for rank in range(workers)]
     run_all(members, lambda member: member.train(1))
     above = int((members[0].data.inputs > 0).sum())
