@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from elasticdl.common import quantities
+from elasticdl.common.option_values import AUTO, parse_check, parse_limit
 
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -200,6 +201,8 @@ class JobOptions(OptionGroup):
     """with --scale_policy efficiency: least part of one worker's work alone that each worker has to do"""
     collective: Literal["auto", "horovod", "torch"] = "auto"
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
+    check_state: Annotated[str, BeforeValidator(parse_check)] = "epoch"
+    """how often to compare what workers hold: epoch (and in each new world), each so many steps, or off; repair: as epoch, and what differs becomes rank 0's"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
     start_method: Literal["fork", "spawn"] = "fork"
@@ -212,22 +215,6 @@ class JobOptions(OptionGroup):
         if self.scale_policy == "all" and self.min_efficiency != 0.6:
             raise ValueError("--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out")
         return self
-
-
-AUTO: Final = "auto"
-
-
-def parse_limit(value: object) -> object:
-    """Accept ``auto`` and a number of seconds, also as text."""
-    if value == AUTO:
-        return value
-    try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is neither a number of seconds nor {AUTO}") from None
-    if isinstance(value, bool) or not seconds > 0:
-        raise ValueError(f"{value!r} must be above 0, or {AUTO}")
-    return seconds
 
 
 class TimingOptions(OptionGroup):

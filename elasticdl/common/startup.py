@@ -16,6 +16,8 @@ from pathlib import Path
 
 STARTUP_FOLDER = Path(__file__).resolve().parents[1] / "elastic" / "horovod_scripts" / "startup"
 _VARIABLE = "PYTHONPATH"
+# ``PYTHONHASHSEED`` of all workers, unless the user gives one: a set of names has the same order on each.
+HASH_SEED = "0"
 # Runs a module of this package. Without -P the current folder would come first, and a checkout of the older ElasticDL has
 # a package of the same name.
 RUN_MODULE = (sys.executable, "-P", "-m")

@@ -139,6 +139,7 @@ class KerasLearner(Learner):
         return agreed
 
     def complete(self) -> None:
+        self.state.optimizer.finalize_variable_values(self._model.trainable_variables)
         self._keras_callbacks.end()
 
     def _extra(self) -> dict[str, Any]:

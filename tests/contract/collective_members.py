@@ -153,8 +153,10 @@ class Program:
         import torch
 
         tensor = torch.tensor(values).to(getattr(torch, dtype))
+        if tensor.is_complex():
+            tensor *= 1j
         self.collective.sum_([tensor], "x")
-        return [float(value) for value in tensor]
+        return [float(value) for value in (tensor.imag if tensor.is_complex() else tensor)]
 
     def do_sum_each_second(self, count: int) -> list[float]:
         import torch

@@ -74,8 +74,9 @@ def test_sums_are_those_of_all_members_to_the_same_bits(group: Group) -> None:
             found = group.all(present, "sum", given)
             np.testing.assert_allclose(found[0].astype(float), np.sum(given, axis=0, dtype=float), rtol=3e-3)
             assert all(other.tobytes() == found[0].tobytes() for other in found)
-        totals = group.all(present, "sum_as", ["bfloat16"] * size, [[1.0, 2.0]] * size)
-        assert totals == [[size, 2.0 * size]] * size
+        for special in ("bfloat16", "complex64", "complex128"):
+            totals = group.all(present, "sum_as", [special] * size, [[1.0, 2.0]] * size)
+            assert totals == [[size, 2.0 * size]] * size
         group.all(present, "stop")
 
 

@@ -138,6 +138,18 @@ def test_a_checkpoint_of_two_workers_is_resumed_by_three(alone, tmp_path):
 WORDS = 'Trainer(strategy="elastic"): LBFGS evaluates its closure several times a step'
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_what_one_worker_decides_all_do_as_one_device_does(alone, tmp_path, engine):
+    script = str(SCRIPTS / "lightning_decides.py")
+    (expected,) = [line for line in alone.run_well(script, "auto").splitlines() if line.startswith("decided ")]
+    assert expected.split()[1:4] == ["2", "5", "11"]  # it stops in the fifth batch of the second epoch
+    command = ["run", "--num_workers", "2", "--collective", engine, "--", "python", script, "elastic"]
+    with start(tmp_path, *command) as job:
+        assert job.finish() == 0, job.describe()
+        said = [line for line in said_by_workers(job).splitlines() if line.startswith("decided ")]
+    assert said == [expected] * 2
+
+
 @pytest.fixture
 def refused(tmp_path):
     script = tmp_path / "script.py"

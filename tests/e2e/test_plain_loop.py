@@ -84,10 +84,15 @@ def test_workers_join_leave_and_are_killed(plain_curve, tmp_path, engine):
 
 @pytest.mark.parametrize(
     "kind",
-    ["scaled", pytest.param("accumulate", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.slow)],
+    [
+        "scaled",
+        "moving",
+        pytest.param("accumulate", marks=pytest.mark.slow),
+        pytest.param("compiled", marks=pytest.mark.slow),
+    ],
 )
 def test_what_peoples_loops_have(alone, tmp_path, kind):
-    epochs = {"accumulate": "16", "scaled": "6", "compiled": "6"}[kind]
+    epochs = {"accumulate": "16", "scaled": "6", "compiled": "6", "moving": "6"}[kind]
     plain = curve_of(alone, "plain_features.py", tmp_path / "alone", epochs, kind)
     curve, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()

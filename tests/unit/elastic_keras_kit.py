@@ -126,9 +126,20 @@ class SumOfThreads(HorovodKeras):
 class Trainee:
     """One worker's context, model and state on a board; without ``joins`` it is yet to ask for the board's world."""
 
-    def __init__(self, rank, board, policy, model=None, optimizer=None, data=None, joins=True, jit_compile=None):
+    def __init__(
+        self,
+        rank,
+        board,
+        policy,
+        model=None,
+        optimizer=None,
+        data=None,
+        joins=True,
+        jit_compile=None,
+        check_state="epoch",
+    ):
         self.collective = SumOfThreads(rank, board)
-        self.policy, self.joins = policy, joins
+        self.policy, self.joins, self.check_state = policy, joins, check_state
         self.model = model or make_model()
         if jit_compile is not None:
             self.model.compile(jit_compile=jit_compile)
@@ -140,6 +151,7 @@ class Trainee:
     def begin(self):
         """As at the start of a process, but with what has been traced."""
         self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
+        self.context.check_state = self.check_state
         self.loader = ElasticDataLoader(self.context, self.data)
         self.state = KerasState(self.context, self.train_step, self.loader, {})
         self.losses = []

@@ -10,13 +10,19 @@ from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.optimizers import each_of
+from elasticdl.elastic.torch.parts import Batches
+from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch.view import View
 
 
 def make_model(batch_norm=False):
@@ -99,10 +105,20 @@ class Trainee:
     ``joins`` it is yet to ask for the board's world."""
 
     def __init__(
-        self, rank, board, policy, batch_norm=False, own_loader=None, drop_last=False, joins=True, session=None
+        self,
+        rank,
+        board,
+        policy,
+        batch_norm=False,
+        own_loader=None,
+        drop_last=False,
+        joins=True,
+        session=None,
+        check_state="epoch",
     ):
         collective = SumOfThreads(rank, board)
         self.context = ElasticContext(session or FakeMaster().session, collective, policy, seed=0)
+        self.context.check_state = check_state
         self.model = make_model(batch_norm)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = make_data(48 if batch_norm else 50)
@@ -158,3 +174,31 @@ def plain_losses(batch, epochs=2, drop_last=False):
             optimizer.step()
             losses.append(loss.item())
     return losses
+
+
+class PlainScript:
+    """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
+
+    def __init__(self, rank, board, model, optimizer, loader, values=dict, session=None):
+        collective = SumOfThreads(rank, board)
+        self.context = ElasticContext(
+            session or FakeMaster().session, collective, BatchPolicy(loader.batch_size, None), seed=0
+        )
+        self.context.session.jobs_place = lambda: (0, 0)
+        self.context.join = lambda state: self._join(state, collective.world)
+        self.model, self.optimizer = model, optimizer
+        self.view = View(self.context, model, optimizer, Batches(loader), values, lambda: None)
+        for each in each_of(optimizer):
+            _speak_to(self.view, each)
+        self.loader = PreparedLoader(loader, self.view)
+
+    def _join(self, state, world):
+        self.context._ask_for_world(state)
+        enter(self.context, world)
+        for part in p.Part:
+            state.save(part)
+
+
+def in_threads(work, members):
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(work, members, timeout=60))

@@ -25,6 +25,7 @@ OTHER_VALUES = {
     "learning_rate_scaling": "linear",
     "log_level": "DEBUG",
     "collective": "torch",
+    "check_state": "7",
     "start_method": "spawn",
     "job_name": "mine",
     "max_worker_batch_size": "7",
@@ -332,3 +333,12 @@ def test_the_help_says_what_kind_of_value_an_option_takes():
         name: metavars[name] for name in ("min_efficiency", "join_window", "num_workers", "progress_timeout", "port")
     }
     assert [*taken.values()] == ["PART", "SECONDS", "N|MIN-MAX", "SECONDS|auto", "N"]
+
+
+@pytest.mark.parametrize(("given", "meant"), [("off", "off"), ("100", "100"), ("repair", "repair")])
+def test_how_often_states_are_compared_may_stand_in_a_file(tmp_path, given, meant):
+    config = tmp_path / "job.yaml"
+    config.write_text(f"check_state: {given}\n")
+    assert spec_of("--config", str(config)).check_state == meant
+    with pytest.raises(UserError, match="--check_state never: is neither off, epoch nor repair, nor a number of steps"):
+        spec_of("--check_state", "never")

@@ -56,8 +56,10 @@ def test_a_worker_knows_its_master_its_address_and_its_papers():
         "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
         "ELASTICDL_TLS": "/etc/elasticdl/tls",
         "HOME": "/tmp",
+        "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
     }
+    assert environment(worker(envs="PYTHONHASHSEED=7"))["PYTHONHASHSEED"] != "0"
     assert container(worker())["command"] == ["python", "-m", "elasticdl.worker.main"]
 
 

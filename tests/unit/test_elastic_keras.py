@@ -88,6 +88,33 @@ def test_a_counter_moves_once_a_step_whatever_the_micro_batches():
     assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
 
 
+class CountSamples(keras.layers.Layer):
+    """How many it has seen, and how many of their numbers were above 0."""
+
+    def build(self, shape):
+        kind = {"shape": (), "dtype": "int32", "initializer": "zeros", "trainable": False}
+        self.seen, self.above = self.add_weight(**kind), self.add_weight(**kind)
+
+    def call(self, inputs):
+        self.seen.assign_add(keras.ops.shape(inputs)[0])
+        self.above.assign_add(keras.ops.sum(keras.ops.cast(inputs > 0, "int32")))
+        return inputs
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (2, None), (2, 3)])
+def test_a_counter_of_samples_counts_all_of_them(workers, bound):
+    model = keras.Sequential([keras.Input((8,)), CountSamples(), keras.layers.Dense(3)])
+    board = Board(workers)
+    models = [model, *(keras.models.clone_model(model) for _ in range(workers - 1))]
+    for each in models:
+        each.set_weights(model.get_weights())
+    members = [Trainee(rank, board, BatchPolicy(16, None, bound), models[rank]) for rank in range(workers)]
+    run_all(members, lambda member: member.train(1))
+    above = int((members[0].data.inputs > 0).sum())
+    for each in models:
+        assert (int(each.layers[0].seen), int(each.layers[0].above)) == (50, above)
+
+
 def test_a_scaled_loss_gives_the_same_weights():
     plain, scaled = alone(), alone(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9)))
     plain.train()

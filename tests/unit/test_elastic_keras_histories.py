@@ -34,6 +34,7 @@ class History:
         self.losses = {}  # by step, as the last who made it
         self.taken = {}  # by step and rank: the indices of the last attempt
         self.happened = set()
+        self.worlds = 0
 
     def play(self):
         self.join(1)
@@ -64,13 +65,14 @@ class History:
             for variable in self.members[0].optimizer.variables[2:]:
                 variable.assign(variable * 0)
         self.members.sort(key=lambda member: (not member.state.has_state, -member.state.step))
+        self.worlds += 1
         board = Board(len(self.members))
         standing = tuple(
             Member(number, "h", member.state.step, member.state.has_state) for number, member in enumerate(self.members)
         )
         for rank, member in enumerate(self.members):
             member.collective.enter(rank, board)
-            member.collective.world = World(1, standing, rank)
+            member.collective.world = World(self.worlds, standing, rank)
         run_all(self.members, lambda member: member.state.sync(member.collective.world))
         for member in self.members:
             enter(member.context, member.collective.world)

@@ -6,6 +6,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -149,7 +150,10 @@ def fit(folder, made, *, module=None, loader=None, ckpt_path=None, schedule=None
         enable_model_summary=False,
         **{"max_epochs": 3, **options},
     )
-    train = DataLoader(make_data(), batch_size=8, shuffle=True) if loader is None else loader
+    if loader is None:
+        train = DataLoader(make_data(), batch_size=8, shuffle=True)
+    else:
+        train = loader() if callable(loader) else loader
     trainer.fit(module, train, DataLoader(make_data(20), batch_size=10), ckpt_path=ckpt_path)
     return trainer, module
 
@@ -163,8 +167,26 @@ def result_of(folder, trainer, module):
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
 
 
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from a generator and from what it has drawn before."""
+
+    def __init__(self):
+        self.generator, self.order = np.random.default_rng(5), list(range(50))
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        self.generator.shuffle(self.order)
+        return iter(list(self.order))
+
+
 FEATURES = {
     "plain": {},
+    "an order of its own": {
+        "loader": lambda: DataLoader(make_data(), batch_size=8, sampler=OwnOrder()),
+        "max_epochs": 2,
+    },
     "accumulate": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "validate within an epoch": {"val_check_interval": 2, "max_epochs": 2},
     "steps": {"max_steps": 10, "max_epochs": -1},
@@ -188,7 +210,7 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
 @pytest.mark.parametrize(
     "feature",
     [
-        *("plain", "accumulate", "validate within an epoch", "steps"),
+        *("plain", "accumulate", "validate within an epoch", "steps", "an order of its own"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("plateau", "manual")),
     ],
 )
@@ -370,6 +392,65 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
     decisions.of_first("between two steps")
     assert len(asked) == 2
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
+
+
+class Wishes:
+    """A collective of two workers, of which the other wishes this."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def sum_(self, tensors, name):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        tensors[0] += answer
+
+
+def deciding(wishes, **steps):
+    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
+    world = SimpleNamespace(version=3)
+    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
+    decisions = Decisions(job)
+    decisions.steps = SimpleNamespace(**{"hand": [], "is_behind": False, "place": Place(), **steps})
+    return decisions
+
+
+def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
+    decisions = deciding(Wishes(0, 1, 0, WorldBroken("a worker is gone")))
+    assert [decisions.anybody(wish) for wish in (False, False, True, True, True)] == [False, True, True, None, None]
+    decisions._job.world.version = 4
+    decisions._job.collective.answers = [0]
+    assert decisions.anybody(True) is True
+    decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
+    assert decisions.anybody(True) is False
+    assert deciding(Wishes(), is_behind=True).anybody(True) is False
+    later = deciding(Wishes(0), hand=["a batch"])
+    later.said = 1
+    assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
+
+
+@pytest.mark.parametrize(("answers", "stops_after"), [([False, True], 2), ([None, None, True], 3)])
+def test_a_wish_to_stop_is_everybodys_before_the_next_batch(tmp_path, monkeypatch, answers, stops_after):
+    asked = []
+
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            trainer.should_stop = batch_idx == 0  # which the others have not heard when the answer is None
+
+    def anybody(self, wish):
+        asked.append(wish)
+        return answers[len(asked) - 1] if len(asked) <= len(answers) else wish
+
+    monkeypatch.setattr(Decisions, "anybody", anybody)
+    made = make_strategy()
+    trainer = lightning.Trainer(
+        strategy=made, accelerator="cpu", logger=False, max_epochs=2, callbacks=[Stop()], default_root_dir=tmp_path
+    )
+    trainer.fit(Module(), DataLoader(make_data(), batch_size=8))
+    assert trainer.global_step == stops_after
+    assert asked[:stops_after] == [True, *([answers[0] is None] * (stops_after - 1))]
+    assert "on_advance_end" not in vars(trainer.fit_loop) | vars(trainer.fit_loop.epoch_loop)
 
 
 def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():

@@ -8,7 +8,7 @@ import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.elastic.keras.callbacks import KerasRate
 from elasticdl.elastic.keras.context import own
-from elasticdl.elastic.keras.fit_arguments import FitOptions
+from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded
 from elasticdl.elastic.keras.fit_data import FitData, check_weights
 from elasticdl.elastic.script.batch_shape import whole_number
 
@@ -76,6 +76,14 @@ def test_an_option_that_cannot_be_right(name, value, right):
 @pytest.mark.parametrize("epochs", [0, 1, np.int64(3)])
 def test_options_that_can_be_used(epochs):
     FitOptions(**{**GOOD, "epochs": epochs, "initial_epoch": epochs})
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "wanted"),
+    [(5, None, 5), (None, None, None), (5, 2, 2), (2, 5, 2), (None, 2, 2), ("a", 2, "a"), (-1, 2, -1), (0, 2, 0)],
+)
+def test_keras_may_be_configured_to_do_less_than_fit_is_told(number, most, wanted):
+    assert bounded(number, most) == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Several calls of ``fit``: who has to catch up, and with what."""
 
+import errno
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, SumOfThreads, make_model, run_all
 
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import ALONE, Member, World
+from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.fit_stages import Stages
 
 
@@ -21,7 +24,7 @@ def outcome(value):
     model = make_model()
     model.set_weights([np.full_like(weights, value) for weights in model.get_weights()])
     pack = {"callbacks": {"0": {"seen": [value]}}}
-    return model, SimpleNamespace(pack=lambda: pack), Progress(step=value)
+    return model, SimpleNamespace(pack=lambda: pack), [value, 3], Progress(step=value)
 
 
 def after(stages):
@@ -67,7 +70,7 @@ def test_newcomers_are_handed_what_they_have_missed():
     for stage in (1, 2):
         assert newcomer.overtaken
         model, callback = make_model(), Kept()
-        newcomer.repeat(model, [callback])
+        assert newcomer.repeat(model, [callback]) == [stage, 3]
         assert all((weights == stage).all() for weights in model.get_weights())
         assert (callback.seen, callback.model) == ([stage], model)
         assert not newcomer.has_state
@@ -88,6 +91,24 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_later_stage_does_not_begin_without_its_state(size):
     assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size
+
+
+def test_what_a_stage_ended_with_is_kept_on_disk_and_nowhere_else():
+    """A script may call ``fit`` a thousand times."""
+    records = after(2)._records
+    assert [os.fstat(record.fileno()).st_nlink for record in records] == [0, 0], (
+        "files without a name end with the process"
+    )
+    assert all(os.fstat(record.fileno()).st_size > 100 for record in records)
+
+
+def test_a_full_disk_is_one_line(monkeypatch):
+    def fail(value, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plain_data, "write", fail)
+    with pytest.raises(UserError, match=r"what fit\(\) number 1 ended with could not be kept in .*: No space left"):
+        Stages().end(*outcome(1), advance)
 
 
 def test_a_script_that_runs_alone_keeps_no_records():

@@ -44,6 +44,9 @@ class NoGradients:
     def begin(self):
         pass
 
+    def begin_passes(self):
+        pass
+
     def reset_buffers(self):
         pass
 

@@ -67,9 +67,16 @@ def test_statistics_are_the_mean_over_a_steps_micro_batches():
     assert norm.num_batches_tracked == 1
 
 
+def holding(**buffers):
+    module = torch.nn.Module()
+    for name, buffer in buffers.items():
+        module.register_buffer(name, buffer)
+    return module
+
+
 def test_a_constant_buffer_stays_the_same_to_the_bit():
     mask, counter = torch.tensor([0.1, -torch.inf]), torch.tensor(3, dtype=torch.uint8)
-    reducer = GradientReducer(list, [mask, counter], SumOfThreads(0, Board(1)))
+    reducer = GradientReducer(list, [holding(mask=mask, counter=counter)], SumOfThreads(0, Board(1)))
     reducer.begin()
     for is_first in (True, False, False):
         reducer.reset_buffers()
@@ -85,7 +92,7 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
 def test_numbers_that_torch_does_not_subtract_are_left_alone(dtype):
     """As quantized weights among the buffers."""
     weights = torch.tensor([0, 1]).to(dtype)
-    reducer = GradientReducer(list, [weights], SumOfThreads(0, Board(1)))
+    reducer = GradientReducer(list, [holding(weights=weights)], SumOfThreads(0, Board(1)))
     reducer.begin()
     reducer.add(torch.tensor(1.0), 1, weight=0.5, is_first=True)
     reducer.cast(leaving=False, share=1.0)

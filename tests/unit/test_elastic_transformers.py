@@ -4,21 +4,26 @@ import pickle
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.steps import Steps
 
 transformers = pytest.importorskip("transformers")
 
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: E402
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
+from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
 from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
 
 
@@ -113,6 +118,125 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from a generator and from what it has drawn before."""
+
+    def __init__(self):
+        self.generator, self.order = np.random.default_rng(5), list(range(37))
+
+    def __len__(self):
+        return 37
+
+    def __iter__(self):
+        self.generator.shuffle(self.order)
+        return iter(list(self.order))
+
+
+class WithOwnOrder(Trainer):
+    def _get_train_sampler(self, *_):
+        return OwnOrder()
+
+
+@pytest.mark.parametrize("kind", [Trainer, WithOwnOrder])
+def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
+    states = []
+    commit, join = Steps.commit, Steps.join
+
+    def commit_and_keep(self, epoch):
+        done = commit(self, epoch)
+        states.append(pickle.dumps(self.state.state_dict()))
+        return done
+
+    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    whole = make(kind, tmp_path, {"num_train_epochs": 2})
+    whole.train()
+    monkeypatch.setattr(Steps, "commit", commit)
+    assert len(states) == 10
+    for number in range(1, 10):
+
+        def join_from(self, state=states[number]):
+            join(self)
+            self.state.load_state_dict(pickle.loads(state))
+            for part in p.Part:  # as when it is sent
+                self.state.save(part)
+            self.is_behind = True
+
+        monkeypatch.setattr(Steps, "join", join_from)
+        late = make(kind, tmp_path, {"num_train_epochs": 2})
+        late.train()
+        assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
+        for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), f"from step {number}"
+
+
+class Others:
+    """A collective of two workers, of which the other has these flags."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def sum_(self, tensors, name):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        tensors[0] += torch.tensor([float(flag in answer) for flag in FLAGS])
+
+
+def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
+    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
+    world = SimpleNamespace(version=3)
+    job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
+    decisions = Decisions(job)
+
+    def settled(*own, others, is_behind=False):
+        job.collective = Others(*others)
+        control = TrainerControl(**dict.fromkeys(own, True))
+        decisions.settle(control, is_behind=is_behind)
+        return {flag for flag in FLAGS if getattr(control, flag)}
+
+    assert settled(others=[()]) == set()
+    assert settled("should_log", others=[("should_training_stop", "should_save")]) == {
+        "should_log",
+        "should_training_stop",
+        "should_save",
+    }
+    assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
+    assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
+    world.version = 4
+    assert settled(others=[()]) == {"should_training_stop"}  # which was not heard before
+    assert settled("should_epoch_stop", others=[], is_behind=True) == set()
+    assert settled(others=[()]) == set()
+    control = TrainerControl(should_epoch_stop=True)
+    decisions.put_off(control)
+    assert not control.should_epoch_stop
+    assert settled(others=[()]) == {"should_epoch_stop"}
+    session.core.stopping = "told to leave"
+    assert settled("should_training_stop", others=[()]) == set()
+
+
+class StopAt(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == 4
+
+    def on_evaluate(self, args, state, control, **_):
+        control.should_epoch_stop = state.global_step == 3
+
+
+def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
+    asked = []
+
+    def settle(self, control, *, is_behind):
+        asked.append((control.should_epoch_stop, control.should_training_stop))
+
+    monkeypatch.setattr(Decisions, "settle", settle)
+    options = {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 100}
+    trainer = make(Trainer, tmp_path, options, callbacks=[StopAt()])
+    trainer.train()
+    # After each step, after the evaluation, and after each epoch.
+    assert asked == [(False, False)] * 3 + [(True, False)] * 2 + [(False, True)] * 2
+    assert trainer.state.global_step == 4
 
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():

@@ -1,7 +1,9 @@
 """A plain loop over a view: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -10,13 +12,17 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.world import ALONE, Member, World
+from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to, require_plain, schedulers_of
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch.steps import Steps, least_samples
 from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch.view import View
-from elasticdl.elastic.torch.view_state import Place
+from elasticdl.elastic.torch.view_state import Given, Place
 
 
 def make_data(samples=50):
@@ -86,6 +92,59 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
     assert [index for part in parts for index in part.numbers] == batch.indices
     assert sum(part.weight for part in parts) == pytest.approx(1)
     assert all(part.indices for part in parts)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
+def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
+    batch = GlobalBatch(0, 0, 0, list(range(samples)))
+    least = least_samples(make_model())
+    parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
+    assert [part.samples for part in parts] == sizes
+    assert [index for part in parts for index in part.numbers] == batch.indices
+    assert all(part.indices for part in parts)
+    assert least_samples(torch.nn.Linear(1, 1)) == 1
+
+
+@pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
+def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
+    steps = Steps.__new__(Steps)
+    steps._least, steps._in_pieces, steps._load = 2, True, list
+    steps.part_of = lambda batch: Part.of(batch, 0, 1)
+    steps.seed = lambda batch: None
+    before = Part(list(range(most)), most, 0.5)
+    made = steps._load_anew(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None)))
+    assert [len(piece.content) for piece in made] == sizes
+    assert sum(piece.weight for piece in made) == pytest.approx(1)
+    assert [index for piece in made for index in piece.content] == list(range(samples))
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "place", "version", "rank", "expected"),
+    [
+        (0, (0, 0), 0, 0, 0),  # the job's very first worker
+        (1, (0, 0), 0, 0, 1),
+        (0, (0, 3), 0, 0, 1),  # the job has trained: it is another's by now
+        (2, (4, 1), 0, 0, 1),
+        (2, (4, 1), 3, 0, 0),
+        (0, (0, 0), 3, 1, 1),
+    ],
+)
+def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, place, version, rank, expected):
+    job = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    core = job.session.core
+    core.under_master, core.worker_id = True, worker_id
+    job.session.jobs_place = lambda: place
+    members = tuple(Member(number, "h", 0, False) for number in range(2))
+    job.collective.world = World(version, members, rank) if version else ALONE
+    assert job.known_rank == expected
+    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    runtime._context = job
+    loop = PlainLoop(runtime)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    loop._view = View(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
+    assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
+    assert loop.catching_up() == (place > (0, 0))
 
 
 def test_random_streams_go_on_from_where_they_were():
@@ -174,10 +233,42 @@ def test_a_model_for_other_ways_of_training_is_refused(model, words):
     assert "\n" not in str(refused.value)
 
 
-def test_an_optimizer_that_evaluates_its_closure_several_times_is_refused():
+class AcceleratedOptimizer(torch.optim.SGD):
+    """By its name."""
+
+
+class DistributedOptimizer(torch.optim.SGD):
+    def _allreduce_grad_async(self): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (torch.optim.LBFGS, "LBFGS evaluates its closure several times"),
+        (torch.optim.SparseAdam, "SparseAdam takes sparse gradients alone"),
+        (AcceleratedOptimizer, "the optimizer was prepared by accelerate, for its own launcher: leave Accelerator out"),
+        (DistributedOptimizer, "the optimizer is Horovod's DistributedOptimizer: give the one within"),
+    ],
+)
+def test_an_optimizer_whose_gradients_can_not_be_summed_is_refused(kind, words):
     model = torch.nn.Linear(1, 1)
-    with pytest.raises(UserError, match="LBFGS evaluates its closure several times"):
-        require_plain(model, torch.optim.LBFGS(model.parameters()))
+    optimizer = kind(model.parameters())
+    context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
+    for use in (lambda: require_plain(model, optimizer), lambda: TorchState(context, model, optimizer, None, {})):
+        with pytest.raises(UserError, match=words) as refused:
+            use()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_process_group_that_a_library_has_made_of_the_environment_is_explained(monkeypatch):
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match=r"leave init_process_group out, .* find each other through the job$"):
+        require_plain(model, torch.optim.SGD(model.parameters()))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="RANK is in the environment, by which libraries do so of themselves: unset it"):
+        require_plain(model, torch.optim.SGD(model.parameters()))
 
 
 def test_schedulers_are_found():
@@ -360,11 +451,14 @@ def train_on(loader, model, optimizer, watch=lambda step: None):
             watch(optimizer)
 
 
-def begun(stands, join=None):
+def begun(stands, join=None, **options):
     """A script that was told where the job stands; ``join(state)`` is what it finds in its first world."""
+    random.seed(0)
+    np.random.seed(0)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16, shuffle=True))
+    loader = DataLoader(make_data(), batch_size=16, **(options or {"shuffle": True}))
+    loader, view = prepared(model, optimizer, loader)
     view._job.session.jobs_place = lambda: stands
     real = view._job.join
 
@@ -409,6 +503,90 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
         assert torch.equal(ours, theirs)
 
 
+OF_A_CLOSURE = np.random.default_rng(5)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from generators of its own, of which one can't be found."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.numpy, self.legacy = np.random.default_rng(5), np.random.RandomState(5)
+        self.python, self.torch = random.Random(5), torch.Generator().manual_seed(5)
+        self.lazy, self.count, self.order = None, 0, list(range(50))
+        global OF_A_CLOSURE
+        OF_A_CLOSURE = np.random.default_rng(5)
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        self.count += 1
+        if self.kind == "lazy":
+            self.lazy = self.lazy or torch.Generator().manual_seed(5)
+        order = {
+            "numpy": lambda: self.numpy.permutation(50).tolist(),
+            "legacy": lambda: self.legacy.permutation(50).tolist(),
+            "python": lambda: self.python.sample(range(50), 50),
+            "torch": lambda: torch.randperm(50, generator=self.torch).tolist(),
+            "lazy": lambda: torch.randperm(50, generator=self.lazy).tolist(),
+            "count": lambda: np.random.default_rng(self.count).permutation(50).tolist(),
+            "in place": lambda: random.Random(3).shuffle(self.order) or list(self.order),
+            "closure": lambda: OF_A_CLOSURE.permutation(50).tolist(),
+        }
+        return iter(order[self.kind]())
+
+
+OWN_ORDERS = ["loader", "numpy", "legacy", "python", "torch", "lazy", "count", "in place"]
+
+
+def options_of(kind):
+    if kind == "loader":
+        return {"shuffle": True, "generator": torch.Generator().manual_seed(5)}
+    return {"sampler": OwnOrder(kind)}
+
+
+@pytest.mark.parametrize("stands", [(0, 2), (1, 0), (1, 3)])
+@pytest.mark.parametrize("kind", [*OWN_ORDERS, "closure"])
+def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
+    model, optimizer, loader, view = begun((0, 0), **options_of(kind))
+    kept, orders = [], {}
+
+    def watch(_):
+        if len(kept) < 7:
+            kept.append(copy.deepcopy(view._steps.state.state_dict()))
+        orders[view.drawn[0].epoch] = [batch.indices for batch in view.drawn]
+
+    train_on(loader, model, optimizer, watch)
+
+    def join(state):
+        state.load_state_dict(kept[-1])  # that after the third step of the second epoch
+        for part in p.Part:  # as when it is sent
+            state.save(part)
+
+    late, its_optimizer, its_loader, its_view = begun(stands, join, **options_of(kind))
+    drawn = {}
+    train_on(
+        its_loader,
+        late,
+        its_optimizer,
+        lambda _: drawn.update({its_view.drawn[0].epoch: [batch.indices for batch in its_view.drawn]}),
+    )
+    assert drawn == orders
+    for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", OWN_ORDERS)
+def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kind):
+    ours, theirs = (DataLoader(make_data(), batch_size=10, **options_of(kind)) for _ in range(2))
+    for _ in range(2):
+        list(theirs.batch_sampler)
+    captured = Draws(theirs).capture()
+    Draws(ours).restore(captured)
+    assert list(ours.batch_sampler) == list(theirs.batch_sampler)
+
+
 def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():
     steps = Steps.__new__(Steps)
     steps.hand, steps.place, steps.is_reduced = [], Place(), True
@@ -431,6 +609,44 @@ def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
         scheduler.step()
         break
     assert view.is_idle
+
+
+@pytest.mark.parametrize(
+    ("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 1, 0), ((0, 2), 0, 3)]
+)
+def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
+    """It has judged what is not the job's; at ``told`` it would have joined."""
+    model, optimizer, loader, view = begun((0, 0))
+    kept = []
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view._steps.state.state_dict())))
+
+    def join(state):
+        state.load_state_dict(kept[6])  # that after the third step of the second epoch
+        for part in p.Part:  # as when it is sent
+            state.save(part)
+
+    late, its_optimizer, its_loader, its_view = begun(told, join)
+    said = []
+    its_view._job.fail = lambda message, traceback, *, users: said.append((message, users))
+    its_view._on_left = lambda: said.append("left")
+    for _ in range(epochs):
+        for inputs, labels in its_loader:
+            cross_entropy(late(inputs), labels).backward()
+            its_optimizer.step()
+            its_optimizer.zero_grad()
+    if batches:
+        for number, (inputs, labels) in enumerate(its_loader):
+            cross_entropy(late(inputs), labels).backward()
+            its_optimizer.step()
+            its_optimizer.zero_grad()
+            if number + 1 == batches:
+                break
+    assert its_view.finish() is None
+    (message, users), left = said
+    assert message.count("\n") == 0
+    assert "where the job stands in epoch 2" in message
+    assert not users
+    assert left == "left"
 
 
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():

@@ -18,7 +18,7 @@ MOST_LINES = 400
 # Options are a promise: a new one, and one that goes, is a decision to be made here.
 TRAIN_FLAGS = """
 --help --config
---job_name --num_workers --scale_policy --min_efficiency --collective --slots --start_method --port
+--job_name --num_workers --scale_policy --min_efficiency --collective --check_state --slots --start_method --port
 --model_zoo --model_def --model_params --loss --optimizer --dataset --feed --custom_data_reader --eval_metrics_fn --callbacks
 --training_data --validation_data --data_reader_params --num_epochs --max_step --seed --shuffle --no_shuffle --data_workers
 --global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
@@ -36,7 +36,7 @@ TRAIN_FLAGS = """
 
 RUN_FLAGS = """
 --help --config
---job_name --num_workers --scale_policy --min_efficiency --collective --slots --start_method --port
+--job_name --num_workers --scale_policy --min_efficiency --collective --check_state --slots --start_method --port
 --output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --replace_slow --no_replace_slow --stop_grace
 --image --image_name --namespace --kube_context

@@ -8,7 +8,7 @@ saved, weights can't go back, and so nothing does: all parts of a state are of o
 from __future__ import annotations
 
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.protocol import Instruction, Part, Restore, Save, Warn
+from elasticdl.elastic.core.protocol import Instruction, Part, Restore, Save, Voted, Warn
 from elasticdl.elastic.core.vote import Vote
 
 _ORDER_WARNING = (
@@ -106,6 +106,19 @@ class Position:
         self.batch = self.vote = None
         self._committed = False
         return [Save(Part.WITH_PARAMETERS), *self._save()]
+
+    def disagreement(self, event: Voted, workers: int) -> str:
+        """Why no step can be made of these votes."""
+        vote, batch, step = event.vote, self.batch, self.progress.step
+        if event.difference:
+            return event.difference
+        if vote.ended or batch is None:
+            return (
+                f"{vote.ended} of {workers} workers ended their training after step {step} and the others go on: "
+                "the training function must return after the same step on all workers"
+            )
+        remedy = f": {event.remedy}" if event.remedy else ""
+        return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"
 
     def oversights(self, planned_epochs: int, workers: int) -> list[str]:
         """What looks forgotten in a training that has ended, a line each. ``planned_epochs``: 0 if not known."""

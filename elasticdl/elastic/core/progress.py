@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.agreement import Samples, checksum_of
 from elasticdl.elastic.core.batch_plan import BatchPolicy, worker_slices
 
 
@@ -43,6 +44,12 @@ class StepPlan:
     after: Progress  # where training stands when this step has been made
     micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
     ends_epoch: bool = False  # as far as nobody else knows who has the order of samples
+    whole: Samples = ()  # the samples of the global batch, as this worker believes; empty if nobody knows
+
+    @property
+    def checksum(self) -> int:
+        """The same for all who make this step on the same samples."""
+        return checksum_of(self.whole) ^ self.epoch
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool = True) -> npt.NDArray[np.int64]:
@@ -126,6 +133,7 @@ class SampleOrder:
                 batch=len(indices),
                 after=after,
                 micro_batches=tuple(indices[cut] for cut in cuts),
+                whole=indices,
             )
             progress = after
 

@@ -180,11 +180,13 @@ class Voted(Event):
 
     ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
     batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
+    ``difference``: between the batches of the members, in a line, if they are not the same.
     """
 
     vote: Vote
     remedy: str = ""
     device_seconds: float = 0.0
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
@@ -101,7 +101,8 @@ class WorkerCore:
                 return On.ALL_RETURNED if vote.ended == self.world.size else On.WRONG_VOTE
             case p.Voted(vote):
                 batch = self.position.batch
-                return On.WRONG_VOTE if vote.ended or (batch and vote.samples != batch.batch) else On.VOTE
+                is_right = vote.one_batch and not vote.ended and (batch is None or vote.samples == batch.batch)
+                return On.VOTE if is_right else On.WRONG_VOTE
             case p.StepMade():
                 return On.STEP if last is not None else None
             case p.WorldPublished(world):
@@ -358,17 +359,9 @@ class WorkerCore:
         return [*out, p.LeaveWorld(event.reason, broken=True)]
 
     def _refuse_uneven_steps(self, event: p.Voted, before: WorkerState, now: float) -> list[p.Instruction]:
-        vote, batch, step = event.vote, self.position.batch, self.position.progress.step
-        if vote.ended or batch is None:
-            text = (
-                f"{vote.ended} of {self.world.size} workers ended their training after step {step} and the others go on: "
-                "the training function must return after the same step on all workers"
-            )
-        else:
-            remedy = f": {event.remedy}" if event.remedy else ""
-            text = f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"
+        text = self.position.disagreement(event, self.world.size)
         self.position.batch = None
-        return [p.Fail(RuntimeError, text)]
+        return [p.Fail(UserError if event.difference else RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [Do.CAST_END_VOTE]

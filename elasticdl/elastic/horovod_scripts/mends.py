@@ -51,20 +51,22 @@ def mend_keras_state(module: Any) -> None:
         if not _is_keras_3(optimizer):
             real_broadcast(model, optimizer, backend)
             return
-        module.broadcast_variables(_variables(model, optimizer), root_rank=0)
+        module.broadcast_variables(tensorflow_variables(model, optimizer), root_rank=0)
 
     def save_model(state: Any) -> None:
         if not _is_keras_3(state.optimizer):
             real_save(state)
             return
-        variables = _variables(state.model, state.optimizer)
+        variables = tensorflow_variables(state.model, state.optimizer)
         state._saved_model_state = [module.tf.identity(variable) for variable in variables]
 
     def load_model(state: Any) -> None:
         if not _is_keras_3(state.optimizer):
             real_load(state)
             return
-        for variable, saved in zip(_variables(state.model, state.optimizer), state._saved_model_state, strict=True):
+        for variable, saved in zip(
+            tensorflow_variables(state.model, state.optimizer), state._saved_model_state, strict=True
+        ):
             variable.assign(saved)
 
     module._broadcast_model = broadcast_model
@@ -110,7 +112,7 @@ def _is_keras_3(optimizer: Any) -> bool:
     return not callable(optimizer.variables)
 
 
-def _variables(model: Any, optimizer: Any) -> list[Any]:
+def tensorflow_variables(model: Any, optimizer: Any) -> list[Any]:
     """TensorFlow's variables of both, the seeds of random layers left out: workers need not draw the same."""
     if not optimizer.built:
         optimizer.build(model.trainable_variables)

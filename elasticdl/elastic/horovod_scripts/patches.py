@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.protocol import On
+from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
@@ -55,6 +56,7 @@ class Patches:
             "horovod.common.basics": self._patch_basics,
             "horovod.common.elastic": self._patch_elastic,
             "horovod._keras": refuse_optimizer,
+            "horovod._keras.callbacks": mend_callbacks,
             "horovod.tensorflow": mend_gradient_tape,
             "horovod.tensorflow.elastic": self._patch_tensorflow,
         }

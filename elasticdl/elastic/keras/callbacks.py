@@ -1,15 +1,14 @@
 """Keras's own callbacks in a training whose workers come and go.
 
 Every worker runs them, with the same logs; those that write something for the whole job run on rank 0 only. What a
-callback keeps as plain data (the best value so far, epochs without improvement) belongs to the job: a newcomer receives
-that of rank 0, and a checkpoint holds it. So a hook need not be repeated where a newcomer joins or a training is resumed.
+callback keeps (the best value so far, epochs without improvement; see `callback_state`) belongs to the job: a newcomer
+receives that of rank 0, and a checkpoint holds it. So a hook need not be repeated where a newcomer joins or a training is resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,8 +17,9 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras import callback_state, plain_data
 from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.tensorflow import keras
@@ -31,7 +31,6 @@ ON_RANK_0 = tuple(
 )
 KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
-FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
 Attributes = dict[str, Any]
 
@@ -134,7 +133,7 @@ class KerasCallbacks:
         callbacks: Sequence[keras.callbacks.Callback],
         params: Mapping[str, Any],
         model: keras.Model,
-        state: TrainingState,
+        state: KerasState,
         rate: KerasRate,
     ) -> None:
         """``params``: as of `keras.callbacks.Callback.set_params`. The state's values hold the ledger.
@@ -151,8 +150,10 @@ class KerasCallbacks:
         self._ledger: EpochLedger = state.values["ledger"]
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
-        self._first = [_plain(callback) for callback in callbacks]  # what they kept at that time
+        self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
+        self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._begun_epoch = self._ended_epoch = -1
+        state.before_load = self._catch_up
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
@@ -200,8 +201,11 @@ class KerasCallbacks:
     def pack(self, callbacks: Iterable[keras.callbacks.Callback] | None = None) -> Attributes:
         """What a newcomer or a resumed training needs; by reference."""
         wanted = self._callbacks if callbacks is None else callbacks
+        numbers = [number for number, each in enumerate(self._callbacks) if each in wanted]
+        for number in numbers:
+            self._name_what_stays(number)
         return {
-            "callbacks": {str(n): self._kept(n) for n, each in enumerate(self._callbacks) if each in wanted},
+            "callbacks": {str(number): self._kept(number) for number in numbers},
             "begun_epoch": self._begun_epoch,
             "ended_epoch": self._ended_epoch,
             "begun_step": self._begun_step,
@@ -211,6 +215,7 @@ class KerasCallbacks:
 
     def unpack(self, packed: Attributes) -> None:
         self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
+        self._state.begun_epoch = self._begun_epoch
         self._begun_step, self._ended = packed["begun_step"], packed["ended"]
         self._rate.load(packed["rate"])
         self._load(packed["callbacks"])
@@ -219,7 +224,7 @@ class KerasCallbacks:
 
     def on_epoch_begin(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
-            self._begun_epoch = epoch
+            self._begun_epoch = self._state.begun_epoch = epoch
             self._rate.begin_epoch(epoch)
             # A schedule is asked by the training state: when the world changes as well.
             self.tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
@@ -266,6 +271,14 @@ class KerasCallbacks:
                     getattr(callback, hook)(*arguments)
         self._state.keep_settings()  # no hook is called twice for one step or epoch
 
+    def _catch_up(self, epoch: int) -> None:
+        """Begin an epoch that has begun before this worker came, or the training was resumed; what it sets is loaded next."""
+        if self._begun_epoch < epoch:
+            self._begun_epoch = self._state.begun_epoch = epoch
+            for callback in self._active:
+                if not isinstance(callback, keras.callbacks.LearningRateScheduler):
+                    callback.on_epoch_begin(epoch, {})
+
     def _begin(self, number: int, *, resumes: bool) -> None:
         callback = self._callbacks[number]
         if resumes and isinstance(callback, keras.callbacks.CSVLogger):
@@ -276,23 +289,32 @@ class KerasCallbacks:
         _choose_direction(callback)
         with self._rate.watched(self._state):
             callback.on_train_begin({})
-        self._first[number] = _plain(callback)
-        vars(callback).update(kept)
+        self._first[number] = callback_state.take(callback)
+        callback_state.put(callback, kept)
 
     def _kept(self, number: int) -> Attributes:
         """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""
-        first = self._first[number]
-        present = _plain(self._callbacks[number], copy=False)
-        return {name: value for name, value in present.items() if not _same(value, first.get(name, _ABSENT))}
+        return callback_state.changed(self._callbacks[number], self._first[number])
+
+    def _name_what_stays(self, number: int) -> None:
+        callback = self._callbacks[number]
+        for attribute in callback_state.left_behind(callback):
+            if (number, attribute) not in self._named:
+                self._named.add((number, attribute))
+                self._state.warn(
+                    f"the callback {type(callback).__name__} has {attribute}, which is not sent to workers that join: there it "
+                    "is as on_train_begin left it; numbers, texts, arrays, collections and dataclasses of these, enums, variables "
+                    "and metrics are sent"
+                )
 
     def _load(self, kept: Mapping[str, Attributes]) -> None:
         for number, changed in kept.items():
             if int(number) < len(self._callbacks):  # else the module had more of them when it was packed
                 callback = self._callbacks[int(number)]
-                present = _plain(callback, copy=False)
+                present = callback_state.take(callback, copy=False)
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
-                vars(callback).update({**deepcopy(first), **changed})
+                callback_state.put(callback, {**deepcopy(first), **changed})
 
 
 def _counts(callback: keras.callbacks.Callback) -> bool:
@@ -325,17 +347,3 @@ def refuse_needless(callbacks: Iterable[Any]) -> None:
     """Raises UserError if there is one whose work is done otherwise here."""
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
         raise UserError("callbacks(): BackupAndRestore is not needed: give --checkpoint_dir, and leave it out")
-
-
-_ABSENT = object()
-
-
-def _plain(callback: keras.callbacks.Callback, *, copy: bool = True) -> Attributes:
-    found = {
-        name: value for name, value in vars(callback).items() if name not in FOREIGN and plain_data.is_plain(value)
-    }
-    return deepcopy(found) if copy else found
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and pickle.dumps(one) == pickle.dumps(other)

@@ -21,8 +21,10 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.keras.forward import ForwardScope
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
+from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
@@ -73,7 +75,8 @@ class FitStep(TrainStep):
         return self._noted(super().read_report(sums))
 
     def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
-        """The mean loss over a batch that is not trained on, and the changes of the metrics."""
+        """Of a batch that is not trained on: the loss times the share of elements that it is a mean over, that share, and
+        the changes of the metrics."""
         return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
     @property
@@ -104,24 +107,26 @@ class FitStep(TrainStep):
         model.reset_metrics()
         return means
 
-    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
-        return self._compute(trainable, others, (inputs, *_split(labels, self._weighted)), training=True)
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
+        return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
-    def _compute(
-        self, trainable: Sums, others: Sums, batch: tuple[Any, Any, Any], *, training: bool
-    ) -> tuple[tf.Tensor, Sums]:
+    def _more_values(self) -> list[tuple[Any, Any]]:
+        return list(zip(self._variables, self._first, strict=True))
+
+    def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tuple[tf.Tensor, Share]:
         """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
         model, (inputs, labels, weights) = self.model, batch
-        values = [*trainable, *others, *self._first]
-        variables = [*model.trainable_variables, *model.non_trainable_variables, *self._variables]
-        with keras.StatelessScope(list(zip(variables, values, strict=True)), collect_losses=True) as scope:
+        with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
             loss = tf.reduce_mean(model.compute_loss(inputs, labels, outputs, weights))
+            share = share_of(outputs, loss, more_losses=has_losses_of_batches(model))
+            if share is not NOTHING_MASKED and is_scalar(model.loss, labels, outputs):
+                share = NOTHING_MASKED
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
         after = [scope.get_current_value(variable) for variable in self._variables]
         self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
-        return loss, [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+        return loss, share
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
         """Keras counts the losses of several outputs by samples only where it is traced for one size of batch."""
@@ -135,8 +140,9 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        loss, _ = self._compute(trainable, others, (inputs, labels, weights), training=False)
-        return [loss, *self._take_deltas()]
+        loss, share = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
+        left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
+        return [loss * left, left, *self._take_deltas()]
 
     def _noted(self, report: Any) -> Any:
         numbers, start = report.astype(np.float64), 0
@@ -160,6 +166,13 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim else float(array)
 
 
+def _asks_for_logs(callback: keras.callbacks.Callback) -> bool:
+    """After each step, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
+    base = keras.callbacks.Callback
+    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
+    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
+
+
 @dataclass(frozen=True, slots=True)
 class FitCall:
     """What ``fit`` was given; ``callbacks`` with the history among them."""
@@ -177,7 +190,7 @@ class Fit(EpochDriver[FitLedger]):
     def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
         training, options = given.data.training, given.options
         self._stages = stages
-        self._validation = given.data.validation
+        self.data = given.data
         self._options = options
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
@@ -209,8 +222,7 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
-        nothing = keras.callbacks.Callback.on_train_batch_end
-        self._asks_for_logs = any(type(each).on_train_batch_end is not nothing for each in given.callbacks)
+        self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -222,6 +234,8 @@ class Fit(EpochDriver[FitLedger]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self.callbacks.on_epoch_begin(epoch)
+        passed = epoch - self._options.initial_epoch
+        self.data.training.tell(2 * passed + 2, self._context.seed)
 
     def _make_step(self, batch: StepBatch) -> float:
         self.callbacks.before_step()
@@ -233,9 +247,15 @@ class Fit(EpochDriver[FitLedger]):
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
-        if self._validation is not None and self._options.validates(epoch):
+        data, options, seed = self.data, self._options, self._context.seed
+        if not self._stopping:  # else it was left before its end
+            data.training.tell(2 * (epoch - options.initial_epoch) + 3, seed)
+        if data.validation is not None and options.validates(epoch):
+            before = sum(map(options.validates, range(options.initial_epoch, epoch)))
+            data.validation.tell(3 * before + 2, seed)
             with self.callbacks.testing() as found:
-                found.update(self._validate(self._validation))
+                found.update(self._validate(data.validation))
+            data.validation.tell(3 * before + 3, seed)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
@@ -248,6 +268,8 @@ class Fit(EpochDriver[FitLedger]):
         return agreed
 
     def _complete(self) -> None:
+        if self._options.epochs:  # as Keras has it; the same twice is the same once, if the world breaks meanwhile
+            self.state.optimizer.finalize_variable_values(self.state.model.trainable_variables)
         self.callbacks.end()
 
     def _logs(self) -> dict[str, Any]:
@@ -259,16 +281,17 @@ class Fit(EpochDriver[FitLedger]):
         world, most = collective.world, policy.max_micro_batch or policy.batch_size(1)
         cuts = worker_slices(len(data), world.rank, world.size, most)
         batches = [np.arange(cut.start, cut.stop) for cut in cuts]
-        shapes = [(), *self._step.delta_shapes]
+        shapes = [(), (), *self._step.delta_shapes]
         sums = [np.zeros(shape) for shape in shapes]
         with closing(fetch(data.dataset, batches)) as loaded:
             for batch, (inputs, targets) in zip(batches, loaded, strict=True):
                 self._context.advance(Activity.ALIVE)
-                loss, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
-                sums = [total + delta for total, delta in zip(sums, (loss * len(batch), *deltas), strict=True)]
+                loss, left, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
+                more = (loss * len(batch), left * len(batch), *deltas)
+                sums = [total + delta for total, delta in zip(sums, more, strict=True)]
         self._context.advance(Activity.WAIT)
         flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
         self._context.advance(Activity.UPDATE)
         ends = np.cumsum([total.size for total in sums])[:-1]
-        loss, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
-        return self._step.logs(float(loss) / len(data), deltas)
+        loss, left, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
+        return self._step.logs(float(loss) / (float(left) or 1.0), deltas)

@@ -101,6 +101,13 @@ def refuse(others: Mapping[str, Any]) -> None:
             raise UserError(f"fit({name}=) is not supported: {INSTEAD.get(name, 'leave it out')}")
 
 
+def bounded(number: Any, most: int | None) -> Any:
+    """``number``, as `fit` was given it, or what Keras's configuration allows for a trial (``keras.config.set_max_epochs``)."""
+    if most is None or not (number is None or _whole(0)(number)):  # what is no number is refused as such
+        return number
+    return most if number is None else min(number, most)
+
+
 def verbosity(verbose: int | str, *, alone: bool) -> int:
     """Raises ArgumentError if Keras knows no such value."""
     if verbose == "auto":

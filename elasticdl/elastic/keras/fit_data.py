@@ -12,6 +12,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
+from elasticdl.elastic.training.sampler import seed_step
 from elasticdl.tensorflow import keras, tf
 
 NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times
@@ -24,7 +25,21 @@ class Samples:
 
     dataset: Dataset
     weighted: bool = False
-    in_order: bool = False  # they must not be shuffled
+    batches: Batches | None = None  # what they come from, in its own order
+
+    @property
+    def in_order(self) -> bool:
+        """They must not be shuffled."""
+        return self.batches is not None
+
+    def tell(self, count: int, seed: int) -> None:
+        """See `Batches.tell`."""
+        if self.batches is not None:
+            self.batches.tell(count, seed)
+
+    @property
+    def told(self) -> int:
+        return 0 if self.batches is None else self.batches.told
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -65,21 +80,47 @@ class Columns:
         return Columns(*self.__getitems__(rows[:cut])), Columns(*self.__getitems__(rows[cut:]))
 
 
+# What a PyDataset hears of one pass, in a circle: Keras resets it before the first pass, and before each validation.
+TRAINING = ("on_epoch_end", "on_epoch_begin")
+VALIDATION = ("on_epoch_end", "on_epoch_begin", "on_epoch_end")
+
+
 class Batches:
     """A ``PyDataset`` by samples. All its batches have as many as the first; the last may have fewer."""
 
-    def __init__(self, source: keras.utils.PyDataset) -> None:
+    def __init__(self, source: keras.utils.PyDataset, hooks: Sequence[str] = TRAINING) -> None:
         """Raises UserError if it has no end, or its first batch no samples."""
+        self.told = 0  # hooks that were called
+        self._hooks = hooks
         count = source.num_batches
         if not count:
             raise UserError("fit(x): a PyDataset needs a number of batches, by __len__")
         self._source = source
         self._count = count
+        self._length = 0  # not known yet
         self._last: tuple[int, Any] | None = None  # what was asked for last: samples come in order
         self._size = _rows(self._batch(0))
         if not self._size:
             raise UserError(f"fit(x): the first batch of the {type(source).__name__} is empty; expected some samples")
-        self._length: int = self._size * (count - 1) + _rows(self._batch(count - 1))
+        self._length = self._size * (count - 1) + _rows(self._batch(count - 1))
+
+    def tell(self, count: int, seed: int) -> None:
+        """Call its hooks until there were so many calls; nothing may be loaded meanwhile.
+
+        A worker that comes later calls those that it has missed, one by one. Each draws from Python's and NumPy's
+        generators what it draws on every other worker of the job, whose seed is ``seed``.
+        """
+        while self.told < count:
+            self._last = None
+            seed_step(seed, -1 - self.told, 0)  # of no step
+            hook = self._hooks[self.told % len(self._hooks)]
+            getattr(self._source, hook)()
+            self.told += 1
+            if self._source.num_batches != self._count:
+                raise UserError(
+                    f"fit(x): the {type(self._source).__name__} has {self._source.num_batches} batches after {hook}(), and had "
+                    f"{self._count}; all passes must have as many"
+                )
 
     def __len__(self) -> int:
         return self._length
@@ -100,11 +141,16 @@ class Batches:
         return self._last[1]
 
     def _check_size(self, number: int, rows: int) -> None:
-        """That samples can be counted through all batches."""
+        """That samples can be counted through all batches, in every pass."""
         if number and (rows > self._size or (rows < self._size and number < self._count - 1)):
             raise UserError(
                 f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and the first has "
                 f"{self._size}; all must have as many, and only the last may have fewer"
+            )
+        if self._length and rows != (before := min(self._size, self._length - number * self._size)):
+            raise UserError(
+                f"fit(x): batch {number} of the {type(self._source).__name__} has {rows} samples, and had {before} in the pass "
+                "before; all passes must have as many"
             )
 
 
@@ -127,7 +173,7 @@ class Weighted:
         return inputs, (labels, np.asarray(weight, keras.config.floatx()))
 
 
-def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> Samples:
+def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)", hooks: Sequence[str] = TRAINING) -> Samples:
     """Samples by index from what is given to ``fit`` as ``x``, ``y`` and ``sample_weight``."""
     if x is None:
         raise UserError(f"{call}: there are no data; give arrays x and y, or a data set as x")
@@ -148,7 +194,7 @@ def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)") -> S
         raise UserError(f"{call}: give labels and weights within the {type(x).__name__}, as (inputs, labels, weights)")
     if arrays:
         raise UserError(f"{call}: there are no labels; give y, or a data set of pairs (inputs, labels)")
-    return _open_dataset(Batches(x) if batches else x, call, in_order=batches)
+    return _open_dataset(Batches(x, hooks) if batches else x, call)
 
 
 def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
@@ -164,12 +210,13 @@ def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
     return np.array([weights.get(int(each), 1.0) for each in found])[places]
 
 
-def _open_dataset(dataset: Any, call: str, *, in_order: bool) -> Samples:
+def _open_dataset(dataset: Any, call: str) -> Samples:
     first = dataset[0] if len(dataset) else None
     weighted = isinstance(first, tuple) and len(first) == WITH_WEIGHTS
     if isinstance(first, tuple) and len(first) in (2, WITH_WEIGHTS):
         require_numbers(call, dict(zip(("the labels", "the weights"), first[1:], strict=False)))
-    return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, in_order)
+    batches = dataset if isinstance(dataset, Batches) else None
+    return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +248,17 @@ class FitData:
         first, last = training.dataset.split(validation_split)
         return cls(Samples(first, training.weighted), Samples(last, training.weighted))
 
+    @property
+    def told(self) -> list[int]:
+        """What data sets have been told of epochs; see `tell`."""
+        return [samples.told for samples in (self.training, self.validation) if samples is not None]
+
+    def tell(self, told: Sequence[int], seed: int) -> None:
+        """Bring data sets to where those of another worker are."""
+        present = [samples for samples in (self.training, self.validation) if samples is not None]
+        for samples, count in zip(present, told, strict=True):
+            samples.tell(count, seed)
+
     def check(self, model: keras.Model) -> None:
         """Raises:
         UserError: there are no samples to validate on, or weights that the model's loss can't be multiplied by.
@@ -229,7 +287,7 @@ def _open_validation(given: Any) -> Samples:
     if len(parts) not in (2, WITH_WEIGHTS):
         raise UserError("fit(validation_data=): expected (x, y) or (x, y, sample_weight), or a data set")
     weights = parts[2] if len(parts) == WITH_WEIGHTS else None
-    return open_data(parts[0], parts[1], weights, "fit(validation_data=)")
+    return open_data(parts[0], parts[1], weights, "fit(validation_data=)", VALIDATION)
 
 
 # -- what can be told to be wrong before anything is trained --

@@ -11,17 +11,21 @@ A member that was lost in the very end of a stage, after others had passed it, e
 
 from __future__ import annotations
 
+import functools
+import io
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from typing import IO
 
 import numpy as np
 
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE
-from elasticdl.elastic.keras import plain_data
+from elasticdl.elastic.keras import callback_state, plain_data
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.tensorflow import keras
@@ -36,7 +40,9 @@ class Stages:
     """The calls of ``fit``, as one process has seen them. Stages are counted from 1."""
 
     def __init__(self) -> None:
-        self._records: list[bytes] = []  # of the stages that are over, as far as is known here
+        self._records: list[
+            IO[bytes]
+        ] = []  # of the stages that are over, as far as is known here: files without a name
         self._passed = 0  # stages that this process has left
         self._keep_alive: KeepAlive | None = None
         self.progress = Progress()  # steps and samples of all stages so far
@@ -58,27 +64,40 @@ class Stages:
             self._keep_alive.stop()
             self._keep_alive = None
 
-    def end(self, model: keras.Model, callbacks: KerasCallbacks, progress: Progress, advance: Advance | None) -> None:
-        """This process has trained to the end of the present stage. Without ``advance`` there are no others."""
+    def end(
+        self,
+        model: keras.Model,
+        callbacks: KerasCallbacks,
+        told: Sequence[int],
+        progress: Progress,
+        advance: Advance | None,
+    ) -> None:
+        """This process has trained to the end of the present stage. Without ``advance`` there are no others.
+
+        ``told``: what its data sets were told.
+        """
         if advance is not None:
-            left_behind = {"weights": model.get_weights(), "callbacks": callbacks.pack()["callbacks"]}
-            self._records[self._passed :] = [plain_data.dumps(left_behind)]
+            kept = callbacks.pack()["callbacks"]
+            left_behind = {"weights": model.get_weights(), "callbacks": kept, "told": list(told)}
+            self._keep(self._passed, lambda file: plain_data.write(left_behind, file))
             self._keep_alive = KeepAlive(advance)
         else:
-            self._records.append(b"")
+            self._records.append(io.BytesIO())
         self._passed += 1
         self.progress, self.has_state = progress, True
 
-    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-        """Leave behind what the present stage, which is over, left behind on the others."""
-        record = plain_data.loads(self._records[self._passed])
+    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[int]:
+        """Leave behind what the present stage, which is over, left behind on the others; returns what data were told."""
+        record = plain_data.loads(self._read(self._passed))
         model.set_weights(record["weights"])
         for number, kept in record["callbacks"].items():
-            vars(callbacks[int(number)]).update(kept)
+            callback_state.put(callbacks[int(number)], kept)
         for callback in callbacks:
             callback.set_model(model)
         self._passed += 1
         self.has_state = False
+        told: list[int] = record["told"]
+        return told
 
     def meet(self, collective: KerasCollective) -> None:
         """See that all members of the world are in the same stage, before anything else is done in it.
@@ -111,11 +130,40 @@ class Stages:
         raise WorldChanged(f"a worker has to catch up to fit() number {newest}")
 
     def _hand_over(self, collective: KerasCollective, first: int) -> None:
-        records = [np.frombuffer(record, np.uint8) for record in self._records[first:]]
-        packed = plain_data.dumps(records) if collective.world.rank == 0 else b""
-        received = plain_data.loads(collective.broadcast_bytes(packed, "elasticdl.records"))
-        if self.present <= first + len(received):
-            self._records[first:] = [record.tobytes() for record in received]
+        """One after the other, as there may be many, and each has the weights."""
+        count = np.array([len(self._records) if collective.world.rank == 0 else 0], np.float32)
+        for number in range(first, int(np.asarray(collective.sum(count, "elasticdl.stages"))[0])):
+            mine = self._read(number) if collective.world.rank == 0 else b""
+            received = collective.broadcast_bytes(mine, "elasticdl.records")
+            if number >= len(self._records):
+                self._keep(number, functools.partial(_put, received))
+
+    def _keep(self, number: int, write: Callable[[IO[bytes]], object]) -> None:
+        """On disk, for as long as this process lives: a newcomer may want it at any time.
+
+        Raises:
+            UserError: there is no room.
+        """
+        for record in self._records[number:]:
+            record.close()
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        try:
+            write(file)
+            file.flush()
+        except OSError as error:
+            file.close()
+            raise UserError(
+                f"what fit() number {number + 1} ended with could not be kept in {tempfile.gettempdir()}: {error.strerror}"
+            ) from error
+        self._records[number:] = [file]
+
+    def _read(self, number: int) -> bytes:
+        self._records[number].seek(0)
+        return self._records[number].read()
+
+
+def _put(record: bytes, file: IO[bytes]) -> None:
+    file.write(record)
 
 
 class KeepAlive:

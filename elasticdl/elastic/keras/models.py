@@ -17,9 +17,10 @@ from typing import Any
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.keras.compiled import check_compiled, has_loss, warn_of_eagerness
 from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import FitOptions, complete, refuse, verbosity
+from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded, complete, refuse, verbosity
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.script.batch_shape import job
@@ -61,16 +62,10 @@ class Model:
         """As Keras's, ``jit_compile`` included; ``run_eagerly`` and ``steps_per_execution`` are not looked at.
 
         Raises:
-            UserError: the optimizer accumulates gradients already.
+            UserError: the optimizer accumulates gradients already, or a loss is no mean.
         """
         self.model.compile(*args, **kwargs)
-        optimizer = self.model.optimizer
-        if getattr(optimizer, "gradient_accumulation_steps", None) or hasattr(optimizer, "accumulated"):
-            raise UserError(
-                "compile(): Model accumulates gradients by itself; give it the optimizer without accumulation"
-            )
-        if self._has_loss("sum"):
-            raise UserError('compile(): a loss with reduction="sum" depends on the batch; use "sum_over_batch_size"')
+        check_compiled(self.model, "compile()")
 
     def fit(
         self,
@@ -103,23 +98,25 @@ class Model:
         """
         if not self.model.compiled or self.model.optimizer is None or self.model.loss is None:
             raise UserError("fit(): call compile() with an optimizer and a loss first")
+        check_compiled(self.model, "fit()")
+        warn_of_eagerness(self.model)
         refuse(others)
         if batch_size not in (None, job.numbers.batch_size, job.numbers.global_batch_size):
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
         data = FitData.of(x, y, sample_weight, class_weight, validation_data, validation_split)
         data.check(self.model)
-        if data.training.weighted and self._has_loss("mean_with_sample_weight"):
+        if data.training.weighted and has_loss(self.model, "mean_with_sample_weight"):
             raise UserError(
                 'fit(): with weights, a loss with reduction="mean_with_sample_weight" depends on the micro-batch; use '
                 '"sum_over_batch_size"'
             )
         options = FitOptions(
-            epochs=epochs,
+            epochs=bounded(epochs, keras.config.max_epochs()),
             initial_epoch=initial_epoch,
             verbose=verbosity(verbose, alone=not job.under_master),
             shuffle=bool(shuffle) and not data.training.in_order,
             validation_freq=validation_freq,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=bounded(steps_per_epoch, keras.config.max_steps_per_epoch()),
         )
         history, given = complete(callbacks, options.verbose)
         self._train(FitCall(data, given, options))
@@ -147,10 +144,10 @@ class Model:
         setattr(self.model, name, value)
 
     def _train(self, call: FitCall) -> None:
-        if stages.overtaken:
-            stages.repeat(self.model, call.callbacks)
-            return
         context = own.context()
+        if stages.overtaken:
+            call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+            return
         fit = Fit(context, stages, self.model, call)
         stages.begin()
         try:
@@ -158,12 +155,10 @@ class Model:
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                stages.repeat(self.model, call.callbacks)
+                call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
                 return
-        stages.end(self.model, fit.callbacks, fit.state.progress, context.advance if job.under_master else None)
-
-    def _has_loss(self, reduction: str) -> bool:
-        return any(getattr(loss, "reduction", None) == reduction for loss in keras.tree.flatten(self.model.loss))
+        advance = context.advance if job.under_master else None
+        stages.end(self.model, fit.callbacks, call.data.told, fit.state.progress, advance)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:

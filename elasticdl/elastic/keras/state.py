@@ -7,7 +7,8 @@ included: a commit copies nothing but progress and the user's own values, and a 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote
+from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.sampler import StepBatch
+from elasticdl.elastic.training.state_check import Pieces
 from elasticdl.tensorflow import keras, tf
 
 
@@ -50,6 +52,8 @@ class KerasState(state.TrainingState):
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
+        self.begun_epoch = -1  # the last one that callbacks were told of
+        self.before_load: Callable[[int], None] = _nothing  # told of the epoch that a state is in, which is loaded then
         self._sums: tf.Tensor | None = None
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self.save(p.Part.AT_COMMIT)
@@ -58,6 +62,10 @@ class KerasState(state.TrainingState):
     def learning_rate(self) -> float:
         """Of the next step, unless the rules (`follow`) or the optimizer's own schedule change it."""
         return float(self.optimizer.learning_rate)
+
+    def warn(self, message: str) -> None:
+        """Into this worker's log and the job's journal."""
+        self._job.warn(message)
 
     # -- a step --
 
@@ -87,7 +95,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
-            ballot=self._cast_vote(samples=size),
+            ballot=self._cast_vote(batch=None if number else batch.plan.checksum, samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -128,8 +136,11 @@ class KerasState(state.TrainingState):
         sums = self.train_step.micro(inputs, labels, part)
         self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
 
-    def _cast_vote(self, *, samples: int = 0, ended: bool = False) -> list[float]:
+    def _cast_vote(self, *, batch: int | None, samples: int = 0, ended: bool = False) -> list[float]:
+        """``batch``: checksum of the global batch; None if this worker has told it with an earlier micro-batch."""
         ballot = [0.0] * VOTE_SIZE
+        if batch is not None:
+            mark(ballot, batch, 0 if ended else self._check.checksum)
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
@@ -139,7 +150,9 @@ class KerasState(state.TrainingState):
     def _reduce(self, *, ended: bool = False) -> tf.Tensor:
         sums, self._sums = self._sums, None
         if sums is None:
-            sums = self.train_step.nothing(self._cast_vote(ended=ended))
+            batch = self.loader.sampler.current
+            checksum = batch.plan.checksum if batch is not None and not ended else 0
+            sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended))
         return self._job.collective.sum_into(sums, "elasticdl.step")
 
     @staticmethod
@@ -172,15 +185,23 @@ class KerasState(state.TrainingState):
         if rate != self.learning_rate:  # the traced functions read it from its variable
             self.optimizer.learning_rate = rate
 
+    def _dump_rest(self) -> dict[str, Any]:
+        return {**super()._dump_rest(), "begun_epoch": self.begun_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before_load(state.get("begun_epoch", -1))
+        super().load_state_dict(state)
+
     def _dump_own(self) -> dict[str, Any]:
-        """Copies, as NumPy arrays in the order of ``model.variables`` and ``optimizer.variables``."""
+        """Copies, as NumPy arrays in the order of the variables of model, optimizer and others."""
         return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
 
     def _load_own(self, state: dict[str, Any]) -> None:
         """Raises UserError if the state is of another model or optimizer; nothing was loaded."""
-        for name, variables in self._variables().items():
-            _require_same(name, variables, state[name])
-        for name, variables in self._variables().items():
+        held = {name: variables for name, variables in self._variables().items() if variables or state.get(name)}
+        for name, variables in held.items():
+            _require_same(name, variables, state.get(name, ()))
+        for name, variables in held.items():
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value)
 
@@ -200,12 +221,40 @@ class KerasState(state.TrainingState):
         return value if isinstance(value, tf.Tensor) else None  # a tensor never changes
 
     def _broadcast(self) -> dict[str, Any]:
-        own = {name: [tf.convert_to_tensor(v.value) for v in given] for name, given in self._variables().items()}
+        own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
         received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
         return received
 
+    def _pieces(self) -> Pieces:
+        named = [
+            (f"{kind}.{_path(variable)}", variable)
+            for kind, variables in self._variables().items()
+            for variable in variables
+        ]
+        # The seed of dropout's draws is no part of the state: each worker gives its micro-batches their own.
+        held = [(name, variable) for name, variable in named if not name.endswith(SEED_NAME)]
+        # Keras numbers layers by how many a process has made, which may be more on one worker.
+        return {f"{re.sub('_[0-9]+', '', name)}#{i}": np.asarray(v.numpy()) for i, (name, v) in enumerate(held)}
+
     def _variables(self) -> dict[str, list[Any]]:
-        return {"model": list(self.model.variables), "optimizer": list(self.optimizer.variables)}
+        return {
+            "model": list(self.model.variables),
+            "optimizer": list(self.optimizer.variables),
+            "captured": self.train_step.captured,
+        }
+
+
+def _nothing(_: int) -> None:
+    """Nobody is to be told."""
+
+
+def _path(variable: Any) -> str:
+    return str(variable.name if isinstance(variable, tf.Variable) else variable.path)
+
+
+def _read(variable: Any) -> tf.Tensor:
+    """Of Keras, or of TensorFlow."""
+    return tf.convert_to_tensor(variable if isinstance(variable, tf.Variable) else variable.value)
 
 
 def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -215,7 +264,8 @@ def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) ->
         )
     for variable, value in zip(variables, values, strict=True):
         if tuple(variable.shape) != tuple(value.shape):
+            path = getattr(variable, "path", variable.name)
             raise UserError(
-                f"the state is of another {name}: {variable.path} has shape {tuple(variable.shape)}, and there it has "
+                f"the state is of another {name}: {path} has shape {tuple(variable.shape)}, and there it has "
                 f"{tuple(value.shape)}"
             )

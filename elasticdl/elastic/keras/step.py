@@ -19,7 +19,9 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
+from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
 from elasticdl.elastic.keras.layout import Layout, Sums
+from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, reads, share_of
 from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
@@ -31,20 +33,21 @@ class OtherVariables:
     """What a model has besides its trainable variables. Methods are called while a function is traced.
 
     - Statistics (floating point, as of batch norm): the mean over all micro-batches of a step, weighed by samples.
-    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers.
+    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers; one
+      whose move follows from the samples, as their number does, by the sum over all micro-batches.
     - Seeds (of dropout, augmentation): given anew to each micro-batch, and never changed in the model.
     - Anything else (strings, booleans) stays as it is.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        self._all = list(variables)
+        self.all = list(variables)
         seeds = [v for v in variables if v.path.rpartition("/")[2] == SEED_NAME]
         self._seeds = {id(variable): number for number, variable in enumerate(seeds)}
         self._statistics = [i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_floating]
         self._counters = [
             i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_integer and id(v) not in self._seeds
         ]
-        moved = [self._all[i] for i in (*self._statistics, *self._counters)]
+        moved = [self.all[i] for i in (*self._statistics, *self._counters)]
         self.shapes = [tuple(v.shape) for v in moved]
         self.dtypes = ["float64" if tf.as_dtype(v.dtype) == tf.float64 else "float32" for v in moved]
 
@@ -54,22 +57,29 @@ class OtherVariables:
             self._seed(self._seeds[id(variable)], variable, draw)
             if id(variable) in self._seeds
             else tf.convert_to_tensor(variable.value)
-            for variable in self._all
+            for variable in self.all
         ]
 
-    def deltas(self, old: Sequence[Any], new: Sequence[Any], weight: tf.Tensor, is_first: tf.Tensor) -> list[tf.Tensor]:
-        """What a micro-batch contributes to the sums of its step; ``is_first`` is 1 for the first of all, else 0."""
+    def deltas(
+        self, old: Sequence[Any], new: Sequence[Any], inputs: Any, weight: tf.Tensor, is_first: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """What a micro-batch of ``inputs`` contributes to the sums of its step; ``is_first`` is 1 for the first, else 0."""
         statistics = [tf.cast(new[i], tf.float64) * tf.cast(weight, tf.float64) for i in self._statistics]
-        counters = [tf.cast(new[i] - old[i], tf.float64) * tf.cast(is_first, tf.float64) for i in self._counters]
+        samples = keras.tree.flatten(inputs)
+        counters = [
+            tf.cast(new[i] - old[i], tf.float64) * (1.0 if reads(new[i], samples) else tf.cast(is_first, tf.float64))
+            for i in self._counters
+        ]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
 
-    def assign(self, sums: Sequence[tf.Tensor]) -> None:
-        """Set the variables to what the sums of all micro-batches say."""
-        count = len(self._statistics)
+    def assign(self, sums: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Set the variables to what the sums of all micro-batches say; returns those that are left."""
+        count, moved = len(self._statistics), len(self.shapes)
         for i, value in zip(self._statistics, sums[:count], strict=True):
-            self._all[i].assign(tf.cast(value, self._all[i].dtype))
-        for i, moved in zip(self._counters, sums[count:], strict=True):
-            self._all[i].assign_add(tf.cast(tf.round(moved), self._all[i].dtype))
+            self.all[i].assign(tf.cast(value, self.all[i].dtype))
+        for i, move in zip(self._counters, sums[count:moved], strict=True):
+            self.all[i].assign_add(tf.cast(tf.round(move), self.all[i].dtype))
+        return sums[moved:]
 
     @staticmethod
     def _seed(number: int, variable: Any, draw: tf.Tensor) -> tf.Tensor:
@@ -121,7 +131,11 @@ class TrainStep:
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         shapes = [tuple(variable.shape) for variable in self._trainable]
-        self._layout = Layout(shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)])
+        self._shapes = shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)]
+        self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
+        self._share, self._masked = NOTHING_MASKED, False
+        self.captured: list[Any] = []  # variables of others that model and loss read, as TensorFlow's
+        self._layout = Layout(*self._shapes)
         # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
         # rearranges each by itself, and the numbers are the same whatever stands around.
         self.jit_compile = bool(model.jit_compile) or None  # False would forbid it to outer functions
@@ -167,11 +181,17 @@ class TrainStep:
 
     def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
-        return self._call("whole", self._whole, inputs, labels, part).numpy()
+        return self._normalized(self._call("whole", self._whole, inputs, labels, part).numpy())
 
     def read_report(self, sums: tf.Tensor) -> Any:
         """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
-        return self._layout.read_report(sums)
+        return self._normalized(self._layout.read_report(sums))
+
+    def _normalized(self, report: Any) -> Any:
+        if not self._masked:
+            return report
+        report[-1 - VOTE_SIZE] /= report[0] or 1.0
+        return report[1:]
 
     def warm_up(self, inputs: Any, labels: Any, *, whole: bool = True, parts: bool = True) -> None:
         """Trace and run what will be needed; model and optimizer are afterwards as before.
@@ -198,7 +218,9 @@ class TrainStep:
         arguments = (inputs, labels, tf.constant(part.to_array()))
         kind = [(leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten((inputs, labels))]
         if name not in self._known:
-            self._known[name] = kind, function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
+            traced = function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
+            self._known[name] = kind, traced
+            self.captured = captured(traced.graph, self._own_variables())
         first, concrete = self._known[name]
         return (concrete if kind == first else function)(*arguments)
 
@@ -206,7 +228,10 @@ class TrainStep:
 
     def _pack(self, inputs: Any, labels: Any, part: tf.Tensor) -> tf.Tensor:
         self.traces["micro"] += 1
-        return self._layout.pack(*self._differentiate(inputs, labels, part))
+        sums, report = self._differentiate(inputs, labels, part)
+        if self._share.problem:
+            raise UserError(f"the model {self.model.name} can't be trained on parts of a batch: {self._share.problem}")
+        return self._layout.pack(sums, report)
 
     def _unpack(self, sums: tf.Tensor) -> None:
         self.traces["apply"] += 1
@@ -227,28 +252,64 @@ class TrainStep:
         others = self._others.values(draw)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            loss, moved = self._forward(trainable, others, inputs, labels)
-            mean = loss * tf.cast(weight, loss.dtype)
+            scope = self._scope(trainable, others, tape)
+            loss, self._share = self._forward(scope, inputs, labels)
+            left = [] if self._share.left is None else [weight * tf.cast(self._share.left, weight.dtype)]
+            mean = loss * tf.cast(left[0] if left else weight, loss.dtype)
             scaled = self.optimizer.scale_loss(mean)
-        gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        sums = [*dense, *self._others.deltas(others, moved, weight, is_first)]
-        report = [*self._take_deltas(), mean, part[4:]]
+        moved = [scope.get_current_value(variable) for variable in self._others.all]
+        deltas = self._others.deltas(others, moved, inputs, weight, is_first)
+        assigned = [value * tf.cast(weight, value.dtype) for value in self._set_by(scope)]
+        sums = [*scope.gradients(scaled), *deltas, *assigned, *left]
+        report = [*left, *self._take_deltas(), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
+
+    def _scope(self, trainable: Sums, others: Sums, tape: Any) -> ForwardScope:
+        pairs = zip([*self._trainable, *self._others.all], [*trainable, *others], strict=True)
+        return ForwardScope(self._trainable, [*pairs, *self._more_values()], tape)
+
+    def _more_values(self) -> list[tuple[Any, Any]]:
+        """Further variables that a subclass lets the model set, and what they begin with."""
+        return []
+
+    def _own_variables(self) -> list[Any]:
+        counted = [variable for metric in self.model.metrics for variable in metric.variables]
+        return [*self.model.variables, *self.optimizer.variables, *counted]
+
+    def _set_by(self, scope: ForwardScope) -> Sums:
+        """What a pass has made of trainable variables, which is known from now on; in order.
+
+        Raises:
+            UserError: it has set, or changes, what can't be carried; or other variables than the pass before.
+        """
+        refuse_foreign(scope.foreign, self.model.metrics)
+        refuse_changes(tf.compat.v1.get_default_graph(), self._own_variables())
+        numbers = tuple(scope.assigned)
+        if self._assigned not in (None, numbers):
+            raise UserError(
+                f"the model {self.model.name} does not always set the same trainable variables when it is called"
+            )
+        masked = self._share.left is not None
+        if self._assigned is None:
+            self._assigned, self._masked = numbers, masked
+            gradients, others, report = self._shapes
+            left: list[tuple[int, ...]] = [()] if masked else []
+            self._layout = Layout(gradients, [*others, *(gradients[n] for n in numbers), *left], [*left, *report])
+        return list(scope.assigned.values())
 
     def _take_deltas(self) -> Sums:
         """What a subclass has traced for the report, in ``delta_shapes``."""
         return []
 
-    def _forward(self, trainable: Sums, others: Sums, inputs: Any, labels: Any) -> tuple[tf.Tensor, Sums]:
-        """The mean loss with these values of the variables, and what the others become."""
-        outputs, moved, extra = self.model.stateless_call(
-            trainable, others, inputs, return_losses=True, **self._training
-        )
-        loss = tf.reduce_mean(self._loss(labels, keras.tree.map_structure(widen, outputs)))
-        for term in extra:  # of regularizers and add_loss
-            loss += tf.cast(term, loss.dtype)
-        return loss, moved
+    def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
+        """The mean loss with the scope's values of the variables, and over which share of the elements."""
+        with scope:
+            outputs = keras.tree.map_structure(widen, self.model(inputs, **self._training))
+            loss = tf.reduce_mean(self._loss(labels, outputs))
+            share = share_of(outputs, loss, more_losses=has_losses_of_batches(self.model))
+            for term in self.model.losses:  # of regularizers and add_loss
+                loss += tf.cast(term, loss.dtype)
+        return loss, share
 
     def _trace_add(self, sums: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
         self.traces["add"] += 1
@@ -257,7 +318,11 @@ class TrainStep:
     def _trace_apply(self, sums: Sums) -> None:
         self.traces["update"] += 1
         count = len(self._trainable)
-        self._others.assign(sums[count:])
+        more = self._others.assign(sums[count:])
+        for number, value in zip(self._assigned or (), more, strict=not self._masked):
+            self._trainable[number].assign(tf.cast(value, self._trainable[number].dtype))
+        if self._masked:
+            sums = [tf.math.divide_no_nan(each, tf.cast(more[-1], each.dtype)) for each in sums[:count]]
         gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]
         self.optimizer.apply(gradients, self._trainable)
 
@@ -271,6 +336,12 @@ def _check(model: Any, optimizer: Any) -> None:
         raise UserError(
             f"the model {model.name} is not built, so it has no weights yet: give it a keras.Input, or call it once on a batch"
         )
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UserError(
+                f"the model {model.name} computes in float8: {variable.path} follows the largest value of a whole batch, which "
+                "is not to be had from its parts; give it another dtype policy"
+            )
 
 
 def widen(output: Any) -> Any:

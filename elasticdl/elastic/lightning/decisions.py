@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import Any
 
@@ -11,6 +12,8 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.steps import Steps
+
+log = logging.getLogger(__name__)
 
 
 class Decisions:
@@ -34,6 +37,28 @@ class Decisions:
             return value
         finally:
             self._job.advance(Activity.UPDATE)
+
+    def anybody(self, wish: bool) -> bool | None:
+        """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
+        steps = self.steps
+        if steps is None or self._job.size == 1:
+            return wish
+        if self._is_passed_over():
+            # Who is on its way wishes nothing: what it has seen is not the job's. The others have gone on here.
+            return None if self._unheard_in == self._job.world.version else False
+        if self._job.session.core.stopping is not None:  # it leaves, and the others go on
+            wish = False
+        self._job.advance(Activity.WAIT)
+        wishes = torch.tensor([float(wish)], dtype=torch.float64)
+        try:
+            self._job.collective.sum_([wishes], "elasticdl.anybody")
+        except WorldBroken as failure:
+            self._unheard_in = self._job.world.version
+            log.info("whether to stop is asked again after the next step: %s", failure)
+            return None
+        finally:
+            self._job.advance(Activity.UPDATE)
+        return bool(wishes.item() > 0)
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the workers."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.view_state import ViewState
 from elasticdl.elastic.training.state import TrainingState, copied
 
@@ -20,13 +22,16 @@ from elasticdl.elastic.training.state import TrainingState, copied
 class FitState(ViewState):
     """What automatic optimization trains: a module with one optimizer."""
 
-    gather: Callable[[], None]
+    gather: Callable[[torch.Tensor], torch.Tensor]
     complete: Callable[[], None]
 
     def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
         self._job.advance(Activity.WAIT)
-        self.gather()
-        super().reduce(plan, objective, samples)
+        super().reduce(plan, self.gather(objective), samples)
+
+    def cast_end_vote(self) -> Vote:
+        self.gather(torch.zeros(()))  # as the others do before they vote on a step
+        return super().cast_end_vote()
 
     def write(self, file: IO[bytes]) -> None:
         self.complete()
@@ -49,7 +54,7 @@ class ManualState(FitState):
     ) -> None:
         self._copies: dict[str, Any] = {}
         gradients = Gradients(optimizers.parameters)
-        super().__init__(job, model, cast(torch.optim.Optimizer, optimizers), {**values, "gradients": gradients})
+        super().__init__(job, model, optimizers, {**values, "gradients": gradients})
 
     def sync(self, world: World) -> None:
         TrainingState.sync(self, world)  # all schedulers that Lightning knows travel
@@ -68,48 +73,6 @@ class ManualState(FitState):
     def _restore_own(self) -> None:
         super()._restore_own()
         self._load_own(copy.deepcopy(self._copies))  # an optimizer works on what it is given
-
-
-class Optimizers:
-    """Those of a module as one, as far as a training state can tell.
-
-    They step by themselves. `made` says that they have all done so for this batch.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._hooks: list[Callable[..., Any]] = []
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for each in self._optimizers for group in each.param_groups]
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Each once."""
-        every = (parameter for group in self.param_groups for parameter in group["params"])
-        return list({id(parameter): parameter for parameter in every}.values())
-
-    @property
-    def state(self) -> dict[torch.Tensor, Any]:
-        return {}  # `load_state_dict` clears theirs
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizers": [each.state_dict() for each in self._optimizers]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for each, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            each.state.clear()
-            each.load_state_dict(saved)
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> None:
-        self._hooks.append(hook)
-
-    register_step_post_hook = register_step_pre_hook
-
-    def made(self) -> None:
-        for hook in self._hooks:
-            hook(self)
 
 
 class Gradients:

@@ -8,7 +8,9 @@ certain. So the accumulators are the same on all workers between two steps, and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ import torch
 
 from elasticdl.elastic.torch.context import ElasticContext
 
-NUMBERS = 3  # of a key in the table that is summed
+HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
+NUMBERS = 3  # of a key
 
 
 @dataclass(slots=True)
@@ -123,8 +126,8 @@ class Logged:
             if held is not None:
                 (held if amounts is None else held.plus(Held.of(metric), kind)).put(metric)
 
-    def gather(self, batches: Iterable[dict[str, Amounts]]) -> None:
-        """Sum what was collected over the workers.
+    def gather(self, batches: Iterable[dict[str, Amounts]], mark: int = 0) -> int:
+        """Sum what was collected over the workers. ``mark``: some bits; returns those that any worker has set.
 
         Raises:
             WorldBroken: nothing is summed.
@@ -144,17 +147,18 @@ class Logged:
             self._version, self._agreed = world.version, ()
         mine = float(zlib.crc32(repr(keys).encode()))
         while True:
-            table = torch.zeros(world.size, 1 + NUMBERS * len(self._agreed), dtype=torch.float64)
-            table[world.rank, 0] = mine
+            table = torch.zeros(world.size, HEAD + NUMBERS * len(self._agreed), dtype=torch.float64)
+            table[world.rank, 0], table[world.rank, 1] = mine, mark
             if keys == self._agreed and keys:
                 row = [number for key in keys for number in _numbers(amounts[key])]
-                table[world.rank, 1:] = torch.tensor(row, dtype=torch.float64)
+                table[world.rank, HEAD:] = torch.tensor(row, dtype=torch.float64)
             self._job.collective.sum_([table], "elasticdl.logged")
+            marks = functools.reduce(operator.or_, map(int, table[:, 1].tolist()))
             if bool((table[:, 0] != mine).any()):
                 self._warn(
                     "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
                 )
-                return
+                return marks
             if keys == self._agreed:
                 break
             self._agreed = keys
@@ -162,10 +166,11 @@ class Logged:
         for index, key in enumerate(keys):
             kind = kind_of(results[key])
             total = Amounts.nothing(kind)
-            first = 1 + NUMBERS * index
+            first = HEAD + NUMBERS * index
             for row in table[:, first : first + NUMBERS].tolist():
                 total.add(Amounts(*row), kind)
             self._totals[key] = total
+        return marks
 
     def apply(self) -> None:
         """The step is made: what was gathered is what the script has logged."""

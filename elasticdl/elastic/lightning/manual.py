@@ -14,9 +14,9 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.lightning.fit_state import Optimizers
 from elasticdl.elastic.lightning.trainer_state import plain_holders
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.reducer import GradientReducer
 
 
@@ -101,7 +101,7 @@ class Manual:
             self._reducers[trained] = GradientReducer(lambda: chosen, (), self._job.collective, keeps_absent=True)
         reducer = self._reducers[trained]
         reducer.begin_counting()
-        reducer.cast(leaving=False, share=0.0)
+        reducer.cast(leaving=False)
         self._job.advance(Activity.WAIT)
         try:
             reducer.reduce()

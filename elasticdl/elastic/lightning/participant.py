@@ -18,11 +18,12 @@ from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
+from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams, generators_of
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -34,6 +35,8 @@ WHO = 'Trainer(strategy="elastic")'
 class GivenBatch(Given):
     index: int = 0  # as the training step is told
     logged: dict[str, Amounts] = field(default_factory=dict)
+    has_no_loss: bool = False  # the training step has returned None for this worker's part
+    is_left_out: bool = False  # it has done so for some worker's
 
 
 class Participant:
@@ -48,13 +51,14 @@ class Participant:
         self._writing = writing
         self._begun: Steps | None = None
         self.decisions = Decisions(job)
+        self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
         self._given: GivenBatch | None = None
         self._logged = Logged(job, lambda: trainer.fit_loop.epoch_loop._results)
         self._outside: Streams | None = None  # random streams, while those of the batch are in use
         self._before: Streams | None = None  # the same, of the last batch
-        self._epoch_streams: bytes = b""
+        self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
@@ -91,6 +95,7 @@ class Participant:
         self._runtime.train_in_place(self.finish)
         self._begun.join()
         self._take_rank()
+        self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
             self.trainer_state.enter()
@@ -120,17 +125,13 @@ class Participant:
         trainer, steps = self._trainer, self._steps
         self._batches = batches
         epoch, number = trainer.current_epoch, 0
-        generators = [each for each in generators_of(batches.loader) if each is not None]
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
-            RandomStreams.restore(place.streams[epoch])
-            for generator, state in zip(generators, snapshot.generators, strict=True):
-                generator.set_state(state)
+            place.put_back(epoch, batches.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
-        self.trainer_state.generators = [each.get_state() for each in generators]
-        self._epoch_streams = RandomStreams.capture()
-        place.note_streams(epoch, since=steps.state.progress.epoch)
+        place.note_streams(epoch, batches.draws, since=steps.state.progress.epoch)
+        self._epoch_begins = place.streams[epoch], place.draws[epoch]
         return batches.order_of(epoch), number
 
     def may_give(self, batch: GlobalBatch) -> bool:
@@ -197,6 +198,8 @@ class Participant:
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
+        if given:
+            given.has_no_loss = result is None
         return result
 
     def _make_manually(self, manual: Manual, given: GivenBatch, run: Callable[[], Any]) -> Any:
@@ -233,6 +236,11 @@ class Participant:
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self._steps.is_behind
 
+    @property
+    def has_no_gradients(self) -> bool:
+        """All batches of the step are left out."""
+        return all(given.is_left_out for given in self._hand)
+
     def updated(self) -> None:
         if self._steps.state.progress.step > self._step_before:
             self._steps.close()
@@ -242,6 +250,7 @@ class Participant:
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         for given in self._hand:
             given.logged.clear()
+            given.has_no_loss = False
         if self._manual is not None:
             self._manual.begin_again()
 
@@ -266,7 +275,9 @@ class Participant:
                     loss = trainer.strategy.loss_of(again())
         finally:
             results.batch, results.batch_size = batch, size
-        if loss is None:
+        if self._manual is None and loss is None:
+            given.has_no_loss = True
+        if loss is None or given.is_left_out:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
@@ -279,6 +290,8 @@ class Participant:
 
     def ended(self) -> None:
         """The loops are done."""
+        if self._stopping is not None:
+            self._stopping.end()
         if self._manual is not None:
             self._manual.close()
         if not self._steps.is_behind:
@@ -324,9 +337,32 @@ class Participant:
         if steps.is_reduced:
             self._logged.apply()
 
-    def _gather(self) -> None:
-        if self.job.size > 1 or any(each.logged for each in self._hand):
-            self._logged.gather(each.logged for each in self._hand)
+    def _gather(self, objective: torch.Tensor) -> torch.Tensor:
+        """What the workers say before they sum gradients. Returns this worker's part of the loss, as it is then."""
+        hand = self._hand
+        if self.job.size == 1 and not any(each.logged for each in hand):
+            return objective
+        own = sum({_bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
+        marks = self._logged.gather([each.logged for each in hand], own)
+        left_out = [given for number, given in enumerate(hand) if marks & _bit(number)]
+        if not left_out or self.job.size == 1:
+            return objective
+        return self._leave_out(left_out)
+
+    def _leave_out(self, batches: list[GivenBatch]) -> torch.Tensor:
+        """One device makes no gradients of a batch for which the training step returns None. Nor does any worker."""
+        for given in batches:
+            given.is_left_out = True
+        steps = self._steps
+        steps.state.drop_gradients()
+        if len(batches) < len(self._hand):  # which have been added to those of the others
+            steps.state.reset_buffers()
+            steps.state.begin_step()
+            steps.remake()
+            if self._before is not None:
+                restore_streams(self._before)
+        kept = [each.objective for each in self._hand if not each.is_left_out]
+        return sum(kept, torch.zeros(()))
 
     @property
     def _hand(self) -> list[GivenBatch]:
@@ -335,9 +371,16 @@ class Participant:
     def _arrive(self, batch: GlobalBatch) -> None:
         steps = self._steps
         steps.arrive()
-        steps.place.streams.setdefault(batch.epoch, self._epoch_streams)
+        begun, draws = self._epoch_begins
+        steps.place.streams.setdefault(batch.epoch, begun)
+        steps.place.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
         self.decisions.said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
+
+
+def _bit(number: int) -> int:
+    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
+    return 1 << min(number, 50)

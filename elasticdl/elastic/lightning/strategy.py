@@ -220,7 +220,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                     raise
             result = closure()
             if participant.is_to_update():
-                super().optimizer_step(optimizer, lambda: result, model, **kwargs)
+                seen = None if participant.has_no_gradients else result  # a GradScaler does nothing then
+                super().optimizer_step(optimizer, lambda: seen, model, **kwargs)
                 participant.updated()
             return result
 

@@ -44,7 +44,6 @@ class Snapshot:
     cursor: tuple[Any, Any]  # of the logger connector: in which hook, whether in the first iteration
     should_stop: bool
     streams: Streams
-    generators: list[torch.Tensor]  # of the loader, as its present epoch began
     callbacks: dict[str, Any]
     checkpoint: dict[str, Any] = field(default_factory=dict)  # what else Lightning would save; made when it is sent
 
@@ -61,7 +60,6 @@ class TrainerState:
         self._loops = list(_loops_of(trainer.fit_loop))
         self._plain = plain_holders(self._loops)
         self._schedulers = self._present_schedulers()
-        self.generators: list[torch.Tensor] = []
         self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
         self.snapshot = self.take(at_batch=False)
 
@@ -106,7 +104,6 @@ class TrainerState:
             (connector._current_fx, connector._first_loop_iter),
             trainer.should_stop,
             streams(),
-            self.generators,
             {callback.state_key: _copied(state) for callback in trainer.callbacks if (state := callback.state_dict())},
         )
 

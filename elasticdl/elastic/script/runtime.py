@@ -20,6 +20,7 @@ from elasticdl.common.reason import reason
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
+from elasticdl.elastic.script.seeds import seed_if_unused
 from elasticdl.elastic.training.context import ContextT, Hooks
 from elasticdl.elastic.training.state import TrainingState
 
@@ -78,6 +79,7 @@ class ScriptRuntime(Generic[ContextT]):
             multiprocessing.set_forkserver_preload([self._kind.__module__])
         made = self._kind.connect(policy, seed=seed, environ={} if alone else os.environ)
         self._seed_framework(seed)
+        seed_if_unused(seed)
         self._context, self._pid = made, os.getpid()
         job.context, job.gpus = made, gpus or max(1, self._count_gpus())
         atexit.register(self._end)
@@ -113,8 +115,8 @@ class ScriptRuntime(Generic[ContextT]):
         return self._context
 
     def rank(self) -> int:
-        """This worker's place in the present world."""
-        return self.context().rank
+        """This worker's place in the present world; before the first it is 0 on one worker, and never on one that comes later."""
+        return self.context().known_rank
 
     def size(self) -> int:
         """Number of workers in the present world."""

@@ -107,6 +107,8 @@ class TorchCollective(Collective):
     def _begin(self, tensor: torch.Tensor, name: str, begin: Begin) -> Transfer:
         if self.world.size == 1:
             return Transfer(tensor)
+        if tensor.is_complex():  # which neither Horovod nor NCCL knows
+            tensor = torch.view_as_real(tensor)
         with self._guard():
             self._count(name)
             transfer = Transfer(tensor, name, begin)
@@ -223,7 +225,7 @@ def require_collective(engine: str) -> None:
         HorovodTorch.require_horovod()
 
 
-COPIED_WHEN_LOADED = ("model", "optimizer")  # parts of the state that need not arrive on the device
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # parts of the state that need not arrive on the device
 
 
 def broadcast_state(state: dict[str, Any], collective: Collective, device: torch.device) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""Tensors as views into flat memory."""
+"""Tensors as views into flat memory, and as arrays of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+
+from elasticdl.elastic.training.state_check import Array, as_array
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 Kind = tuple[torch.dtype, torch.device]
 # Views start at multiples of this many elements, so that vectorised kernels meet aligned memory.
 ALIGNMENT = 16
+_WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}  # what NumPy does not know, without loss
 
 
 def by_kind(tensors: Iterable[TensorT]) -> dict[Kind, list[TensorT]]:
@@ -49,3 +52,18 @@ def flat_views(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torc
     return flat, [
         flat[start : start + tensor.numel()].view(tensor.shape) for tensor, start in zip(tensors, starts, strict=False)
     ]
+
+
+def host_array(value: Any) -> Array:
+    """A tensor's numbers on the host, of a type that NumPy knows; what is no tensor as `as_array` has it."""
+    if not isinstance(value, torch.Tensor):
+        return as_array(value)
+    tensor = value.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype in _WIDER:
+        tensor = tensor.to(_WIDER[tensor.dtype])
+    elif tensor.is_floating_point() and tensor.itemsize < 2:  # eight bits in one of several ways
+        tensor = tensor.float()
+    array: Array = tensor.cpu().numpy()
+    return array

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.script.children import require_guard
+from elasticdl.elastic.torch.draws import Draws
 
 # Whose loaders give what torch's gives.
 ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
@@ -57,8 +58,10 @@ class Part:
     weight: float
 
     @classmethod
-    def of(cls, batch: GlobalBatch, rank: int, workers: int) -> Part:
-        shares = split(len(batch.indices), workers)
+    def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
+        """``least``: samples of a part that is not empty, if the batch has as many."""
+        dividing = max(1, min(workers, len(batch.indices) // least))
+        shares = (*split(len(batch.indices), dividing), *[0] * (workers - dividing))
         if not shares[rank]:
             return cls(batch.indices[: shares[0]], 0, 0.0)
         first = sum(shares[:rank])
@@ -83,6 +86,7 @@ class Batches:
         """
         _require_parts(loader, who)
         self.loader = loader
+        self.draws = Draws(loader)
         self._guarded = False
 
     def of_epoch(self, epoch: int) -> list[GlobalBatch]:
@@ -160,13 +164,6 @@ def _require_parts(loader: Any, who: str) -> None:
         raise UserError(f"{who}: the loader's sampler has no length; expected one with __len__") from error
     if not batches:
         raise UserError(f"{who}: the loader has no batch; expected at least one in an epoch")
-
-
-def generators_of(loader: Any) -> list[torch.Generator | None]:
-    """Those from which a loader and its samplers draw the order of samples; None where that is the global one."""
-    holders = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    found = [getattr(each, "generator", None) for each in holders]
-    return [each if isinstance(each, torch.Generator) else None for each in found]
 
 
 class RandomStreams:

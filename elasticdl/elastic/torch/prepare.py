@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.training.state import Stateful
@@ -28,6 +30,11 @@ WRAPPERS = {
     "FullyShardedDataParallel": "each worker holds the whole model",
     "FSDPModule": "each worker holds the whole model",
 }
+
+
+_SET_BY_LAUNCHERS = (
+    "; RANK is in the environment, by which libraries do so of themselves: unset it, WORLD_SIZE and MASTER_ADDR"
+)
 
 
 class PreparedLoader:
@@ -96,8 +103,8 @@ class PlainLoop:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
-        this worker's part. ``others``: further objects with ``state_dict``, such as a GradScaler, whose state travels to workers
-        that come later; the optimizer's scheduler is found. Returns all of them, in order. See docs/plain_loop.md.
+        this worker's part. ``others``: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to
+        workers that come later; the optimizers' schedulers are found. Returns all of them, in order. See docs/plain_loop.md.
 
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
@@ -108,7 +115,9 @@ class PlainLoop:
         tell_uncaught_in_one_line()
         job = self._runtime.init(global_batch_size=size)
         RandomStreams.restore(streams)  # they are the script's
-        require_plain(model, optimizer)
+        optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]
+        for each in optimizers:
+            require_plain(model, each)
         batches = Batches(loader)
         for each in others:
             if not isinstance(each, Stateful):
@@ -118,12 +127,15 @@ class PlainLoop:
                 )
 
         def travelling() -> dict[str, Any]:
-            every = [*others, *schedulers_of(optimizer, others)]
+            given = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
+            every = [*given, *(found for each in optimizers for found in schedulers_of(each, others))]
             return {f"prepared_{number}": each for number, each in enumerate(every)}
 
-        self._view = view = View(job, model, optimizer, batches, travelling, self._runtime.leave)
+        trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
+        self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave)
         self._runtime.train_in_place(view.finish)
-        _speak_to(view, optimizer)
+        for each in optimizers:
+            _speak_to(view, each)
         return (model, optimizer, PreparedLoader(loader, view), *others)
 
     def mean(self, value: torch.Tensor | float) -> float:
@@ -156,15 +168,11 @@ def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> N
         raise UserError(f"{who}: the model is a {type(model).__name__}; expected one torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(f"{who}: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError(
-            f"{who}: LBFGS evaluates its closure several times a step, and the workers would sum but one of the gradients: "
-            "take an optimizer that needs each gradient once"
-        )
+    require_summable(optimizer, who)
     if dist.is_available() and dist.is_initialized():
         raise UserError(
             f"{who}: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
-            "each other through the job"
+            f"each other through the job{_SET_BY_LAUNCHERS if 'RANK' in os.environ else ''}"
         )
     for name, module in model.named_modules():
         where = f"{who}: {name or 'the model'} is a {type(module).__name__}"
@@ -197,13 +205,13 @@ def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
 
     @functools.wraps(own_step)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = view.step(lambda: own_step(**options), closure)
+        result = view.step(optimizer, lambda: own_step(**options), closure)
         # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
         self._opt_called = True  # type: ignore[attr-defined]
         return result
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        view.zero_gradients(lambda: own_zero_grad(set_to_none))
+        view.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
 
     # Bound methods, as torch's schedulers take the function out of one.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, SQUARES, STOPPING, VOTE_SIZE, GradientNoise, Vote
+from elasticdl.elastic.core.vote import (
+    ENDED,
+    LEAVING,
+    LOSS,
+    SAMPLES,
+    SQUARES,
+    STOPPING,
+    VOTE_SIZE,
+    GradientNoise,
+    Vote,
+    mark,
+)
 from elasticdl.elastic.torch.buckets import Buckets
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.flat import strides_of
 from elasticdl.elastic.torch.gpu import HostCopy, PassTimer
+from elasticdl.elastic.torch.named import Followers, NamedBuffers
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
 
@@ -30,16 +42,16 @@ class GradientReducer:
     def __init__(
         self,
         parameters: Callable[[], Iterable[torch.nn.Parameter]],
-        buffers: Iterable[torch.Tensor],
+        modules: Iterable[torch.nn.Module],
         collective: TorchCollective,
         *,
         keeps_absent: bool = False,
     ) -> None:
-        """``parameters``: all that the optimizer has at present. ``keeps_absent``: a parameter that no worker has a gradient
+        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``keeps_absent``: a parameter that no worker has a gradient
         of ends with none, as on one device, instead of with zeros."""
         self._all = parameters
         self._collective = collective
-        self._buffers = Buffers(buffers)
+        self._buffers = Buffers(modules)
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
         self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
@@ -51,9 +63,19 @@ class GradientReducer:
             torch.zeros(0) if keeps_absent else None
         )  # of each trained parameter, workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
+        self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
         self._batch = 0  # samples of this step, if the noise of its gradients is measured
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
+
+    @property
+    def followers(self) -> Followers:
+        return self._buffers.followers
+
+    @property
+    def buffers(self) -> NamedBuffers:
+        """Of the modules, those that there are."""
+        return self._buffers.found
 
     def begin(self) -> None:
         """A step begins: there are no gradients."""
@@ -76,29 +98,40 @@ class GradientReducer:
         self._buffers.begin()
         self.passes.begin()
 
-    def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool) -> None:
+    def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool, passes: int = 1) -> None:
         """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
 
-        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step.
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``passes``: that it was in fact.
+
+        Raises:
+            UserError: a buffer has come, gone or changed its shape.
         """
         self._votes[SAMPLES] += samples
         if self._loss is None:
             self._votes[LOSS] += loss.item() * samples
         else:
             self._loss += loss.detach().to(self._loss) * samples
-        self._buffers.add(weight, is_first=is_first, alone=self._collective.world.size == 1)
+        alone = self._collective.world.size == 1
+        self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
+
+    def begin_passes(self) -> None:
+        """Of the step's micro-batches the first comes next."""
+        self._buffers.begin_passes()
 
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()
 
-    def cast(self, *, leaving: bool, share: float, stopping: bool = False) -> None:
+    def cast(
+        self, *, leaving: bool, share: float | None = None, stopping: bool = False, batch: int = 0, state: int = 0
+    ) -> None:
         """This worker's micro-batches have been added, though the last backward pass may be yet to come.
 
-        ``share``: the part of the global batch that was this worker's, by which its running statistics count if no
-        micro-batch was added.
+        ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None in any other.
+        ``batch``, ``state``: checksums of the global batch and of the training state.
         """
         self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
+        mark(self._votes, batch, state)
         self._buffers.close(share)
         if self._loss is not None and self._collective.world.size == 1:
             # It comes to the host while the device is on the backward pass, which is not waited for.
@@ -130,7 +163,7 @@ class GradientReducer:
             self._complete_alone(scale)
         else:
             self._sum(scale)
-        self._buffers.update()
+        self._buffers.update(round(self._votes[SAMPLES]))
         return self._result()
 
     def end(self) -> Vote:
@@ -141,6 +174,7 @@ class GradientReducer:
         """
         self.begin()
         self._votes[ENDED] = 1.0
+        mark(self._votes, 0, 0)
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._result()
@@ -163,7 +197,10 @@ class GradientReducer:
         for parameter in self._present():
             if parameter.grad is None:
                 parameter.grad = None if self._present_anywhere is not None else torch.zeros_like(parameter)
-            elif scale != 1.0:
+                continue
+            if parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
+                parameter.grad = parameter.grad.to_dense()
+            if scale != 1.0:
                 parameter.grad.mul_(scale)
 
     def _sum(self, scale: float) -> None:
@@ -171,7 +208,7 @@ class GradientReducer:
             self._agree()
             self._agreed = self._collective.world.version
         if self._buckets is None:
-            tail = [*self._buffers.deltas, self._vote, *([] if self._loss is None else [self._loss])]
+            tail = [*self._deltas, self._vote, *([] if self._loss is None else [self._loss])]
             if self._present_anywhere is not None:
                 self._present_anywhere = torch.zeros(len(self._trained))
                 tail.append(self._present_anywhere)
@@ -194,34 +231,46 @@ class GradientReducer:
         return [parameter for parameter in self._all() if parameter.requires_grad]
 
     def _has_changed(self) -> bool:
-        return [*map(id, self._present())] != [*map(id, self._trained)]
+        return self._has_other(self._present(), self._trained) or self._has_other(self._buffers.deltas, self._deltas)
+
+    @staticmethod
+    def _has_other(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+        return [*map(id, present)] != [*map(id, before)]
 
     def _agree(self) -> None:
         """From now on the present parameters are reduced."""
         parameters = list(self._all())
         trained = [(i, each.shape, _order(each), each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
-        mine = torch.tensor([*zlib.crc32(repr(trained).encode()).to_bytes(4, "big")], dtype=torch.float32)
+        buffers = [(each.shape, each.dtype) for each in self._buffers.deltas]
+        mine = torch.tensor([*_four_bytes(trained), *_four_bytes(buffers)], dtype=torch.float32)
         total = mine.clone()
         self._collective.sum_([total], "elasticdl.trained")
-        if not torch.equal(total, mine * self._collective.world.size):
+        differ = total != mine * self._collective.world.size
+        if differ[:4].any():
             raise UserError(
                 f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
                 "so that a worker that comes later does the same, as in `if epoch >= 3: ...` and not `if epoch == 3: ...`"
             )
+        if differ.any():
+            raise UserError(
+                "the models of the workers have different buffers: register them when the model is made, with shapes that do not "
+                "depend on what a worker has computed"
+            )
         present = self._present()
         if self._has_changed():
-            self._trained = present
+            self._trained, self._deltas = present, self._buffers.deltas
             self._drop_buckets()
 
     def _sum_changed(self, scale: float) -> None:
-        """Some worker trains other parameters than before: those that are new have not been summed."""
-        before = {id(parameter): parameter for parameter in self._trained}
+        """Some worker trains other parameters than before, or has other buffers: those that are new have not been summed."""
+        before, deltas = {id(parameter): parameter for parameter in self._trained}, self._deltas
         self._agree()
         new = [parameter for parameter in self._trained if before.pop(id(parameter), None) is None]
         for parameter in before.values():  # which are frozen now
             parameter.grad = None
-        if new:
-            extra = Buckets(new, [], self._collective)
+        moves = self._deltas if self._has_other(self._deltas, deltas) else []
+        if new or moves:
+            extra = Buckets(new, moves, self._collective)
             try:
                 extra.finish(scale)
             finally:
@@ -231,6 +280,10 @@ class GradientReducer:
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
+
+
+def _four_bytes(value: object) -> bytes:
+    return zlib.crc32(repr(value).encode()).to_bytes(4, "big")
 
 
 def _order(parameter: torch.Tensor) -> list[int]:

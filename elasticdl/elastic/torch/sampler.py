@@ -61,6 +61,7 @@ class StepBatch(sampler.StepBatch):
         self._reduce = reduce
 
     def __iter__(self) -> Iterator[Any]:
+        self._reducer.begin_passes()
         for sample in super().__iter__():
             self._reducer.reset_buffers()
             yield sample

@@ -21,10 +21,15 @@ from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.named import Saved
+from elasticdl.elastic.torch.optimizers import each_of, require_summable
+from elasticdl.elastic.torch.outside import dump_outside, load_outside
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.state import UNCHANGING, copied
+from elasticdl.elastic.training.state_check import Pieces, leaves
 
 
 class TorchState(state.TrainingState):
@@ -36,6 +41,9 @@ class TorchState(state.TrainingState):
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     _dump_to = staticmethod(torch.save)
     _load_from = staticmethod(partial(torch.load, map_location="cpu", weights_only=False))
+    _leaves_absent_gradients = (
+        False  # parameters that no worker has a gradient of have none after a step, instead of zeros
+    )
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -50,20 +58,28 @@ class TorchState(state.TrainingState):
         snapshot: bool = False,
     ) -> None:
         """``data``: what tells where training stands in the data set. ``snapshot``: copy parameters and optimizer slots
-        at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``."""
+        at each commit as well, for a loop that changes them otherwise than by ``optimizer.step()``.
+
+        Raises:
+            UserError: the optimizer is of a kind that can't be had.
+        """
+        for each in each_of(optimizer):
+            require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
         super().__init__(job, sampler, values, snapshot=snapshot)
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
-        self._buffers = list(model.buffers())
+        self._moved = Saved()  # buffers as of the last step
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
-        self._reducer = GradientReducer(self._parameters, self._buffers, job.collective)
+        self._reducer = GradientReducer(
+            self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
+        )
         if sampler is not None:
             sampler.attach(self._reducer, self._reduce)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
-        self._saved["buffers"] = [buffer.clone() for buffer in self._buffers]
+        self._save_moved()
         self.save(p.Part.AT_COMMIT)
 
     @property
@@ -72,11 +88,17 @@ class TorchState(state.TrainingState):
         return float(self.optimizer.param_groups[0]["lr"])
 
     def sync(self, world: World) -> None:
-        scheduled = any("initial_lr" in group for group in self.optimizer.param_groups)  # a scheduler leaves that mark
+        # A scheduler leaves that mark.
+        scheduled = [
+            each for each in each_of(self.optimizer) if any("initial_lr" in group for group in each.param_groups)
+        ]
         optimizers = [getattr(value, "optimizer", None) for value in self.values.values()]
-        wrapped = [getattr(each, "optimizer", None) for each in optimizers]  # as by accelerate
-        held = any(each is self.optimizer for each in (*optimizers, *wrapped))
-        if scheduled and not held and self.rate is None and world.is_first and world.rank == 0:
+        held = [
+            *optimizers,
+            *(getattr(each, "optimizer", None) for each in optimizers),
+        ]  # which may be wrapped, as by accelerate
+        all_held = all(any(each is known for known in held) for each in scheduled)
+        if not all_held and self.rate is None and world.is_first and world.rank == 0:
             self._job.warn(
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
                 "give it along, as in TorchState(scheduler=scheduler)"
@@ -112,7 +134,11 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         part = 1 / self._job.world.size
         self._reducer.cast(
-            leaving=self._job.leaving, stopping=self._wants_to_stop, share=batch.share if batch else part
+            leaving=self._job.leaving,
+            stopping=self._wants_to_stop,
+            share=None if batch else part,
+            batch=batch.plan.checksum if batch else 0,
+            state=self._check.checksum,
         )
         if batch and self._measures_noise:
             self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
@@ -128,8 +154,14 @@ class TorchState(state.TrainingState):
         """What more workers are worth depends on it only where they make the batch larger."""
         return not self._job.policy.fixed and self.progress.step % NOISE_STEPS == 0
 
+    def _summed(self) -> Iterator[torch.nn.Parameter]:
+        """Of which the gradients are summed in a step."""
+        return self._parameters()
+
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        """Each once, also where two optimizers have it."""
+        every = {id(each): each for group in self.optimizer.param_groups for each in group["params"]}
+        return iter(every.values())
 
     # -- the parts of a state --
 
@@ -154,13 +186,26 @@ class TorchState(state.TrainingState):
 
     def _dump_own(self) -> dict[str, Any]:
         """Tensors by reference."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        outside = dump_outside(self._modules(), self._parameters())
+        return {**own, "outside": outside} if outside else own
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
+        load_outside(state.get("outside", {}), self._modules(), self._parameters())
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _pieces(self) -> Pieces:
+        own = self._dump_own()
+        # Buffers that are not persistent may be caches of each worker's own.
+        compared = {
+            "model": own["model"],
+            "optimizer": own["optimizer"],
+            "outside": own.get("outside", {}).get("parameters"),
+        }
+        return {name: host_array(each) for part in compared.items() for name, each in leaves(*part)}
 
     def _dump_settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""
@@ -182,12 +227,10 @@ class TorchState(state.TrainingState):
                     group[key] = value
 
     def _restore_own(self) -> None:
-        with torch.no_grad():
-            for buffer, saved in zip(self._buffers, self._saved["buffers"], strict=True):
-                buffer.copy_(saved)
+        self._moved.restore()
+        self._reducer.followers.restore()
         if self._snapshot:
-            self.model.load_state_dict(self._saved["model"])
-            self.optimizer.load_state_dict(copy.deepcopy(self._saved["optimizer"]))
+            self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
         received: dict[str, Any] = broadcast_state(self.state_dict(), self._job.collective, self._job.device)
@@ -196,13 +239,19 @@ class TorchState(state.TrainingState):
     def save(self, part: p.Part) -> None:
         super().save(part)
         if self._snapshot and part is p.Part.AT_COMMIT:
-            self._saved["model"] = copied(self.model.state_dict(), self._saved.get("model"), self._copy_tensor)
-            optimizer = self.optimizer.state_dict()
-            self._saved["optimizer"] = copied(optimizer, self._saved.get("optimizer"), self._copy_tensor)
+            self._saved["own"] = copied(self._dump_own(), self._saved.get("own"), self._copy_tensor)
         if self._snapshot or part is p.Part.WITH_PARAMETERS:
-            with torch.no_grad():
-                for saved, buffer in zip(self._saved["buffers"], self._buffers, strict=True):
-                    saved.copy_(buffer)
+            self._save_moved()
+
+    def _save_moved(self) -> None:
+        """What forward passes change."""
+        self._moved.save(self._reducer.buffers.find(anew=False))
+        self._reducer.followers.save()
+
+    def _modules(self) -> list[torch.nn.Module]:
+        """The model, and others that were given along: their buffers are summed and saved like its own."""
+        others = [each for each in self.values.values() if isinstance(each, torch.nn.Module)]
+        return [self.model, *others]
 
     def _copy_tensor(self, value: Any, before: Any) -> torch.Tensor | None:
         if not _is_whole(value):

@@ -12,11 +12,14 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
@@ -34,6 +37,12 @@ class Piece:
 
     content: Any
     weight: float
+    samples: int
+
+
+def least_samples(model: torch.nn.Module) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
 
 
 class Script(Protocol):
@@ -82,6 +91,7 @@ class Steps:
         self._script = script
         self._on_left = on_left
         self._in_pieces = in_pieces
+        self._least = least_samples(state.model)
 
     # -- worlds --
 
@@ -93,6 +103,8 @@ class Steps:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
             self.job.post(p.On.EPOCH_ENDED)
+        if self.job.under_master:
+            self.job.sigterm.listen()  # the script may have set a handler of its own
         try:
             self.job.post(p.On.COMMIT)
             return True
@@ -124,6 +136,8 @@ class Steps:
 
     def end(self) -> bool:
         """The script is done: return when those of all workers are. False: this worker was told to leave."""
+        if self._ends_as_told():
+            return False
         try:
             if self.is_reduced:
                 self.job.post(p.On.COMMIT)
@@ -140,10 +154,25 @@ class Steps:
             self.job.post(p.On.EPOCH_ENDED)
         return True
 
+    def _ends_as_told(self) -> bool:
+        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
+        at, session = self.state.progress, self.job.session
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        if session.core.stopping is None:
+            if not (self.job.under_master and self.job.sigterm.came and is_early):
+                return False
+            session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state
+        try:
+            self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+        self._on_left()
+        return True
+
     # -- a step --
 
     def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self.job.world.rank, self.job.world.size)
+        return Part.of(batch, self.job.world.rank, self.job.world.size, self._least)
 
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
@@ -194,6 +223,19 @@ class Steps:
             except WorldBroken as error:
                 failure = error
 
+    def sum_of(self, mine: float) -> float | None:
+        """Over all workers; None if the world has broken, which the next step mends."""
+        total = torch.tensor([mine], dtype=torch.float64)
+        self.job.advance(Activity.WAIT)
+        try:
+            self.job.collective.sum_([total], "elasticdl.mean")
+        except WorldBroken as failure:
+            log.info("a mean is that of this worker's samples alone: %s", failure)
+            return None
+        finally:
+            self.job.advance(Activity.UPDATE)
+        return float(total)
+
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
         for given in self.hand:
@@ -220,7 +262,7 @@ class Steps:
         self.state.begin_step()
         self.state.drop_gradients()
         try:
-            self._remake()
+            self.remake()
         except WorldBroken:
             raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
@@ -229,14 +271,17 @@ class Steps:
             self.state.drop_gradients()
             self._script.cannot_remake(first, last, error)
 
-    def _remake(self) -> None:
+    def remake(self) -> None:
+        """Gradients of the batches in hand, of this worker's present part."""
         pieces = [(given, self._load_anew(given)) for given in self.hand]
         self._script.begin_remake(pieces)
         for given, samples in pieces:
             self.job.advance(Activity.ALIVE)
             self.seed(given.batch)
-            for sample in samples:
-                self._script.remake(given, sample.content, sample.weight)
+            with self.state.as_one_pass(len(samples)) as made:
+                for sample in samples:
+                    self._script.remake(given, sample.content, sample.weight)
+                    made(sample.samples, sample.samples / given.part.samples)
 
     def _load_anew(self, given: Given) -> list[Piece]:
         """This worker's part."""
@@ -246,10 +291,12 @@ class Steps:
         given.remade.clear()
         self.seed(given.batch)
         if not self._in_pieces:
-            return [Piece(self._load(part.indices), part.weight)]
-        every = [part.indices[start : start + most] for start in range(0, part.samples, most)]
+            return [Piece(self._load(part.indices), part.weight, part.samples)]
+        pieces = max(1, min(-(-part.samples // most), part.samples // self._least))
+        ends = list(accumulate(split(part.samples, pieces), initial=0))
+        every = [part.indices[start:end] for start, end in pairwise(ends)]
         whole = len(given.batch.indices)
-        return [Piece(self._load(indices), len(indices) / whole) for indices in every]
+        return [Piece(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""

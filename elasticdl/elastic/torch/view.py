@@ -17,17 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import LoopGradients
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape, Watch
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class View:
         self,
         job: ElasticContext,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Optimizers,
         batches: Batches,
         values: Callable[[], dict[str, Any]],
         on_left: Callable[[], None],
@@ -58,19 +61,21 @@ class View:
         self._begun: Steps | None = None  # before this worker asks for a world
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
+        self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
+        self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
         self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
+        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._zeroed = False  # by the script, since the last step
         self._skipped_means = 0  # that the others have made already
 
     @property
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
         if self._begun is None:
-            return self._epochs > 0
+            return self._epochs > 0 or self._job.comes_later
         return self.repeats is not None or self._begun.is_behind
 
     # -- for the loader --
@@ -98,14 +103,20 @@ class View:
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         self._epochs += 1
         if self._begun is not None and not self._begun.is_behind:
-            self._begun.place.note_streams(epoch, since=self._begun.state.progress.epoch)
+            self._begun.place.note_streams(epoch, self.batches.draws, since=self._begun.state.progress.epoch)
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
 
     def _draw(self, epoch: int) -> None:
-        if self._begun is not None and self._begun.is_behind and epoch in self._begun.place.streams:
-            RandomStreams.restore(self._begun.place.streams[epoch])
+        if self._begun is not None and self._begun.is_behind:
+            theirs, ours = self._begun.place.begin_of(epoch), self._drawn_from
+            if (
+                ours is not None and ours.epoch == epoch and theirs in (ours, None)
+            ):  # drawn again it may be another order
+                return
+            self._begun.place.put_back(epoch, self.batches.draws)
+        self._drawn_from = EpochBegin(epoch, RandomStreams.capture(), self.batches.draws.capture())
         self.drawn = self.batches.of_epoch(epoch)
         self._outside = RandomStreams.capture()
 
@@ -113,8 +124,11 @@ class View:
         """Be in a world. The script asks for this batch."""
         place = Place()
         if self._epochs == 0:
-            place.note_streams(0, since=0)
-        values = {**self._values(), "place": place}
+            place.note_streams(0, self.batches.draws, since=0)
+        values = {**self._values(), "place": place, "gradients": self._gradients}
+        for each in values.values():
+            if isinstance(each, LRScheduler):
+                rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
@@ -137,6 +151,7 @@ class View:
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
+        self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
@@ -154,6 +169,7 @@ class View:
         in the first also what was drawn."""
         self._watch.stop()
         batch = self.drawn[number]
+        self._stands = Standing.behind(batch)
         if self._begun is None:
             if (batch.epoch, number) < self._approach:
                 self._from_memory.begin_batch()
@@ -192,6 +208,7 @@ class View:
         """The script goes on with this sample, its part of a batch."""
         if not self._steps.hand:
             self._is_fresh = True
+            self._gradients.begin_step()
         self._steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
         self._steps.give(self._last)
@@ -221,43 +238,57 @@ class View:
                 "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
                 "for several"
             )
+        if self._gradients.has_stepped():
+            raise UserError(
+                "loss.backward() was called after an optimizer's step() on the same batch, and before another's, as for a GAN: a plain "
+                "loop has one sum of gradients for each batch. Make all backward passes before the first step, or take Lightning's manual "
+                "optimization"
+            )
         if self._steps.is_reduced:
             raise UserError(
                 "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
                 "after the last"
             )
-        if self._is_fresh:
-            self._require_no_gradients()
-            self._is_fresh = False
+        self._gradients.begin()
+        self._is_fresh = False
         if self._may_be_torn:
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
         self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
-        self._zeroed = False
+        self._gradients.made()
 
-    def zero_gradients(self, clear: Callable[[], None]) -> None:
-        """The script clears the gradients, which ``clear`` does."""
-        self._zeroed = True
-        if self._begun is None or not self._begun.is_reduced:
+    def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
+        """The script clears the gradients of an optimizer, which ``clear`` does."""
+        if (self._begun is None or not self._begun.is_reduced) and optimizer is self._optimizer:
             self._is_fresh = True
         with self._watch.paused():
             clear()
+            self._gradients.cleared(optimizer)
 
-    def step(self, update: Callable[[], Any], closure: Callable[[], Any] | None) -> Any:
-        """The script has the optimizer step, which ``update`` does."""
+    def step(
+        self, optimizer: torch.optim.Optimizer, update: Callable[[], Any], closure: Callable[[], Any] | None
+    ) -> Any:
+        """The script has an optimizer step, which ``update`` does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            if not self.is_idle and not (self._begun and self._begun.hand):
+            has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
+            if not self.is_idle and not has_batch:
                 raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
             self._reduce()
             if not self.is_idle:
-                update()
-                self._close_step()
+                self._update(optimizer, update)
         return loss
+
+    def _update(self, optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> None:
+        update()
+        if isinstance(self._optimizer, Optimizers) and not self._gradients.has_stepped():
+            self._optimizer.made()
+        if self._gradients.step(optimizer):
+            self._close_step()
 
     def mean(self, value: Any) -> float:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
@@ -271,24 +302,8 @@ class View:
                 self._begun.place.means += 1
                 if self._skipped_means >= self._begun.place.means:
                     return own
-            total = torch.tensor([self._weighed(value, own)], dtype=torch.float64)
-            self._job.advance(Activity.WAIT)
-            try:
-                self._job.collective.sum_([total], "elasticdl.mean")
-            except WorldBroken as failure:
-                log.info("a mean is that of this worker's samples alone: %s", failure)  # the next step mends the world
-                return own
-            finally:
-                self._job.advance(Activity.UPDATE)
-            return float(total)
-
-    def _weighed(self, value: Any, own: float) -> float:
-        """What this worker adds to a mean over the last batch that it was given."""
-        last = self._last
-        if last is None or not last.part.weight:
-            return 0.0
-        # It may have been made again, of another part than the script has seen.
-        return last.remade.get(id(value), own * last.part.weight)
+            total = self._begun.sum_of(self._last.weighed(value, own) if self._last else 0.0)
+            return own if total is None else total
 
     # -- the end of the script --
 
@@ -298,10 +313,28 @@ class View:
         if self._begun is None:
             if not self._epochs:
                 return None
+            if (self._stands.epoch, self._stands.batches) < self._approach:
+                self._end_alone(self._approach[0])
+                return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
         if self._steps.is_behind:
+            at = self._steps.state.progress
+            if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
+                self._end_alone(at.epoch)
+                return None
             self._arrive()
         return self._steps.state if self._steps.end() else None
+
+    def _end_alone(self, epoch: int) -> None:
+        """The script has judged stand-ins. The others go on, in this epoch."""
+        why = (
+            f"this worker has come later, and its script has left its loop in epoch {self._epochs}, where the job stands in epoch "
+            f"{epoch + 1}: what is computed while elastic.catching_up() says nothing of the model, so decide only when that is False, "
+            "and give elastic.prepare() what the decision goes by, as an object with state_dict"
+        )
+        log.error("%s", why)
+        self._job.fail(why, "", users=False)
+        self._leave_for_good()
 
     # -- a step that is torn --
 
@@ -338,20 +371,18 @@ class View:
         return self._scalers[0].get_scale() if self._scalers else 1.0
 
     def _reduce(self) -> None:
-        if not self.is_idle:
-            self._steps.reduce()
-
-    def _require_no_gradients(self) -> None:
-        if not self._zeroed and self._steps.state.has_gradients:
-            raise UserError(
-                "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next backward()"
-            )
-        self._steps.state.drop_gradients()
+        if self.is_idle or self._steps.is_reduced:
+            return
+        self._gradients.begin()
+        self._steps.reduce()
+        if self._steps.is_reduced:
+            self._gradients.summed()
 
     def _close_step(self) -> None:
         hand = self._steps.hand
         self._steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
+        self._gradients.close_step()
         self._is_fresh = True
         self._skipped_means = 0
         self._watch.stop_noting()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
-from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
 
@@ -21,13 +24,17 @@ from elasticdl.elastic.torch.tape import Tape
 class ViewState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
+    _leaves_absent_gradients = True
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
-        self, job: ElasticContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: dict[str, Any]
+        self,
+        job: ElasticContext,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Optimizers,
+        values: dict[str, Any],
     ) -> None:
-        super().__init__(job, model, optimizer, None, values)
-        self._reducer = GradientReducer(self._summed, self._buffers, job.collective, keeps_absent=True)
+        super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self.was_loaded = False  # another worker's state has taken the place of this one's
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -37,21 +44,40 @@ class ViewState(TorchState):
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""
 
+    @contextlib.contextmanager
+    def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
+        """Within, a batch is made again in so many pieces: its buffers move as by one pass.
+
+        The function that it gives is called after each piece, with its samples and its part of them all.
+        """
+        if pieces <= 1:
+            yield lambda samples, part: None
+            return
+        buffers, total = Buffers(self._modules()), 0
+        buffers.begin()
+
+        def made(samples: int, part: float) -> None:
+            nonlocal total
+            buffers.add(part, is_first=not total, alone=False, samples=samples)
+            total += samples
+            buffers.reset()
+
+        yield made
+        buffers.close(None)
+        buffers.update(total)
+
     def reset_buffers(self) -> None:
         """They are as before the batches in hand."""
         self._reducer.reset_buffers()
 
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
-        super().restore()
         self._reducer.drop_gradients()
+        super().restore()  # gradients that are part of the state come back
 
     def begin_step(self) -> None:
+        self._check.begin(self.progress)
         self._reducer.begin_counting()
-
-    def _summed(self) -> Iterator[torch.nn.Parameter]:
-        """Of which the gradients are summed at the end of a step."""
-        return self._parameters()
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()
@@ -64,17 +90,14 @@ class ViewState(TorchState):
         """
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
-        if samples:
-            rank = self._job.world.rank
-            self._reducer.add(objective * (plan.batch / samples), samples, weight=share, is_first=rank == 0)
-        self._reducer.cast(leaving=self._job.leaving, share=share)
+        # The script has made a pass also where none of the samples is this worker's.
+        loss = objective * (plan.batch / samples) if samples else torch.zeros(())
+        is_first = self._job.world.rank == 0
+        self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
+        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.checksum)
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
-
-    @property
-    def has_gradients(self) -> bool:
-        return any(each.grad is not None and bool(each.grad.any()) for each in self._parameters())
 
 
 @dataclass(slots=True)
@@ -90,6 +113,11 @@ class Given:
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
+    def weighed(self, value: Any, own: float) -> float:
+        """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
+        # It may have been made again, of another part than the script has seen.
+        return self.remade.get(id(value), own * self.part.weight) if self.part.weight else 0.0
+
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""
         if not self.remade:  # whose ids are those of tensors that the tape keeps
@@ -102,7 +130,30 @@ def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
     total = sum(len(given.batch.indices) for given in hand)
     after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
     indices = tuple(given.part.numbers for given in hand)
-    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, ends_epoch=last.is_last)
+    whole = last.indices if len(hand) == 1 else [index for given in hand for index in given.batch.indices]
+    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a script is in its loops, in batches and in samples of the epoch."""
+
+    epoch: int
+    batches: int
+    samples: int
+
+    @classmethod
+    def behind(cls, batch: GlobalBatch) -> Standing:
+        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegin:
+    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
+
+    epoch: int
+    streams: bytes
+    draws: bytes
 
 
 class Place:
@@ -110,15 +161,33 @@ class Place:
 
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
+        self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.means = 0  # and what else workers have said to each other, in the step in hand
 
-    def note_streams(self, epoch: int, *, since: int) -> None:
+    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
         """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
-        kept = {number: streams for number, streams in self.streams.items() if number >= since}
-        self.streams = {**kept, epoch: RandomStreams.capture()}
+        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
+        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
+
+    def begin_of(self, epoch: int) -> EpochBegin | None:
+        """As the others had it, if that is known."""
+        if epoch not in self.streams or epoch not in self.draws:
+            return None
+        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
+
+    def put_back(self, epoch: int, draws: Draws) -> None:
+        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
+        if epoch in self.streams:
+            RandomStreams.restore(self.streams[epoch])
+        if epoch in self.draws:
+            draws.restore(self.draws[epoch])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "means": self.means}
+        return {"streams": dict(self.streams), "draws": dict(self.draws), "means": self.means}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.means = dict(state["streams"]), state["means"]
+        self.streams, self.draws, self.means = dict(state["streams"]), dict(state["draws"]), state["means"]
+
+
+def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
+    return {epoch: each for epoch, each in kept.items() if epoch >= since}

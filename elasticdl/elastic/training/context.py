@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
+from elasticdl.common.option_values import CHECK_OFF
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
@@ -33,6 +30,7 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 
 if TYPE_CHECKING:
@@ -68,12 +66,12 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.policy = policy
         self.seed = seed
         self.record: SampleRecord | None = None
-        self.least_workers = 1  # with which the job goes on
+        self.check_state, self.least_workers = CHECK_OFF, 1  # as --check_state; with which the job goes on
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
-        self._pid = os.getpid()
+        self.sigterm = Sigterm(session)
 
     @classmethod
     def connect(
@@ -107,7 +105,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         context._closers.callback(collective.close)
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
-        context.least_workers = link.spec.num_workers.minimum
+        context.least_workers, context.check_state = link.spec.num_workers.minimum, link.spec.check_state
         context.handover = Handover(Path(environment.job_spec).parent)
         if folder := link.spec.sample_record:
             context.record = SampleRecord(Path(folder), environment.worker_id)
@@ -140,6 +138,19 @@ class JobContext(ABC, Generic[CollectiveT]):
         return self.world.rank
 
     @property
+    def known_rank(self) -> int:
+        """The rank, as a script may act by it: true on one worker. Before the first world that is the job's very first worker, and
+        never one that comes later."""
+        if self.has_world:
+            return self.rank
+        return int(self.session.core.worker_id != 0 or self.comes_later)
+
+    @property
+    def comes_later(self) -> bool:
+        """The job had trained already when this worker came."""
+        return self.session.jobs_place() > (0, 0)
+
+    @property
     def size(self) -> int:
         return self.world.size
 
@@ -165,7 +176,7 @@ class JobContext(ABC, Generic[CollectiveT]):
             JobFailedError: world after world broke without a step being made.
             UnreachableError: there has been no master for too long.
         """
-        with self._told_of_sigterm(), self._handing_over(state):
+        with self.sigterm.listening(), self._handing_over(state):
             return self._through_worlds(train, state, hooks or Hooks())
 
     def join(self, state: TrainingState) -> None:
@@ -174,8 +185,8 @@ class JobContext(ABC, Generic[CollectiveT]):
         Raises:
             Stopped, JobFailedError, UnreachableError: as `run`, here and below.
         """
-        if self.under_master and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self.under_master:
+            self.sigterm.listen()
         with self._handing_over(state):
             self._ask_for_world(state)
             self._next_world(state, Hooks())
@@ -377,23 +388,6 @@ class JobContext(ABC, Generic[CollectiveT]):
         epoch, pretended = state.progress.epoch, self.collective.pretend_size(self.size + 1)
         if state.rate and (warning := state.rate.double_correction(epoch, pretended)):
             self.warn(warning)
-
-    @contextlib.contextmanager
-    def _told_of_sigterm(self) -> Iterator[None]:
-        in_main = threading.current_thread() is threading.main_thread()
-        before = in_main and signal.signal(signal.SIGTERM, self._on_sigterm)
-        try:
-            yield
-        finally:
-            if in_main:
-                signal.signal(signal.SIGTERM, before)
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._pid:
-            self.session.post(p.Terminated("told to leave (SIGTERM)"))
-        else:  # a fork of the script's, which multiprocessing ends so
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])

@@ -106,6 +106,7 @@ class DataCursor:
         self.order.require_step(workers=1)
         self.current: StepBatch | None = None  # the step that is being made
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
+        self.step_begins: Callable[[], None] = lambda: None  # the state looks at itself
         self.planned_epochs = 0  # that the training function goes up to, if it says so
         self._job = job
 
@@ -125,6 +126,7 @@ class DataCursor:
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
         self.drop()
+        self.step_begins()
         self._job.post(p.BatchGiven(batch.plan, self.settings_changed()))
         self.current = batch
         return batch

@@ -18,6 +18,7 @@ import numpy as np
 
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.agreement import BatchFacts, first_difference
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
@@ -25,6 +26,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.sampler import DataCursor
+from elasticdl.elastic.training.state_check import Pieces, StateCheck
 
 UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
 
@@ -134,6 +136,9 @@ class TrainingState(ABC):
         self._saved: dict[str, Any] = {"rate": RateState(), "values": {}}
         if sampler is not None:
             sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
+            sampler.step_begins = lambda: self._check.begin(self.progress)
+        worker_id, take_over = job.session.core.worker_id, lambda: self._load_own(self._broadcast())
+        self._check = StateCheck(job.check_state, worker_id, job.collective, self._pieces, take_over, job.warn)
         self.take_part()
 
     def take_part(self) -> None:
@@ -287,6 +292,10 @@ class TrainingState(ABC):
         """The collectives of a step, without gradients: this worker's training function has returned."""
 
     @abstractmethod
+    def _pieces(self) -> Pieces:
+        """Of model and optimizer, by name, all that is the same on all members between two steps."""
+
+    @abstractmethod
     def _dump_settings(self) -> Any:
         """Copies of what an optimizer is told, and does not work out itself: its rate, momentum, weight decay."""
 
@@ -317,7 +326,19 @@ class TrainingState(ABC):
         Raises:
             RuntimeError: the members do not make the same step.
         """
-        self._job.post(p.Voted(vote, self._remedy, device_seconds))
+        self._check.voted(one_state=vote.one_state or bool(vote.ended))
+        difference = "" if vote.one_batch or vote.ended else self._tell_batches()
+        self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
+
+    def _tell_batches(self) -> str:
+        """What differs between the batches of the members, who all ask for it now."""
+        plan = self._position.batch
+        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
+        mine = BatchFacts.of(self._job.session.core.worker_id, epoch, step, samples).to_bytes()
+        told = self._job.collective.gather(np.frombuffer(bytearray(mine), np.uint8), "elasticdl.batches")
+        line = first_difference([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else ""
+        said: bytes = self._job.collective.broadcast_bytes(line.encode(), "elasticdl.difference")
+        return said.decode()
 
     def _before_update(self) -> None:
         """The parameters change next."""
@@ -333,6 +354,7 @@ class TrainingState(ABC):
         if self.rate is not None:
             self.rate.made()
         self._job.post(p.StepMade(self.learning_rate))
+        self._check.step_made(self.step)
 
     # -- saving --
 

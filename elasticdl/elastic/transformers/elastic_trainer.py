@@ -17,6 +17,7 @@ from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.checkpoints import to_resume_from
+from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
 
@@ -98,10 +99,15 @@ class Elastic:
     # -- between steps --
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
             with self._elastic.outside():
                 super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+            self._settle()
+
+    def _settle(self: Any) -> None:
+        self._elastic.decisions.settle(self.control, is_behind=self._elastic.is_behind)
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         if not skip_scheduler:
@@ -176,9 +182,20 @@ def patch(trainer: Any) -> Any:
     participant = Participant(trainer, job, runtime.leave)
     runtime.train_in_place(participant.finish)
     kind = type(trainer)
+    trainer.add_callback(EndsItsStep(participant.decisions))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
     follow_rank(trainer.args, lambda: participant.is_first)
     return trainer
+
+
+class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
+    """The last callback: what the others have decided between two batches of a step takes effect after it."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._decisions.put_off(control)
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]

@@ -27,7 +27,8 @@ from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.transformers.checkpoints import is_whole
-from elasticdl.elastic.transformers.place import TrainersPlace, generator_states, set_generator_states
+from elasticdl.elastic.transformers.decisions import Decisions
+from elasticdl.elastic.transformers.place import TrainersPlace
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Participant:
         self._job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
+        self.decisions = Decisions(job)
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
@@ -78,7 +80,7 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.rank == 0 and not self.is_behind
+        return self._job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -148,8 +150,7 @@ class Participant:
 
     @property
     def comes_later(self) -> bool:
-        """The job had trained already when this worker came."""
-        return self._job.session.jobs_place() > (0, 0)
+        return self._job.comes_later
 
     @property
     def _begun(self) -> Steps:
@@ -168,9 +169,8 @@ class Participant:
                 return None
             self._arrive()
             self._first = received["batch"]
-            if self._place.generators:
-                set_generator_states(self._loader, self._place.generators)
-            RandomStreams.restore(self._begun.place.streams.get(epoch, self._place.outside))
+            RandomStreams.restore(self._place.outside)
+            self._begun.place.put_back(epoch, self._data.draws)
             if self._trainer.control.should_training_stop:
                 return None
         return self._first
@@ -185,20 +185,19 @@ class Participant:
         return self._iterator
 
     @property
-    def _loader(self) -> Any:
+    def _data(self) -> Batches:
         assert self._batches is not None, "there is a loader from the trainer's preparation on"
-        return self._batches.loader
+        return self._batches
 
     def _load(self) -> Iterator[Any]:
-        steps, loader, epoch = self._begun, self._loader, self._epoch
-        assert self._batches is not None, "there is a loader from the trainer's preparation on"
-        self._place.generators = generator_states(loader)
-        steps.place.note_streams(epoch, since=epoch)
+        steps, data, epoch = self._begun, self._data, self._epoch
+        loader = data.loader
+        steps.place.note_streams(epoch, data.draws, since=epoch)
         counting: list[Any] = [loader, getattr(loader.batch_sampler, "batch_sampler", None)]
         for each in counting:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-        batches = self._batches.of_epoch(epoch)
+        batches = data.of_epoch(epoch)
         if not self._has_arrived_within:
             self._place.outside = RandomStreams.capture()
         number, first, version = self._first, 0, -1
@@ -211,7 +210,7 @@ class Participant:
             if version != self._job.world.version:
                 version, first = self._job.world.version, number
                 parts = [steps.part_of(each) for each in batches[number:]]
-                loaded = self._batches.load(parts, steps.seed_of_processes(batch))
+                loaded = data.load(parts, steps.seed_of_processes(batch))
             steps.seed(batch)
             sample = next(loaded)
             steps.give(Given(batch, parts[number - first], sample, Tape(None)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from elasticdl.elastic.torch.parts import RandomStreams, generators_of
+from elasticdl.elastic.torch.parts import RandomStreams
 
 # Of `TrainerState`: what each worker knows of itself.
 OWN = ("is_local_process_zero", "is_world_process_zero")
@@ -48,7 +48,6 @@ class TrainersPlace:
         self.received: dict[str, Any] | None = None
         self.boundary = Boundary()
         self.outside = b""  # random streams, as the script knows them outside of batches
-        self.generators: list[Any] = []  # of the loader and its samplers, as the present epoch began
         self._trainer = trainer
         self._now = _Now(self._read)
 
@@ -90,7 +89,6 @@ class TrainersPlace:
             "control": asdict(trainer.control),
             "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
             "outside": self.outside or RandomStreams.capture(),
-            "generators": self.generators,
         }
 
     def apply(self) -> None:
@@ -108,20 +106,9 @@ class TrainersPlace:
         trainer.current_flos = content["flos"]
         trainer._initial_global_step = content["initial_step"]
         trainer._initial_num_input_tokens_seen = content["initial_tokens"]
-        self.outside, self.generators = content["outside"], content["generators"]
+        self.outside = content["outside"]
         self.note(content["epoch"], content["batch"])
 
 
 def _stateful(trainer: Any) -> list[Any]:
     return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
-
-
-def generator_states(loader: Any) -> list[torch.Tensor | None]:
-    """See `generators_of`."""
-    return [None if generator is None else generator.get_state() for generator in generators_of(loader)]
-
-
-def set_generator_states(loader: Any, states: list[torch.Tensor | None]) -> None:
-    for generator, state in zip(generators_of(loader), states, strict=True):
-        if generator is not None and state is not None:
-            generator.set_state(state)

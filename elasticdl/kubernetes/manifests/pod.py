@@ -16,6 +16,7 @@ from elasticdl.common import environment as variables
 from elasticdl.common import quantities
 from elasticdl.common.credentials import Role
 from elasticdl.common.spec import JobSpec
+from elasticdl.common.startup import HASH_SEED
 from elasticdl.kubernetes.manifests import names
 from elasticdl.kubernetes.manifests.merge import Manifest, merge
 
@@ -66,6 +67,7 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
         _variable(variables.MASTER, names.master_address(spec.job_name, namespace)),
         _variable(variables.MASTER_TIMEOUT, f"{MASTER_TIMEOUT:g}"),
         _of_the_pod(variables.HOST, "status.podIP"),
+        _variable("PYTHONHASHSEED", HASH_SEED),
     ]
     limits = quantities.requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
     if processors := limits.get("cpu"):  # else it would start a thread for each of the node's, and be throttled

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from elasticdl.common.option_values import AUTO
 from elasticdl.common.shared_values import Member as Member
 from elasticdl.common.shared_values import Pace as Pace
 from elasticdl.common.shared_values import StepReport as StepReport
 from elasticdl.common.shared_values import StepTimes as StepTimes
-from elasticdl.common.spec import AUTO, JobSpec, WorkerRange
+from elasticdl.common.spec import JobSpec, WorkerRange
 
 
 class Phase(StrEnum):

@@ -26,7 +26,7 @@ from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.common.spec import JobSpec
-from elasticdl.common.startup import RUN_MODULE, python_path
+from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.common.tether import die_with_parent
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import EndJob, Phase
@@ -111,7 +111,7 @@ def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> Lau
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
     # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
-    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1"}
+    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
     def environment(worker_id: int, slot: Slot) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
-which crashes a process after TensorFlow; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL
-beside the script has one of the same name.
+which crashes a process after TensorFlow; seeds the random numbers of Python and NumPy, which workers that split or shuffle data
+must draw alike; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one
+of the same name.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -27,9 +28,13 @@ MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
 TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
 TRITON = "triton"
+RANDOM = ("random", "numpy.random")
+SEED = 0  # as in elasticdl.elastic.script.seeds
+SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its master and process: its children draw what they like
 PATCHED = frozenset(
     {
         "horovod._keras",
+        "horovod._keras.callbacks",
         "horovod.common.basics",
         "horovod.common.elastic",
         "horovod.tensorflow",
@@ -58,8 +63,8 @@ class OwnFinder:
 
 
 class PatchingFinder:
-    """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run. triton it has looked
-    at before. ``names``: which of these it finds."""
+    """Finds Horovod's modules as the other finders would, and has them patched as soon as they have run. Random generators are
+    seeded then; triton it has looked at before. ``names``: which of these it finds."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -88,6 +93,10 @@ class PatchingFinder:
 
     def patch(self, module: ModuleType) -> None:
         if module.__name__ == TRITON:
+            return
+        if module.__name__ in RANDOM:
+            if is_seeded() and hasattr(module, "seed"):
+                module.seed(SEED)
             return
         if self._patches is None:
             try:
@@ -144,17 +153,35 @@ def become_template(arguments: str) -> None:
     serve(arguments)
 
 
+def is_seeded() -> bool:
+    """Whether this is a worker, or what a worker has become, and not a child that it has started."""
+    return os.environ.get(SEEDED, "") == f"{os.environ.get(MASTER)} {os.getpid()}"
+
+
+def seed() -> None:
+    """Before the program has drawn anything: what it seeds itself stays."""
+    master = os.environ[MASTER]
+    if os.environ.get(SEEDED, "").startswith(f"{master} ") and not is_seeded():
+        return
+    os.environ[SEEDED] = f"{master} {os.getpid()}"
+    for name in RANDOM:
+        if name in sys.modules:  # as in a fork of a process that has imported it
+            sys.modules[name].seed(SEED)
+
+
 def main() -> None:
     if MASTER in os.environ:
         # A child of a worker is no worker: it may use Horovod for purposes of its own.
         is_child = os.environ.get(CONNECTED) == os.environ[MASTER]
-        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON}
+        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM}
         sys.meta_path[:0] = [PatchingFinder(names), OwnFinder()]
     try:
         run_next(sys.path)
     finally:  # whatever another project's hook raises, Python says so and goes on
         if template := os.environ.get(TEMPLATE):
             become_template(template)
+        if os.environ.get(MASTER) and os.environ[MASTER] != os.environ.get(CONNECTED):
+            seed()
 
 
 if __name__ == "sitecustomize":

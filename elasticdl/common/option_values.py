@@ -1,0 +1,30 @@
+"""Values of options that are a word or a number, as a command line or a YAML file has them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+AUTO: Final = "auto"
+CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
+
+
+def parse_limit(value: object) -> object:
+    """Accept ``auto`` and a number of seconds, also as text."""
+    if value == AUTO:
+        return value
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is neither a number of seconds nor {AUTO}") from None
+    if isinstance(value, bool) or not seconds > 0:
+        raise ValueError(f"{value!r} must be above 0, or {AUTO}")
+    return seconds
+
+
+def parse_check(value: object) -> object:
+    """Accept a number of steps and ``off`` as a YAML file has them."""
+    text = CHECK_OFF if value is False else str(value)
+    if not re.fullmatch("off|epoch|repair|[1-9][0-9]*", text):
+        raise ValueError(f"{value!r} is neither off, epoch nor repair, nor a number of steps")
+    return text

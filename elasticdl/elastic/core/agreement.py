@@ -1,0 +1,107 @@
+"""Whether all members hold the same number, told by sums alone.
+
+For whole numbers c of N members, N·Σc² = (Σc)² holds only if all are equal (Cauchy and Schwarz). So a checksum travels along
+in the vector that is summed over the members with each step, in pieces that are small enough for float32 to hold each sum
+exactly in worlds of up to `MOST_MEMBERS`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Samples = npt.NDArray[np.int64] | Sequence[Any]
+PIECES, BITS = 5, 6
+SIZE = 2 * PIECES  # numbers that a checksum takes in the vector
+MOST_MEMBERS = 1 << 24 - 2 * BITS
+_SHOWN = 4096  # samples of a batch that are compared one by one
+_ADDRESS = " at 0x"  # of an object in memory, which no other process has
+
+
+def pieces(checksum: int) -> list[float]:
+    """What a member adds to the vector. ``checksum``: of 30 bits or more, of which the last 30 count."""
+    values = [checksum >> BITS * number & (1 << BITS) - 1 for number in range(PIECES)]
+    return [float(each) for value in values for each in (value, value * value)]
+
+
+def all_equal(sums: Sequence[float], members: int) -> bool:
+    """Whether this many members have added the same pieces."""
+    whole = [round(each) for each in sums]
+    return all(members * whole[i + 1] == whole[i] ** 2 for i in range(0, SIZE, 2))
+
+
+def checksum_of(samples: Samples) -> int:
+    """Of what a sampler gives, in this order. It is the same in every process, also for indices that are no numbers."""
+    try:
+        content = samples.tobytes() if isinstance(samples, np.ndarray) else array("q", samples).tobytes()
+    except (TypeError, OverflowError):
+        content = plain_text(list(samples)).encode()
+    return zlib.crc32(content)
+
+
+def plain_text(value: Any) -> str:
+    """The same in every process, whatever it is."""
+    text = repr(value)
+    return type(value).__name__ if _ADDRESS in text else text
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What a member believes to be the global batch of a step; told only if the members differ."""
+
+    worker: int
+    epoch: int
+    step: int
+    samples: int
+    begins: tuple[str, ...]  # the samples themselves, as text, if they are not too many
+
+    @classmethod
+    def of(cls, worker: int, epoch: int, step: int, samples: Samples) -> Self:
+        return cls(worker, epoch, step, len(samples), tuple(map(str, samples[:_SHOWN])))
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        fields = json.loads(content)
+        return cls(**{**fields, "begins": tuple(fields["begins"])})
+
+    def differs(self, other: BatchFacts) -> str:
+        """In words; empty if it does not as far as these facts go."""
+        who = f"worker {self.worker} and worker {other.worker}"
+        for what in ("epoch", "step", "samples"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                return f"{who} are not at the same {what}" if what == "step" else _two(who, what, mine, theirs)
+        pairs = zip(self.begins, other.begins, strict=True)
+        at = next((number for number, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
+        if at is None:
+            return ""
+        return (
+            f"{who} have different batches: from sample {at + 1} of {self.samples} on they differ, sample "
+            f"{self.begins[at]} of the data and sample {other.begins[at]}"
+        )
+
+
+def _two(who: str, what: str, mine: int, theirs: int) -> str:
+    if what == "epoch":
+        return f"{who} have batches of different epochs, {mine + 1} and {theirs + 1}"
+    return f"{who} have batches of different sizes, {mine} and {theirs} samples"
+
+
+def first_difference(facts: Sequence[BatchFacts]) -> str:
+    """In one line, for all members, by rank."""
+    found = (facts[0].differs(other) for other in facts[1:])
+    what = next(filter(None, found), "the workers have different batches")
+    return (
+        f"step {facts[0].step}: {what}: all workers must draw the same samples in the same order; give what draws them a seed, "
+        "and the same data on every worker"
+    )

@@ -1,0 +1,56 @@
+"""When training stops: ``trainer.should_stop`` of any worker is that of all, at once.
+
+A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
+before the next batch, and here too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from elasticdl.elastic.lightning.decisions import Decisions
+
+
+class Stopping:
+    """Asks where Lightning looks next: after a batch, after a validation, and after an epoch."""
+
+    def __init__(self, trainer: Any, decisions: Decisions) -> None:
+        self._trainer = trainer
+        self._decisions = decisions
+        self._wish = False  # of this worker, which the others have not heard
+        fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        self._places = ((epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end"))
+        self._put(epoch_loop, "on_advance_end", self._ask, lambda: None)
+        self._put(epoch_loop.val_loop, "run", lambda: None, self._ask_after_validation)
+        self._put(fit_loop, "on_advance_end", lambda: None, self._ask)
+
+    def end(self) -> None:
+        """The loops are Lightning's again."""
+        for loop, name in self._places:
+            vars(loop).pop(name, None)
+
+    def _put(self, loop: Any, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+        own = getattr(loop, name)
+
+        @functools.wraps(own)
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            before()
+            result = own(*args, **kwargs)
+            after()
+            return result
+
+        setattr(loop, name, asking)
+
+    def _ask_after_validation(self) -> None:
+        if not self._trainer.sanity_checking:
+            self._ask()
+
+    def _ask(self) -> None:
+        trainer = self._trainer
+        self._wish = self._wish or trainer.should_stop
+        answer = self._decisions.anybody(self._wish)
+        trainer.should_stop = bool(answer)
+        if answer is not None:
+            self._wish = False

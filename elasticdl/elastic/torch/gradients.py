@@ -1,0 +1,155 @@
+"""The gradients of a plain loop between its backward passes and its optimizers' steps.
+
+Until they are summed over the workers they are those of this worker's part of the batches in hand, each weighed in its backward
+pass. Gradients that come otherwise are not, so they are refused.
+
+An optimizer may step more rarely than another. What it has accumulated is everybody's already, and is not summed again: it is laid aside
+while the next gradients are made, and travels to workers that come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.optimizers import each_of
+
+
+class LoopGradients:
+    """Of all optimizers that were prepared."""
+
+    def __init__(self, optimizer: Any, *, may_be_summed: bool) -> None:
+        """``may_be_summed``: there may be other workers."""
+        self._optimizers = each_of(optimizer)
+        self._may_be_summed = may_be_summed
+        every = range(len(self._optimizers))
+        self._stepped: set[int] = set()  # optimizers, on the batches in hand
+        self._last_stepped = set(every)  # and on those before
+        self._cleared: set[int] = set()  # by the script, since then
+        self._is_begun = False  # gradients of the batches in hand are made, or summed
+        self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
+        self._seen: list[tuple[int, int]] = []  # after the script's last call that we know of
+
+    # -- what the script does --
+
+    def begin_step(self) -> None:
+        """Batches are in hand."""
+        self._note()
+
+    def begin(self) -> None:
+        """Before a backward pass, and before the sum.
+
+        Raises:
+            UserError: gradients are there that can't be right.
+        """
+        self._require_weighed()
+        if self._is_begun:
+            return
+        self._is_begun = True
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            if parameter.grad is None:
+                continue
+            if optimizer not in self._cleared:
+                if optimizer not in self._last_stepped:
+                    self._accumulated[number] = parameter.grad.clone()
+                elif bool(parameter.grad.any()):
+                    raise UserError(
+                        "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next "
+                        "backward()"
+                    )
+            parameter.grad = None
+
+    def made(self) -> None:
+        """A backward pass was made, weighed."""
+        self._note()
+
+    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
+        number = self._number(optimizer)
+        self._cleared.add(number)
+        for index, (owner, _) in enumerate(self._parameters()):
+            if owner == number:
+                self._accumulated.pop(index, None)
+        self._note()
+
+    def summed(self) -> None:
+        """The gradients are everybody's; what was laid aside is added."""
+        if self._accumulated:
+            for number, (_, parameter) in enumerate(self._parameters()):
+                if (earlier := self._accumulated.get(number)) is not None:
+                    parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
+            self._accumulated = {}
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """It has stepped. Returns whether all have."""
+        self._stepped.add(self._number(optimizer))
+        return len(self._stepped) == len(self._optimizers)
+
+    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """On the batches in hand; None: any of them."""
+        return bool(self._stepped) if optimizer is None else self._number(optimizer) in self._stepped
+
+    def close_step(self) -> None:
+        """The parameters have changed, or stay as they are for good."""
+        self._last_stepped, self._stepped = self._stepped, set()
+        self._cleared = set()
+        self._is_begun = False
+        self._accumulated = {}
+
+    # -- as a part of the training state --
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._is_begun:
+            return {"accumulated": dict(self._accumulated)}
+        waiting = {
+            number: parameter.grad
+            for number, (optimizer, parameter) in enumerate(self._parameters())
+            if optimizer not in self._last_stepped and parameter.grad is not None
+        }
+        return {"accumulated": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.close_step()
+        self._last_stepped = set(range(len(self._optimizers)))
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            gradient = state["accumulated"].get(number)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            if gradient is not None:
+                self._last_stepped.discard(optimizer)
+        self._note()
+
+    # -- details --
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        return next(number for number, each in enumerate(self._optimizers) if each is optimizer)
+
+    def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+        """Each once, with the number of its optimizer."""
+        met: set[int] = set()
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in met:
+                        met.add(id(parameter))
+                        yield number, parameter
+
+    def _note(self) -> None:
+        if self._may_be_summed:
+            self._seen = self._present()
+
+    def _present(self) -> list[tuple[int, int]]:
+        """What tells, without a look at numbers, whether gradients are others."""
+        gradients = [parameter.grad for _, parameter in self._parameters()]
+        return [(0, 0) if each is None else (id(each), each._version) for each in gradients]
+
+    def _require_weighed(self) -> None:
+        if not self._may_be_summed or (present := self._present()) == self._seen:
+            return
+        for (_, parameter), now, before in zip(self._parameters(), present, self._seen, strict=False):
+            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
+                raise UserError(
+                    "gradients were made otherwise than by loss.backward(), as by torch.autograd.backward or `parameter.grad = ...`, and "
+                    "are not weighed by this worker's part of the batch: call loss.backward()"
+                )

@@ -1,0 +1,145 @@
+"""What the tests of Keras's elastic ``fit`` share: workers in the threads of one process, each with a call of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import keras
+import numpy as np
+from elastic_keras_kit import Board, SumOfThreads, run_all
+from session_kit import FakeMaster
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import WorldChanged
+from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.fit import Fit, FitCall
+from elasticdl.elastic.keras.fit_arguments import FitOptions
+from elasticdl.elastic.keras.fit_data import FitData
+from elasticdl.elastic.keras.fit_stages import Stages
+
+BATCH = 16
+SAMPLES = 64
+
+
+def numbers(samples=SAMPLES, features=6):
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(samples, features)).astype("float32")
+    return inputs, (inputs @ generator.normal(size=(features, 1))).astype("float32")
+
+
+def dense(*middle, optimizer=None, loss="mse", **compiled):
+    """Compiled, with the same weights each time."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), *middle, keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(optimizer or keras.optimizers.SGD(0.02), loss, jit_compile=False, **compiled)
+    return model
+
+
+class Fitting:
+    """One worker's call of ``fit``; `join` brings it into a world, which `train` goes through."""
+
+    def __init__(self, model, data, callbacks=(), *, most=BATCH, batch=BATCH, epochs=3, stages=None, **options):
+        self.model = model
+        self.history = keras.callbacks.History()
+        self.collective = SumOfThreads(0, Board(1))
+        self.context = ElasticContext(FakeMaster().session, self.collective, BatchPolicy(batch, None, most), seed=0)
+        given = {"initial_epoch": 0, "verbose": 0, "shuffle": False, "validation_freq": 1, **options}
+        call = FitCall(data, [*callbacks, self.history], FitOptions(epochs=epochs, **given))
+        self.fit = Fit(self.context, stages or Stages(), model, call)
+
+    def join(self, rank, board, members=None):
+        """``members``: as they stood when they asked for this world; without them nobody has a state."""
+        self.collective.enter(rank, board)
+        if members is not None:
+            self.collective.world = World(1, members, rank)
+        context = self.context
+        session, world = context.session, self.collective.world
+        if session.core.state is WorkerState.PREPARING:
+            session.turn(p.On.READY)
+        else:
+            context._tell(p.WorldLeft("moved"))
+            session.turn(p.On.CLOSED)
+        session.turn(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
+        session.turn(p.On.CONNECTED)
+        self.fit.before_sync(world)
+        self.fit.state.sync(world)
+        context._tell(p.Synced(context.progress))
+        context._next.clear()
+        self.fit.on_world(world)
+
+    def train(self, until=None):
+        """To the end, or until after a step."""
+
+        def leave():
+            if self.fit.state.step == until:
+                raise WorldChanged("the test wants it")
+
+        self.fit._after_commit = leave
+        with contextlib.suppress(WorldChanged):
+            self.fit.train()
+
+    @property
+    def member(self):
+        progress = self.fit.state.progress
+        return Member(0, "h", progress.step, True, epoch=progress.epoch, synced_in=1)
+
+    def weights(self):
+        return [np.array(value) for value in self.model.get_weights()]
+
+
+def fit_together(workers, make):
+    """``make(rank)`` gives each worker's `Fitting`; all train from the first step to the last."""
+    board = Board(workers)
+    members = [make(rank) for rank in range(workers)]
+
+    def train(rank):
+        members[rank].join(rank, board)
+        members[rank].train()
+
+    run_all(range(workers), train)
+    return members
+
+
+def fit_with_a_newcomer(make, joins_after):
+    """One worker trains alone until that step; then another one, made only then, trains along to the end."""
+    first = make(0)
+    first.join(0, Board(1))
+    first.train(until=joins_after)
+    newcomer, board = make(1), Board(2)
+    listed = (first.member, Member(1, "h", 0, False))
+    members = [first, newcomer]
+
+    def train(rank):
+        members[rank].join(rank, board, listed)
+        members[rank].train()
+
+    run_all(range(2), train)
+    return members
+
+
+def data_of(x, y=None, **given):
+    return FitData.of(x, y, **given)
+
+
+def plainly(model, x, y=None, callbacks=(), **given):
+    """What Keras's own ``fit`` makes of it: the history, and the weights."""
+    sizes = {} if y is None else {"batch_size": BATCH}
+    history = model.fit(
+        x, y, **sizes, **{"epochs": 3, "shuffle": False, "verbose": 0, **given}, callbacks=list(callbacks)
+    )
+    return history.history, [np.array(value) for value in model.get_weights()]
+
+
+def assert_as_plain(members, plain, rtol=1e-5):
+    """Each member has the weights, and the history from the epoch in which it came, that Keras's own ``fit`` gives."""
+    history, weights = plain
+    for member in members:
+        for one, other in zip(member.weights(), weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-6)
+        for name, values in history.items():
+            np.testing.assert_allclose(member.history.history[name], values, rtol=rtol, atol=1e-6, err_msg=name)

@@ -1,0 +1,144 @@
+"""What Keras's ``fit`` does around its steps, an elastic one does too, however many workers make them."""
+
+import keras
+import numpy as np
+import pytest
+from elastic_fit_kit import (
+    BATCH,
+    Fitting,
+    assert_as_plain,
+    data_of,
+    dense,
+    fit_together,
+    fit_with_a_newcomer,
+    numbers,
+    plainly,
+)
+
+from elasticdl.common.errors import UserError
+
+X, Y = numbers()
+
+
+def averaging():
+    return dense(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
+def test_averaged_weights_are_those_of_the_model_at_the_end(workers, most):
+    plain = plainly(averaging(), X, Y)
+    members = fit_together(workers, lambda rank: Fitting(averaging(), data_of(X, Y), most=most))
+    assert_as_plain(members, plain)
+
+
+def test_without_epochs_weights_stay():
+    model = averaging()
+    before = model.get_weights()
+    (member,) = fit_together(1, lambda rank: Fitting(model, data_of(X, Y), epochs=0))
+    for one, other in zip(member.weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def normalized():
+    keras.utils.set_random_seed(0)
+    return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
+def test_weights_that_a_layer_sets_when_it_is_called_are_set(workers, most):
+    plain = plainly(normalized(), X, Y, validation_data=(X[:20], Y[:20]))
+    members = fit_together(
+        workers, lambda rank: Fitting(normalized(), data_of(X, Y, validation_data=(X[:20], Y[:20])), most=most)
+    )
+    assert_as_plain(members, plain, rtol=1e-4)
+
+
+class Reordered(keras.utils.PyDataset):
+    """Draws a new order between epochs, from a generator of its own or from NumPy's global one."""
+
+    def __init__(self, draws=None, grows_in=None):
+        super().__init__()
+        self.draws, self.grows_in = draws, grows_in
+        self.order, self.calls = np.arange(len(X)), []
+
+    def __len__(self):
+        return len(X) // BATCH + (len(self.calls) == self.grows_in)
+
+    def __getitem__(self, number):
+        rows = self.order[number * BATCH : (number + 1) * BATCH]
+        return X[rows], Y[rows]
+
+    def on_epoch_begin(self):
+        self.calls.append("begin")
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+        (self.draws or np.random).shuffle(self.order)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
+    theirs, validation = (Reordered(np.random.default_rng(3)) for _ in range(2))
+    plain = plainly(dense(), theirs, validation_data=validation, validation_freq=2)
+    ours = [(Reordered(np.random.default_rng(3)), Reordered(np.random.default_rng(3))) for _ in range(workers)]
+    members = fit_together(
+        workers,
+        lambda rank: Fitting(dense(), data_of(ours[rank][0], validation_data=ours[rank][1]), validation_freq=2),
+    )
+    assert_as_plain(members, plain)
+    for training, validating in ours:
+        assert (training.calls, validating.calls) == (theirs.calls, validation.calls)
+
+
+@pytest.mark.parametrize("make", [lambda: Reordered(np.random.default_rng(3)), Reordered], ids=["own", "global"])
+def test_a_newcomer_s_py_dataset_stands_where_those_of_the_others_do(make):
+    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(make())))
+    data = [make(), make()]
+    members = fit_with_a_newcomer(lambda rank: Fitting(dense(), data_of(data[rank])), joins_after=6)
+    assert data[0].calls == data[1].calls
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+    for member in members:
+        for one, other in zip(member.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_py_dataset_that_grows_is_refused():
+    samples = data_of(Reordered(grows_in=3)).training
+    with pytest.raises(UserError, match=r"the Reordered has 5 batches after on_epoch_end\(\), and had 4") as error:
+        samples.tell(3, 0)
+    assert "\n" not in str(error.value)
+
+
+def test_batches_that_change_from_pass_to_pass_are_refused():
+    source = Reordered()
+    samples = data_of(source).training
+    samples.tell(1, 0)
+    source.order = source.order[:-3]
+    with pytest.raises(UserError, match="batch 3 of the Reordered has 13 samples, and had 16 in the pass before"):
+        samples.dataset[len(X) - 4]
+
+
+class OlderName(keras.callbacks.Callback):
+    def __init__(self, seen):
+        super().__init__()
+        self.show = seen.append
+
+    def on_batch_end(self, batch, logs=None):
+        self.show(dict(logs))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seen: keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs))),
+        OlderName,
+    ],
+    ids=["lambda", "on_batch_end"],
+)
+def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
+    theirs, ours = [], []
+    plainly(dense(metrics=["mae"]), X, Y, [make(theirs)], epochs=1)
+    fit_together(1, lambda rank: Fitting(dense(metrics=["mae"]), data_of(X, Y), [make(ours)], epochs=1))
+    assert len(ours) == len(theirs) == len(X) // BATCH
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)

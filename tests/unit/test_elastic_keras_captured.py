@@ -1,0 +1,128 @@
+"""Variables that are not the model's: those that model and loss read belong to the state, and none may be changed by them."""
+
+import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from elastic_fit_kit import (
+    BATCH,
+    Fitting,
+    assert_as_plain,
+    data_of,
+    dense,
+    fit_together,
+    fit_with_a_newcomer,
+    numbers,
+    plainly,
+)
+
+from elasticdl.common.errors import UserError
+
+X, Y = numbers()
+
+
+class Anneal(keras.callbacks.Callback):
+    def __init__(self, weight, begins=True):
+        super().__init__()
+        self.anneal = weight.assign
+        if not begins:
+            self.on_epoch_begin = super().on_epoch_begin
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.anneal(epoch / 2)
+
+
+def annealed(make):
+    """A model whose loss closes over a variable, and that."""
+    weight = make()
+
+    def loss(labels, outputs):
+        return tf.square(labels - outputs) + keras.ops.convert_to_tensor(weight) * tf.abs(outputs)
+
+    return dense(loss=loss), weight
+
+
+@pytest.mark.parametrize("make", [lambda: tf.Variable(0.0), lambda: keras.Variable(0.0)], ids=["tensorflow", "keras"])
+@pytest.mark.parametrize("begins", [True, False], ids=["tells newcomers", "sends"])
+def test_a_newcomer_s_loss_is_that_of_the_others(make, begins):
+    """Also where its callback would not set the variable."""
+    model, weight = annealed(make)
+    plain = plainly(model, X, Y, [Anneal(weight)])
+
+    def fitting(rank):
+        model, weight = annealed(make)
+        return Fitting(model, data_of(X, Y), [Anneal(weight, begins or rank == 0)])
+
+    members = fit_with_a_newcomer(fitting, joins_after=10)
+    assert_as_plain(members, plain)
+    np.testing.assert_allclose([float(member.fit.state.train_step.captured[0]) for member in members], 1.0)
+
+
+def test_captured_variables_are_in_a_checkpoint():
+    model, weight = annealed(lambda: tf.Variable(0.0))
+    (member,) = fit_together(1, lambda rank: Fitting(model, data_of(X, Y), [Anneal(weight)]))
+    state = member.fit.state.state_dict()
+    assert state["captured"] == [1.0]
+    weight.assign(5.0)
+    member.fit.state._load_own(state)
+    assert float(weight) == 1.0
+    del state["captured"]
+    with pytest.raises(UserError, match="the state is of another captured"):
+        member.fit.state._load_own(state)
+
+
+def test_a_model_that_reads_nothing_else_captures_nothing():
+    model = dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), metrics=["mae"])
+    assert not Fitting(model, data_of(X, Y)).fit.state.train_step.captured
+
+
+class Counts(keras.layers.Layer):
+    """Changes something when it is called."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        # Within a list that Keras does not look at, so that it is no weight.
+        self.holder = {"tensorflow": tf.Variable(0.0, name="seen"), "keras": keras.Variable(0.0, name="seen")}
+        self.mean = keras.metrics.Mean()
+
+    def call(self, inputs):
+        if self.kind == "metric":
+            self.mean.update_state(inputs)
+        elif self.kind == "branch":
+            tf.cond(tf.reduce_sum(inputs) > 0, lambda: self.holder["tensorflow"].assign_add(1.0), lambda: 0.0)
+        else:
+            self.holder[self.kind].assign(self.holder[self.kind] + 1.0)
+        return inputs
+
+
+@pytest.mark.parametrize(("kind", "words"), [("tensorflow", "seen:0"), ("branch", "seen:0")])
+def test_a_variable_that_the_model_changes_by_itself_is_refused(kind, words):
+    with pytest.raises(UserError, match=f"the model or the loss changes .*{words}") as error:
+        Fitting(dense(Counts(kind)), data_of(X, Y))
+    assert "\n" not in str(error.value)
+
+
+def test_a_variable_that_the_loss_sets_is_refused():
+    seen = keras.Variable(0.0, name="seen")
+
+    def loss(labels, outputs):
+        seen.assign_add(1.0)
+        return tf.square(labels - outputs)
+
+    with pytest.raises(UserError, match="the model or the loss sets seen, which is no weight of the model") as error:
+        Fitting(dense(loss=loss), data_of(X, Y))
+    assert "\n" not in str(error.value)
+
+
+def test_metrics_within_a_layer_may_count():
+    model = dense(Counts("metric"))
+    fit_together(1, lambda rank: Fitting(model, data_of(X, Y), most=BATCH, epochs=1))
+
+
+def test_float8_is_refused():
+    model = dense()
+    model.trainable_variables[0].overwrite_with_gradient = True
+    with pytest.raises(UserError, match="computes in float8"):
+        Fitting(model, data_of(X, Y))

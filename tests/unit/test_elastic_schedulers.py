@@ -1,0 +1,112 @@
+"""Every scheduler of torch in a plain loop that a worker joins anywhere: rates are those of one device."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as s
+from torch.optim.swa_utils import SWALR
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Batches
+from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
+from elasticdl.elastic.torch.schedulers import rest_while
+from elasticdl.elastic.torch.view import View
+
+EPOCHS, BATCHES = 4, 4
+STEPS = EPOCHS * BATCHES
+DATA = TensorDataset(torch.arange(STEPS, dtype=torch.float32)[:, None])
+
+SCHEDULERS = {
+    "LambdaLR": lambda o, n: s.LambdaLR(o, lambda step: 0.9**step),
+    "MultiplicativeLR": lambda o, n: s.MultiplicativeLR(o, lambda step: 0.9),
+    "StepLR": lambda o, n: s.StepLR(o, 2, 0.5),
+    "MultiStepLR": lambda o, n: s.MultiStepLR(o, [2, 5, 9], 0.5),
+    "ConstantLR": lambda o, n: s.ConstantLR(o, 0.5, 3),
+    "LinearLR": lambda o, n: s.LinearLR(o, 0.2, total_iters=n),
+    "ExponentialLR": lambda o, n: s.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o, n: s.PolynomialLR(o, n, 2.0),
+    "CosineAnnealingLR": lambda o, n: s.CosineAnnealingLR(o, n),
+    "CosineAnnealingWarmRestarts": lambda o, n: s.CosineAnnealingWarmRestarts(o, 2, 2),
+    "CyclicLR": lambda o, n: s.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=True),
+    "OneCycleLR": lambda o, n: s.OneCycleLR(o, 0.1, total_steps=n + 1),
+    "SWALR": lambda o, n: SWALR(o, 0.05, anneal_epochs=3),
+    "chained": lambda o, n: s.ChainedScheduler([s.ConstantLR(o, 0.5, 3), s.ExponentialLR(o, 0.9)]),
+    "sequential": lambda o, n: s.SequentialLR(
+        o, [s.LinearLR(o, 0.2, total_iters=2), s.CosineAnnealingLR(o, n), s.ExponentialLR(o, 0.9)], [2, 6]
+    ),
+    "ReduceLROnPlateau": lambda o, n: s.ReduceLROnPlateau(o, patience=0),
+}
+
+
+def train(make, *, per_step, told=(0, 0), state=None):
+    """The rate of each step that is made on the job's own model, and the job's state before each of them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = make(optimizer, STEPS if per_step else EPOCHS)
+    arguments = (1.0,) if isinstance(scheduler, s.ReduceLROnPlateau) else ()
+    context = ElasticContext.connect(BatchPolicy(BATCHES, None), seed=0, environ={})
+    context.session.jobs_place = lambda: told
+    loader = DataLoader(DATA, batch_size=BATCHES)
+    view = View(context, model, optimizer, Batches(loader), lambda: {"scheduler": scheduler}, lambda: None)
+    _speak_to(view, optimizer)
+    join = context.join
+
+    def joined(own):
+        join(own)
+        if state is not None:
+            own.load_state_dict(pickle.loads(state))
+            for part in p.Part:  # as when it is sent
+                own.save(part)
+
+    context.join = joined
+    prepared = PreparedLoader(loader, view)
+    rates, states = {}, {}
+    for epoch in range(EPOCHS):
+        for number, (inputs,) in enumerate(prepared):
+            step = epoch * BATCHES + number
+            if not view.is_idle:
+                rates[step] = optimizer.param_groups[0]["lr"]
+                states[step] = pickle.dumps(view._steps.state.state_dict())
+            optimizer.zero_grad()
+            (model(inputs) * 0.001).mean().backward()
+            optimizer.step()
+            if per_step:
+                scheduler.step(*arguments)
+        if not per_step:
+            scheduler.step(*arguments)
+    if view.is_idle:
+        view.finish()
+    rates[STEPS] = optimizer.param_groups[0]["lr"]
+    return rates, states
+
+
+@pytest.mark.parametrize("per_step", [True, False], ids=["per step", "per epoch"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_are_those_of_one_device_wherever_a_worker_joins(name, per_step):
+    whole, states = train(SCHEDULERS[name], per_step=per_step)
+    assert sorted(whole) == list(range(STEPS + 1))
+    for stands in range(2, STEPS, 2):  # every eighth
+        for told in (stands, stands // 2):  # the job has gone on since
+            place = divmod(told, BATCHES)
+            rates, _ = train(SCHEDULERS[name], per_step=per_step, told=place, state=states[stands])
+            assert rates == {step: rate for step, rate in whole.items() if step >= stands}, (
+                f"joins at {stands}, told {told}"
+            )
+
+
+def test_a_scheduler_is_saved_as_what_the_script_has_made():
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    scheduler = s.StepLR(optimizer, 1)
+    state = scheduler.state_dict()
+    rest_while(lambda: True, scheduler)
+    scheduler.step()
+    assert scheduler.state_dict() == state
+    assert isinstance(scheduler, s.StepLR)
+    again = pickle.loads(pickle.dumps(copy.copy(scheduler)))
+    assert type(again) is s.StepLR

@@ -1,0 +1,63 @@
+"""What a script draws at random to split or shuffle its data is the same on all workers; a seed of its own stays."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from elasticdl.common.startup import python_path
+from elasticdl.elastic.script.seeds import SEED, seed_if_unused
+
+DRAWS = "import random; a = random.random(); import numpy.random; print(a, numpy.random.rand())"
+CHILD = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+EXEC = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+
+
+def drawn(*program, **env):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICDL_")}
+    environ |= {"ELASTICDL_MASTER": "127.0.0.1:1", **python_path({}), **env}
+    made = subprocess.run(
+        [sys.executable, "-c", *program], env=environ, capture_output=True, text=True, check=True, timeout=60
+    )
+    return made.stdout
+
+
+def test_workers_draw_alike_and_their_children_do_not():
+    expected = f"{random.Random(SEED).random()} {np.random.RandomState(SEED).rand()}\n"
+    assert drawn(DRAWS) == expected
+    assert drawn(EXEC, DRAWS) == expected  # as a launcher that becomes the script
+    assert drawn(CHILD, DRAWS) != drawn(CHILD, DRAWS)
+    assert drawn(DRAWS, ELASTICDL_CONNECTED="127.0.0.1:1") != expected  # a child of a worker
+
+
+def test_without_a_job_nothing_is_seeded():
+    assert drawn(DRAWS, ELASTICDL_MASTER="") != drawn(DRAWS, ELASTICDL_MASTER="")
+
+
+@pytest.fixture
+def _keep_streams():
+    kept = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_a_seed_of_the_scripts_own_stays():
+    random.seed(SEED)
+    np.random.seed(SEED)
+    seed_if_unused(7)
+    assert random.getstate() == random.Random(7).getstate()
+    assert np.random.rand() == np.random.RandomState(7).rand()
+    random.seed(3)
+    np.random.seed(3)
+    seed_if_unused(7)
+    assert random.getstate() == random.Random(3).getstate()
+    assert np.random.rand() == np.random.RandomState(3).rand()
+    np.random.seed(SEED)
+    np.random.rand()
+    seed_if_unused(7)
+    assert np.random.rand() == np.random.RandomState(SEED).rand(2)[1]

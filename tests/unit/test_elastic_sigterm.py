@@ -1,0 +1,91 @@
+"""SIGTERM takes a worker out of its job; a handler of the script's own is called, too, and may end its loop."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from session_kit import FakeMaster
+
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.training.sigterm import Sigterm
+
+
+@pytest.fixture(autouse=True)
+def _keep_handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_scripts_handler_is_called_too_whenever_it_was_set():
+    session, called = FakeMaster().session, []
+    sigterm = Sigterm(session)
+    signal.signal(signal.SIGTERM, lambda *_: called.append("before"))
+    sigterm.listen()
+    sigterm.listen()
+    terminate()
+    assert called == ["before"]
+    assert session.core.stopping is not None
+    assert sigterm.came
+
+    ours = signal.getsignal(signal.SIGTERM)
+
+    def handle(number, frame):
+        called.append("after")
+        ours(number, frame)  # as a handler that respects what it finds
+
+    signal.signal(signal.SIGTERM, handle)
+    sigterm.listen()
+    terminate()
+    assert called == ["before", "after"]
+
+
+def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step():
+    session = FakeMaster().session
+
+    def end(*_):
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    with Sigterm(session).listening():
+        terminate()
+    assert session.core.stopping is not None
+    assert signal.getsignal(signal.SIGTERM) is end
+
+
+@pytest.mark.parametrize(
+    ("came", "stopping", "position", "leaves"),
+    [(True, None, 20, True), (False, None, 20, False), (True, None, 0, False), (False, "drained", 0, True)],
+)
+def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(came, stopping, position, leaves):
+    session = SimpleNamespace(core=SimpleNamespace(stopping=stopping), posted=[])
+    session.post = session.posted.append
+    done = []
+
+    def change_world(state, why):
+        done.append("left")
+        raise Stopped("told", checkpoint=False, drained=True)
+
+    job = SimpleNamespace(
+        session=session,
+        under_master=True,
+        sigterm=SimpleNamespace(came=came),
+        change_world=change_world,
+        end=lambda state: done.append("ended"),
+    )
+    steps = Steps.__new__(Steps)
+    steps.job, steps.state, steps.is_reduced, steps._ended_epoch = job, SimpleNamespace(), False, -1
+    steps.state.progress = Progress(1, position, 7, 140)
+    steps._on_left = lambda: done.append("closed")
+    assert steps.end() is not leaves
+    assert done == (["left", "closed"] if leaves else ["ended"])
+    assert bool(session.posted) == (leaves and stopping is None)
+    assert all(isinstance(event, p.DrainOrdered) for event in session.posted)

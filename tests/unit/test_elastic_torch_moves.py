@@ -1,0 +1,309 @@
+"""What a forward pass moves, beside the gradients: on any number of workers as on one device."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from elastic_kit import Board, PlainScript, SumOfThreads, in_threads
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from session_kit import FakeMaster, enter
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.named import STEPS_LOOKED_AT
+from elasticdl.elastic.torch.parts import Part
+from elasticdl.elastic.torch.sampler import ElasticDataLoader
+from elasticdl.elastic.torch.state import TorchState
+
+
+class Moving(torch.nn.Module):
+    """Moves buffers in each of the ways that people's models do; all of them depend on a batch by means or sums alone."""
+
+    def __init__(self, follows=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.follows = follows
+        self.net = torch.nn.Linear(3, 1)
+        self.target = torch.nn.Linear(3, 1).requires_grad_(False)
+        self.register_buffer("in_place", torch.zeros(3))
+        self.register_buffer("assigned", torch.zeros(3))
+        self.register_buffer("unsaved", torch.zeros(3), persistent=False)
+        self.register_buffer("spectrum", torch.zeros(3, dtype=torch.cfloat))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("samples", torch.tensor(0))
+        self.register_buffer("float_samples", torch.tensor(0.0))
+        self.register_buffer("signs", torch.zeros(2, dtype=torch.long))
+        self.register_buffer("has_begun", torch.tensor(False))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                mean = x.mean(0)
+                self.in_place.mul_(0.9).add_(0.1 * mean)
+                self.assigned = 0.9 * self.assigned + 0.1 * mean
+                self.unsaved = 0.9 * self.unsaved + 0.1 * mean
+                self.spectrum = self.spectrum + 1j * mean
+                self.num_batches_tracked += 1
+                self.batches += 1
+                self.samples += len(x)
+                self.float_samples = self.float_samples + len(x)
+                positive = (x[:, 0] > 0).sum()
+                self.signs += torch.stack([positive, len(x) - positive])
+                self.has_begun.fill_(True)
+                for own, other in zip(self.target.parameters(), self.net.parameters(), strict=True):
+                    momentum = 0.9 if self.follows else 1.0
+                    own.data = momentum * own.data + (1 - momentum) * other.data
+        return self.net(x)
+
+
+def make_data(samples):
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1)) + 0.5
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.net.parameters(), lr=0.05)
+
+
+def everything(model):
+    return {name: each.detach().clone() for name, each in (*model.named_buffers(), *model.named_parameters())}
+
+
+def on_one_device(samples, batch, order):
+    model, data = Moving(), make_data(samples)
+    optimizer = make_optimizer(model)
+    for start in range(0, samples, batch):
+        x, y = data[order[start : start + batch]]
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return everything(model)
+
+
+class Library:
+    def __init__(self, rank, board, samples, batch, micro_batch, kind=Moving):
+        collective = SumOfThreads(rank, board)
+        context = ElasticContext(FakeMaster().session, collective, BatchPolicy(batch, None, micro_batch), seed=0)
+        self.model = kind()
+        self.optimizer = make_optimizer(self.model)
+        self.loader = ElasticDataLoader(context, make_data(samples))
+        self.state = TorchState(context, self.model, self.optimizer, self.loader, {})
+        enter(context, collective.world)
+
+    def train(self):
+        for batch in self.loader:
+            for x, y in batch:
+                batch.backward(mse_loss(self.model(x), y))
+            self.optimizer.step()
+            self.state.commit()
+        return everything(self.model)
+
+
+class Plain(PlainScript):
+    def __init__(self, rank, board, samples, batch, _):
+        model = Moving()
+        loader = DataLoader(make_data(samples), batch_size=batch)
+        super().__init__(rank, board, model, make_optimizer(model), loader)
+
+    def train(self):
+        for x, y in self.loader:
+            self.optimizer.zero_grad()
+            mse_loss(self.model(x), y).backward()
+            self.optimizer.step()
+        return everything(self.model)
+
+
+def compare(kind, samples, batch, micro_batch, workers, order):
+    board = Board(workers)
+    members = [kind(rank, board, samples, batch, micro_batch) for rank in range(workers)]
+    expected = on_one_device(samples, batch, order)
+    for found in in_threads(lambda member: member.train(), members):
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            )
+
+
+@settings(max_examples=12, deadline=None)
+@given(samples=st.integers(3, 40), batch=st.integers(3, 20), micro_batch=st.integers(1, 8), workers=st.integers(1, 4))
+@example(samples=9, batch=5, micro_batch=2, workers=3)
+def test_the_library_moves_buffers_as_one_device_does(samples, batch, micro_batch, workers):
+    # Where each micro-batch has one sample, who counts samples moves as who counts batches.
+    sizes = [size for size in (min(batch, samples), samples % batch) if size]
+    assume(micro_batch > 1 and not any(1 < size <= workers for size in sizes))
+    assume(min(sizes) >= workers)  # else one without a sample can't move what follows
+    compare(Library, samples, batch, micro_batch, workers, epoch_order(samples, 0, 0))
+
+
+@settings(max_examples=12, deadline=None)
+@given(samples=st.integers(2, 40), batch=st.integers(2, 20), workers=st.integers(1, 4))
+@example(samples=49, batch=16, workers=3)  # the last batch has one sample
+def test_a_plain_loop_moves_buffers_as_one_device_does(samples, batch, workers):
+    assume(not any(1 < size <= workers for size in (min(batch, samples), samples % batch)))
+    compare(Plain, samples, batch, None, workers, range(samples))
+
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(3, 1)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.net(self.norm(x))
+
+
+@pytest.mark.parametrize("samples", [49, 50])
+def test_a_worker_without_a_sample_has_the_buffers_of_the_others(samples):
+    """The last batch has one sample or two, for three workers."""
+    board = Board(3)
+    members = [Library(rank, board, samples, 16, 2, kind=lambda: Moving(follows=False)) for rank in range(3)]
+    for found in in_threads(lambda member: member.train(), members):
+        expected = on_one_device(samples, 16, epoch_order(samples, 0, 0))
+        for name in ("in_place", "assigned", "num_batches_tracked", "has_begun"):
+            torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("kind", [Moving, Norm])
+def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
+    model, data = kind(), make_data(8)
+    script = PlainScript(0, Board(1), model, make_optimizer(model), DataLoader(data, batch_size=8))
+    for x, y in script.loader:
+        mse_loss(model(x), y).backward()
+        steps = script.view._steps
+        (given,) = steps.hand
+        steps.state.reset_buffers()
+        steps.state.begin_step()
+        steps.state.drop_gradients()
+        given.tape.note(model, (x,), {}, out := model(x))
+        given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
+        given.tape.note_backward(loss, {})
+        steps.state.reset_buffers()
+        given.part = Part(given.batch.indices[:3], 3, 3 / 8)  # as it was in a world of three
+        steps.remake()
+        script.optimizer.step()
+    expected = kind()
+    expected(data[:][0])
+    for name, value in expected.named_buffers():
+        if name != "norm.running_var":  # of each piece by itself, as with micro-batches
+            torch.testing.assert_close(model.get_buffer(name), value, msg=lambda text, n=name: f"{n}: {text}")
+
+
+class Grows(torch.nn.Module):
+    def __init__(self, persistent):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(3, 1)
+        self.register_buffer("kept", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x):
+        self.kept = torch.arange(1.0, len(x) + 1)
+        return self.net(x)
+
+
+def test_a_buffer_that_changes_its_shape_is_refused_in_one_line():
+    board = Board(2)
+    members = [Library(rank, board, 8, 8, 8, kind=lambda: Grows(True)) for rank in range(2)]
+
+    def train(member):
+        with pytest.raises(UserError, match=r"kept of Grows was float32 of shape \(1,\) .* of shape \(4,\) after it"):
+            member.train()
+
+    in_threads(train, members)
+
+
+def test_a_cache_is_each_workers_own():
+    board = Board(2)
+    members = [Library(rank, board, 7, 7, 7, kind=lambda: Grows(False)) for rank in range(2)]
+    in_threads(lambda member: member.train(), members)
+    assert [len(member.model.kept) for member in members] == [4, 3]
+
+
+class Comes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.late = x.mean(0)
+        return self.net(x)
+
+
+def test_a_buffer_that_comes_in_the_forward_pass_is_refused_in_one_line():
+    board = Board(2)
+    members = [Library(rank, board, 8, 8, 8, kind=Comes) for rank in range(2)]
+
+    def train(member):
+        with pytest.raises(UserError, match="the buffer late has come while a batch is in hand"):
+            member.train()
+
+    in_threads(train, members)
+
+
+def test_buffers_may_change_between_two_steps_on_all_workers_alike():
+    board = Board(2)
+    members = [Library(rank, board, 32, 8, 8, kind=Norm) for rank in range(2)]
+
+    def train(member):
+        for batch in member.loader:
+            if member.state.step == 2:
+                torch.manual_seed(3)
+                member.model.norm = torch.nn.Sequential(member.model.norm, torch.nn.BatchNorm1d(3))
+            for x, y in batch:
+                batch.backward(mse_loss(member.model(x), y))
+            member.optimizer.step()
+            member.state.commit()
+        return everything(member.model)
+
+    one, other = in_threads(train, members)
+    assert one["norm.1.num_batches_tracked"] == 2
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_one_worker_with_other_buffers_is_told():
+    board = Board(2)
+    members = [Library(rank, board, 32, 8, 8, kind=Norm) for rank in range(2)]
+    members[1].model.register_buffer("more", torch.zeros(2))
+
+    def train(member):
+        with pytest.raises(UserError, match="the models of the workers have different buffers"):
+            member.train()
+
+    in_threads(train, members)
+
+
+def test_what_follows_in_the_forward_pass_can_not_be_had_without_a_sample():
+    board = Board(3)
+    members = [Library(rank, board, 4 * STEPS_LOOKED_AT + 2, 4, 4) for rank in range(3)]
+
+    def train(member):
+        if member.state._job.rank < 2:
+            with pytest.raises(threading.BrokenBarrierError):
+                member.train()
+        else:
+            with pytest.raises(
+                UserError, match=r"no sample in this step, and target\.weight moves in the forward pass"
+            ):
+                member.train()
+            board.barrier.abort()
+
+    in_threads(train, members)
+
+
+def test_what_is_not_in_the_models_state_dict_travels():
+    board = Board(1)
+    member = Library(0, board, 8, 8, 8)
+    member.train()
+    newcomer = Library(0, Board(1), 8, 8, 8)
+    newcomer.state.load_state_dict(copy.deepcopy(member.state.state_dict()))
+    assert member.model.unsaved.any()
+    assert torch.equal(newcomer.model.unsaved, member.model.unsaved)

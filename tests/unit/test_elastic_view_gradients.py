@@ -1,0 +1,243 @@
+"""Plain loops with several optimizers, and with gradients that are made otherwise than by ``loss.backward()``."""
+
+import copy
+
+import pytest
+import torch
+from elastic_kit import Board, PlainScript, in_threads
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.torch.optimizers import Optimizers
+
+
+class Member:
+    """A body that steps on each batch, a head that steps more rarely, and parameters that no module has."""
+
+    def __init__(self, rank=None, board=None):
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.body = torch.optim.AdamW([*self.model[0].parameters(), self.scale], lr=0.02)
+        self.head = torch.optim.SGD(self.model[2].parameters(), lr=0.1, momentum=0.5)
+        x = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+        self.loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+        self.script = None
+        if board is not None:
+            both = Optimizers([self.body, self.head])
+            self.script = PlainScript(rank, board, self.model, both, self.loader)
+            self.loader = self.script.loader
+
+    def loss(self, x, y):
+        return mse_loss(self.model(x) * self.scale, y)
+
+    @property
+    def weights(self):
+        return [each.detach().clone() for each in (*self.model.parameters(), self.scale)]
+
+
+def together(member):
+    for x, y in member.loader:
+        member.body.zero_grad()
+        member.head.zero_grad()
+        member.loss(x, y).backward()
+        member.body.step()
+        member.head.step()
+
+
+def rarely(member):
+    for number, (x, y) in enumerate(member.loader):
+        member.loss(x, y).backward()
+        member.body.step()
+        member.body.zero_grad()
+        if number % 3 == 2:
+            member.head.step()
+            member.head.zero_grad(set_to_none=False)
+
+
+def rarely_and_cleared_before(member):
+    for number, (x, y) in enumerate(member.loader):
+        member.body.zero_grad(set_to_none=False)
+        if number % 3 == 0:
+            member.head.zero_grad()
+        member.loss(x, y).backward()
+        torch.nn.utils.clip_grad_norm_(member.model[2].parameters(), 0.5)
+        member.body.step()
+        if number % 3 == 2:
+            member.head.step()
+
+
+def never_used(member):
+    """What a head has accumulated is thrown away."""
+    for x, y in member.loader:
+        member.loss(x, y).backward()
+        member.body.step()
+        member.model.zero_grad()
+        member.scale.grad = None
+
+
+def at_turns(member):
+    for number, (x, y) in enumerate(member.loader):
+        member.loss(x, y).backward()
+        if number % 2:
+            member.body.step()
+            member.body.zero_grad()
+        else:
+            member.head.step()
+            member.head.zero_grad()
+
+
+def on_two_batches(member):
+    for number, (x, y) in enumerate(member.loader):
+        (member.loss(x, y) / 2).backward()
+        if number % 2:
+            member.head.step()
+            member.body.step()
+            member.head.zero_grad()
+            member.body.zero_grad()
+
+
+LOOPS = [together, rarely, rarely_and_cleared_before, never_used, at_turns, on_two_batches]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_several_optimizers_step_as_on_one_device(loop, workers):
+    alone = Member()
+    loop(alone)
+    board = Board(workers)
+    members = [Member(rank, board) for rank in range(workers)]
+
+    def train(member):
+        loop(member)
+        return member.weights
+
+    for found in in_threads(train, members):
+        torch.testing.assert_close(found, alone.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
+    board = Board(1)
+    old, sent, expected = Member(0, board), [], []
+
+    def note(number):
+        if number == 4:  # between two steps of the head
+            sent.append(copy.deepcopy(old.script.view._steps.state.state_dict()))
+
+    for number, (x, y) in enumerate(old.loader):
+        note(number)
+        old.loss(x, y).backward()
+        old.body.step()
+        old.body.zero_grad()
+        if number % 3 == 2:
+            old.head.step()
+            old.head.zero_grad()
+    expected = old.weights
+    new = Member(0, Board(1))
+    real = new.script.context.join
+
+    def join(state):
+        real(state)
+        state.load_state_dict(sent[0])
+        for part in p.Part:
+            state.save(part)
+
+    new.script.context.join = join
+    rarely(new)
+    torch.testing.assert_close(new.weights, expected)
+
+
+def test_other_parameters_than_the_states_are_told():
+    one, other = Member(0, Board(1)), Member(0, Board(1))
+    other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    together(one)
+    view = other.script.view
+    view._begin(view.batches.of_epoch(0)[0])
+    sent = one.script.view._steps.state.state_dict()
+    with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
+        view._steps.state.load_state_dict(sent)
+
+
+def for_a_gan(member, x, y):
+    member.loss(x, y).backward()
+    member.body.step()
+    member.loss(x, y).backward()
+
+
+def steps_twice(member, x, y):
+    member.loss(x, y).backward()
+    member.body.step()
+    member.body.step()
+
+
+def functional(member, x, y):
+    torch.autograd.backward(member.loss(x, y))
+    member.body.step()
+
+
+def beside(member, x, y):
+    member.loss(x, y).backward()
+    torch.autograd.backward(member.loss(x, y))
+    member.body.step()
+
+
+def before(member, x, y):
+    torch.autograd.backward(member.loss(x, y))
+    member.loss(x, y).backward()
+
+
+def assigned(member, x, y):
+    (gradient,) = torch.autograd.grad(member.loss(x, y), [member.scale])
+    member.scale.grad = gradient
+    member.head.step()
+
+
+def in_a_closure(member, x, y):
+    def closure():
+        torch.autograd.backward(loss := member.loss(x, y))
+        return loss
+
+    member.body.step(closure)
+
+
+OTHERWISE = "gradients were made otherwise than by loss.backward"
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (for_a_gan, "as for a GAN: a plain loop has one sum"),
+        (steps_twice, "without a batch"),
+        *((each, OTHERWISE) for each in (functional, beside, before, assigned, in_a_closure)),
+    ],
+)
+def test_what_can_not_be_summed_is_refused_in_one_line(use, words):
+    member = Member(0, Board(1))
+    for x, y in member.loader:
+        with pytest.raises(UserError, match=words) as refused:
+            use(member, x, y)
+        break
+    assert "\n" not in str(refused.value)
+
+
+def test_gradients_of_gradients_are_weighed_once():
+    """As in a gradient penalty: those that `torch.autograd.grad` returns are no parameter's."""
+
+    def penalised(member):
+        for x, y in member.loader:
+            member.body.zero_grad()
+            member.head.zero_grad()
+            x.requires_grad_(True)
+            out = member.model(x) * member.scale
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            (mse_loss(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
+            member.body.step()
+            member.head.step()
+        return member.weights
+
+    expected = penalised(Member())
+    board = Board(2)
+    for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
