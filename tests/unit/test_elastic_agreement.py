@@ -81,7 +81,7 @@ def test_who_has_come_later_and_alone_differs_is_refused_alone():
     root, other = facts(0, [5, 4], trained=True), facts(1, [5, 4], trained=True)
     found = Disagreement.of([root, other, facts(2, [5, 4], trained=False), facts(3, [4, 5], trained=False)])
     assert found.refused == (3,)
-    assert found.line.startswith("worker 3 is refused: step 7: worker 0 and worker 3 have different batches: from sample 1")
+    assert found.line.startswith("step 7: worker 0 and worker 3 have different batches: from sample 1")
     # Of those who have trained together, nobody knows who is wrong.
     assert not Disagreement.of([root, facts(1, [4, 5], trained=True), facts(3, [4, 5], trained=False)]).refused
     assert not Disagreement.of([facts(0, [5, 4], trained=False), facts(1, [4, 5], trained=False)]).refused

@@ -113,9 +113,8 @@ class Disagreement:
         what = found[0][1] if found else "the workers have different batches"
         newcomers = tuple(other.worker for other, _ in found if root.trained and not other.trained)
         refused = newcomers if len(newcomers) == len(found) else ()
-        who = f"worker {', '.join(map(str, refused))} is refused: " if refused else ""
         return cls(
-            f"{who}step {root.step}: {what}: all workers must draw the same samples in the same order; give what draws them a "
+            f"step {root.step}: {what}: all workers must draw the same samples in the same order; give what draws them a "
             "seed, and the same data on every worker",
             refused,
         )

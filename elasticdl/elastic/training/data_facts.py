@@ -118,8 +118,8 @@ def require_same(mine: DataFacts, collective: Collective) -> None:
     world = collective.world
     roots: DataFacts = pickle.loads(collective.broadcast_bytes(pickle.dumps(mine), "elasticdl.data"))
     if found := mine.differs(roots):
-        one, other = f"worker {mine.worker}", f"worker {roots.worker}"
-        who = f"{other} and {one} have different data" if world.is_first else f"{one} is refused"
+        both = f"worker {roots.worker} and worker {mine.worker} have different data"
+        who = both if world.is_first else "refused"
         raise UserError(f"{who}: {found}: every worker must read the same data in the same order, whenever it starts")
 
 

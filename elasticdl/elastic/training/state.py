@@ -357,9 +357,9 @@ class TrainingState(ABC):
         said = self._job.collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
         found: Disagreement = pickle.loads(said)  # of another member of the same job
         if core.worker_id in found.refused:
-            raise UserError(found.line)
+            raise UserError(f"refused: {found.line}")
         if found.refused:
-            raise WorldBroken(found.line)
+            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
         return found.line
 
     def _before_update(self) -> None:
