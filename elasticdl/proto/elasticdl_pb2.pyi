@@ -197,7 +197,7 @@ class Finished(_message.Message):
     def __init__(self, step: _Optional[int] = ..., epochs: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("cause", "message", "traceback")
+    __slots__ = ("cause", "message", "traceback", "trained")
     class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CAUSE_UNSPECIFIED: _ClassVar[Failed.Cause]
@@ -209,10 +209,12 @@ class Failed(_message.Message):
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
     cause: Failed.Cause
     message: str
     traceback: str
-    def __init__(self, cause: _Optional[_Union[Failed.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    trained: bool
+    def __init__(self, cause: _Optional[_Union[Failed.Cause, str]] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., trained: _Optional[bool] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("event", "fields_json")

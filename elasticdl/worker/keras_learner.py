@@ -29,6 +29,7 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
+from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.tensorflow import keras, tf
@@ -98,6 +99,8 @@ class KerasLearner(Learner):
             self.evaluator = evaluator
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle)
         self.state = KerasState(context, step, self.loader, {"ledger": self.ledger})
+        if data.evaluation is not None:
+            self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
         theirs = [each for each in made if isinstance(each, keras.callbacks.Callback)]
         self._schedulers = [each for each in theirs if isinstance(each, keras.callbacks.LearningRateScheduler)]

@@ -22,6 +22,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
@@ -92,6 +93,7 @@ class TorchLearner(Learner):
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
         if data.evaluation is not None:
+            self.state.sources.append(Source.of(EVALUATION, data.evaluation))
             self.evaluator = TorchEvaluator(
                 self._model,
                 data.evaluation,

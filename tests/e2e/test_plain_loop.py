@@ -82,6 +82,27 @@ def test_workers_join_leave_and_are_killed(plain_curve, tmp_path, engine):
     require_same(read_curve(curve), plain_curve)
 
 
+def test_a_newcomer_with_other_data_is_refused_alone_and_tried_again(plain_curve, tmp_path):
+    """A file has grown; a moment later it is again as it was."""
+    data, curve, slow = tmp_path / "data", tmp_path / "elastic", tmp_path / "slow"
+    data.write_text(1000 * ".")
+    slow.touch()
+    env = {"TEST_SLOW_WHILE": str(slow), "TEST_DATA": str(data)}
+    script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), str(EPOCHS)]
+    with start(tmp_path, "run", "--num_workers", "1", "--collective", "torch", "--", *script, **env) as job:
+        waits_for_steps(job, curve)()
+        data.write_text(1100 * ".")
+        job.scale(1, 2)
+        job.wait_for("its refusal", lambda: job.entries("worker_left"))
+        data.write_text(1000 * ".")
+        job.wait_for("another", lambda: any(2 in each["members"] for each in job.entries("world_formed")))
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        (left,) = [entry for entry in job.entries("worker_left") if entry["cause"] != "finished"]
+    assert "refused: its training data have 1100 samples, the job's 1000: " in left["reason"]
+    require_same(read_curve(curve), plain_curve)
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core.agreement import BatchFacts, checksum_of, first_difference
+from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
 from elasticdl.tensorflow import keras
@@ -69,9 +69,22 @@ def test_the_same_samples_have_the_same_checksum_in_whatever_they_come():
 def test_the_first_difference_is_named_with_two_workers(other, said):
     mine = BatchFacts.of(0, 0, 7, [5, 4, 9])
     told = [BatchFacts.from_bytes(each.to_bytes()) for each in (mine, BatchFacts.of(1, 0, 7, [5, 4, 9]), other)]
-    assert first_difference(told).startswith(
-        f"step 7: {said}: all workers must draw the same samples in the same order"
-    )
+    found = Disagreement.of(told)
+    assert found.line.startswith(f"step 7: {said}: all workers must draw the same samples in the same order")
+    assert not found.refused
+
+
+def test_who_has_come_later_and_alone_differs_is_refused_alone():
+    def facts(worker, samples, trained):
+        return BatchFacts.of(worker, 0, 7, samples, trained=trained)
+
+    root, other = facts(0, [5, 4], trained=True), facts(1, [5, 4], trained=True)
+    found = Disagreement.of([root, other, facts(2, [5, 4], trained=False), facts(3, [4, 5], trained=False)])
+    assert found.refused == (3,)
+    assert found.line.startswith("step 7: worker 0 and worker 3 have different batches: from sample 1")
+    # Of those who have trained together, nobody knows who is wrong.
+    assert not Disagreement.of([root, facts(1, [4, 5], trained=True), facts(3, [4, 5], trained=False)]).refused
+    assert not Disagreement.of([facts(0, [5, 4], trained=False), facts(1, [4, 5], trained=False)]).refused
 
 
 def weights(member):

@@ -61,10 +61,11 @@ class BatchFacts:
     step: int
     samples: int
     begins: tuple[str, ...]  # the samples themselves, as text, if they are not too many
+    trained: bool = False  # this worker has made a step of the job before
 
     @classmethod
-    def of(cls, worker: int, epoch: int, step: int, samples: Samples) -> Self:
-        return cls(worker, epoch, step, len(samples), tuple(map(str, samples[:_SHOWN])))
+    def of(cls, worker: int, epoch: int, step: int, samples: Samples, *, trained: bool = False) -> Self:
+        return cls(worker, epoch, step, len(samples), tuple(map(str, samples[:_SHOWN])), trained)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -97,11 +98,23 @@ def _two(who: str, what: str, mine: int, theirs: int) -> str:
     return f"{who} have batches of different sizes, {mine} and {theirs} samples"
 
 
-def first_difference(facts: Sequence[BatchFacts]) -> str:
-    """In one line, for all members, by rank."""
-    found = (facts[0].differs(other) for other in facts[1:])
-    what = next(filter(None, found), "the workers have different batches")
-    return (
-        f"step {facts[0].step}: {what}: all workers must draw the same samples in the same order; give what draws them a seed, "
-        "and the same data on every worker"
-    )
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """What differs between the batches of a step, in one line. ``refused``: workers that came later and alone differ. Empty if the job can't go on."""
+
+    line: str = ""
+    refused: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Sequence[BatchFacts]) -> Self:
+        """``facts``: of all members, by rank."""
+        root = facts[0]
+        found = [(other, what) for other in facts[1:] if (what := root.differs(other))]
+        what = found[0][1] if found else "the workers have different batches"
+        newcomers = tuple(other.worker for other, _ in found if root.trained and not other.trained)
+        refused = newcomers if len(newcomers) == len(found) else ()
+        return cls(
+            f"step {root.step}: {what}: all workers must draw the same samples in the same order; give what draws them a "
+            "seed, and the same data on every worker",
+            refused,
+        )

@@ -115,11 +115,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better."""
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better. ``trained``: this worker
+    has made a step of the job; the core fills it in."""
 
     users: bool
     message: str
     traceback: str
+    trained: bool = False
 
 
 Message = Hello | Heartbeat | JoinRequest | Draining | StoreEntry | StepReports | Pause | Notice | Finished | Failed

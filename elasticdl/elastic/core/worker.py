@@ -7,6 +7,7 @@ happen at any time, such as a message of the master, is in `_note`: it changes w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
@@ -377,7 +378,8 @@ class WorkerCore:
     def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event.message, m.Finished | m.Failed)
         self.request = self.position.batch = None
-        self.last_word = event.message
+        made = self.position.made > 0
+        self.last_word = replace(event.message, trained=made) if isinstance(event.message, m.Failed) else event.message
         return _send(*self.reporting.flush(), self.last_word)
 
 

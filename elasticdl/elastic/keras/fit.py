@@ -27,6 +27,7 @@ from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.tensorflow import keras, tf
@@ -212,6 +213,8 @@ class Fit(EpochDriver[FitLedger]):
             start=replace(stages.progress, epoch=options.initial_epoch, position=0),
             has_state=stages.has_state,
         )
+        if given.data.validation is not None:
+            state.sources.append(Source.of(EVALUATION, given.data.validation.dataset))
         super().__init__(context, loader, state, ledger, epochs=options.epochs)
         rate = KerasRate(model.optimizer)
         for callback in given.callbacks:

@@ -18,6 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.training.data_facts import TRAINING, Source
 
 # Whose loaders give what torch's gives.
 ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
@@ -86,6 +87,7 @@ class Batches:
         """
         _require_parts(loader, who)
         self.loader = loader
+        self.source = Source.of(TRAINING, loader.dataset)
         self.draws = Draws(loader)
         self._guarded = False
 

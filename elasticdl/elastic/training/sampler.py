@@ -14,6 +14,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.data_facts import TRAINING, Source
 
 BatchT = TypeVar("BatchT", bound="StepBatch")
 
@@ -104,6 +105,7 @@ class DataCursor:
             raise UserError(f"the data set has {samples} samples; expected at least one")
         self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch, first_epoch)
         self.order.require_step(workers=1)
+        self.sources = [] if isinstance(data, int) else [Source.of(TRAINING, data)]
         self.current: StepBatch | None = None  # the step that is being made
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
         self.step_begins: Callable[[], None] = lambda: None  # the state looks at itself

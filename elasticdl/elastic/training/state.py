@@ -8,6 +8,7 @@ settings (rate, momentum and whatever else a scheduler writes), and what moves w
 from __future__ import annotations
 
 import copy
+import pickle
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,15 +17,18 @@ from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.agreement import BatchFacts, first_difference
+from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import Pieces, StateCheck
 
@@ -128,6 +132,7 @@ class TrainingState(ABC):
         self.sampler = sampler
         self.rate: RateControl | None = None
         self.values = values
+        self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
         self._position = Position(start, has_state=has_state)
         self._job = job
@@ -232,9 +237,11 @@ class TrainingState(ABC):
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
 
         Raises:
+            UserError: this worker has other data than rank 0.
             WorldBroken: this worker's own state is untouched.
         """
         if world.needs_sync and world.size > 1:
+            require_same(self._data_facts(), self._job.collective)
             received = self._broadcast()
             if not world.stands_with_root(world.rank):
                 with memory_of_the_worker("the training state"):
@@ -243,6 +250,14 @@ class TrainingState(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything; the content of a checkpoint."""
         return {**self._dump_own(), **self._dump_rest()}
+
+    def _data_facts(self) -> DataFacts:
+        policy, order = self._job.policy, self.sampler.order if self.sampler is not None else None
+        settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
+        if order is not None:
+            settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
+            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
+        return DataFacts(self._job.session.core.worker_id, settings, tuple(self.sources))
 
     def _dump_rest(self) -> dict[str, Any]:
         return {
@@ -325,6 +340,8 @@ class TrainingState(ABC):
 
         Raises:
             RuntimeError: the members do not make the same step.
+            UserError: the batch of this worker, or that of others, is not the same as that of rank 0.
+            WorldBroken: a worker that came later is refused.
         """
         self._check.voted(one_state=vote.one_state or bool(vote.ended))
         difference = "" if vote.one_batch or vote.ended else self._tell_batches()
@@ -332,13 +349,18 @@ class TrainingState(ABC):
 
     def _tell_batches(self) -> str:
         """What differs between the batches of the members, who all ask for it now."""
-        plan = self._position.batch
+        plan, core = self._position.batch, self._job.session.core
         epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
-        mine = BatchFacts.of(self._job.session.core.worker_id, epoch, step, samples).to_bytes()
-        told = self._job.collective.gather(np.frombuffer(bytearray(mine), np.uint8), "elasticdl.batches")
-        line = first_difference([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else ""
-        said: bytes = self._job.collective.broadcast_bytes(line.encode(), "elasticdl.difference")
-        return said.decode()
+        mine = BatchFacts.of(core.worker_id, epoch, step, samples, trained=self._position.made > 0)
+        told = self._job.collective.gather(np.frombuffer(bytearray(mine.to_bytes()), np.uint8), "elasticdl.batches")
+        judged = Disagreement.of([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else Disagreement()
+        said = self._job.collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
+        found: Disagreement = pickle.loads(said)  # of another member of the same job
+        if core.worker_id in found.refused:
+            raise UserError(f"refused: {found.line}")
+        if found.refused:
+            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
+        return found.line
 
     def _before_update(self) -> None:
         """The parameters change next."""

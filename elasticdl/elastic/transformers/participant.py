@@ -26,6 +26,7 @@ from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
+from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.transformers.checkpoints import is_whole
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.place import TrainersPlace
@@ -125,6 +126,7 @@ class Participant:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = ViewState(self._job, trainer.model, optimizer, values)
+        state.sources += [self._batches.source, *_evaluation(trainer.eval_dataset)]
         self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
@@ -387,3 +389,9 @@ class Participant:
         if steps.is_behind:
             self._arrive()
         return steps.state if steps.end() else None
+
+
+def _evaluation(data: Any) -> list[Source]:
+    """``data``: as a trainer is given it."""
+    named = data.items() if isinstance(data, dict) else [("", data)]
+    return [Source.of(f"{EVALUATION} {name}".rstrip(), each) for name, each in named if each is not None]

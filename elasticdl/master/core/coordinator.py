@@ -51,6 +51,7 @@ class Coordinator:
                 return self._exited(event, now)
             case e.ScaleRequested(workers):
                 self.limits = workers
+                self.fleet.try_all()
                 return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
             case e.NeighboursSeen(claims):
                 return [*self.sizing.see(claims, self.limits, now), *self.reconcile(now)]
@@ -102,8 +103,7 @@ class Coordinator:
             case e.WorkerDraining():
                 return self._draining(event, record, now)
             case e.WorkerFailed(worker_id, _, message):
-                if record.state is not _S.FINISHED:
-                    record.failure = record.failure or message
+                event = self.fleet.failed(record, event, others_train=self.training.step > 0)
                 cause = f"worker {worker_id} failed: {message}"
                 return self._fire(record, Trigger.FAIL, Happening(now, message, cause, event=event))
         return []
@@ -154,8 +154,9 @@ class Coordinator:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        world_runs = bool(self.rendezvous.active_members())
-        cause, reason, fatal, warning = self.fleet.exited(record, event, now, world_runs=world_runs)
+        runs, others_train = bool(self.rendezvous.active_members()), self.training.step > 0
+        found = self.fleet.exited(record, event, now, runs=runs, others_train=others_train, least=self.limits.minimum)
+        cause, reason, fatal, warning = found
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
@@ -175,8 +176,7 @@ class Coordinator:
         if record.worker_id == self._outgoing and not record.holds_place:
             self._outgoing = None  # its replacement was asked for before it left
         elif held_place and not record.holds_place and record.state not in DONE:
-            why = departure or f"worker {record.worker_id} leaves"
-            self.fleet.departures.append(Departure(why, away_from=record.node if record.slow else ""))
+            self.fleet.miss(record, departure or f"worker {record.worker_id} leaves")
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out

@@ -114,11 +114,13 @@ class WorkerFinished(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(WorkerEvent):
-    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better."""
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better. ``trained``: this worker
+    has made a step of the job."""
 
     users: bool
     message: str
     traceback: str = ""
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ nothing. Ids are never used again.
 |   and no world is running                       |                                                                  |
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
 | ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
+| could not start, while others can train         | it is replaced after a delay; after four in a row in its place   |
+|                                                 | no more, until the job is scaled                                 |
 | finished                                        | it is not replaced                                               |
 
 If several things befell it, the cause is what the cluster did; else what the worker said of itself; else why the master
@@ -23,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from elasticdl.master.core.events import ExitCause, WorkerExited
+from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.core.lifecycle import DONE, WorkerState
 from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.core.values import Settings
@@ -33,6 +35,9 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 _DOUBLINGS = 16
 CRASHES_AT_START = 3
+# In one place. Storage that is away for some seconds must not cost the job a place.
+TRIES_OF_PLACE = 4
+_DELAY_GROWS = 4
 CRASHES_IN_TRAINING = 10
 # So many steps without a crash clear the count.
 STEPS_TO_FORGET_CRASHES = 100
@@ -93,10 +98,11 @@ def after_training(event: WorkerExited) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Of a worker that is to be replaced. ``away_from``: its node, if that may be to blame."""
+    """Of a worker that is to be replaced. ``away_from``: its node, if that may be to blame. ``tries``: see `WorkerRecord`."""
 
     reason: str
     away_from: str
+    tries: int = 0
 
 
 class Crashes:
@@ -128,9 +134,21 @@ class Crashes:
     def count(self, *, in_training: bool, now: float) -> None:
         """One more; its replacement waits the longer, the more there were in a row."""
         before = self.counts
-        self.counts = CrashSnapshot(before.at_start + (not in_training), before.in_training + in_training)
+        self.counts = replace(
+            before,
+            at_start=before.at_start + (not in_training),
+            in_training=before.in_training + in_training,
+            steps_since=0,
+        )
         in_a_row = min(max(self.counts.at_start, self.counts.in_training), _DOUBLINGS)
-        self._held_until.append(now + min(LONGEST_DELAY, FIRST_DELAY * 2 ** (in_a_row - 1)))
+        self._hold(FIRST_DELAY * 2 ** (in_a_row - 1), now)
+
+    def count_unfit(self, tries: int, now: float) -> None:
+        """So many in a row could not start in a place, where others train."""
+        self._hold(FIRST_DELAY * _DELAY_GROWS ** (tries - 1), now)
+
+    def _hold(self, delay: float, now: float) -> None:
+        self._held_until.append(now + min(LONGEST_DELAY, delay))
 
     def too_many(self, *, world_runs: bool) -> str:
         """Why it makes no sense to go on, if so."""
@@ -163,21 +181,63 @@ class Fleet:
         live = {record.state for record in self._records.values() if record.live}
         return live == {WorkerState.PENDING}
 
+    def failed(self, record: WorkerRecord, event: WorkerFailed, *, others_train: bool) -> WorkerFailed:
+        """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
+        to blame, and not the user's code."""
+        if record.state is not WorkerState.FINISHED:
+            record.failure = record.failure or event.message
+        if not others_train or event.trained:
+            return event
+        record.unfit = True
+        return replace(event, users=False)
+
     def exited(
-        self, record: WorkerRecord, event: WorkerExited, now: float, *, world_runs: bool
+        self, record: WorkerRecord, event: WorkerExited, now: float, *, runs: bool, others_train: bool, least: int
     ) -> tuple[ExitCause, str, str, str]:
-        """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything."""
+        """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
+
+        ``runs``: a world does. ``others_train``: the job has made steps. ``least``: workers with which it goes on.
+        """
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
             fatal = misuse(record, event, somebody_joined=self.somebody_joined)
             if cause is ExitCause.FINISHED:
                 fatal, warning = after_training(event)
-        if cause in CRASHES and not fatal:
+        if cause not in CRASHES or fatal:
+            record.tries = 0
+        elif record.unfit or (others_train and not record.ready):
+            fatal, warning = self._try_again(record, reason, least, now)
+        else:
+            record.tries = 0
             self.crashes.count(in_training=record.world_version > 0, now=now)
-            if verdict := self.crashes.too_many(world_runs=world_runs):
+            if verdict := self.crashes.too_many(world_runs=runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
+
+    def miss(self, record: WorkerRecord, why: str) -> None:
+        """Its place is to be taken by another, unless nobody could start there."""
+        if record.tries < TRIES_OF_PLACE:
+            self.departures.append(Departure(why, record.node if record.slow else "", record.tries))
+
+    def _try_again(self, record: WorkerRecord, reason: str, least: int, now: float) -> tuple[str, str]:
+        """A worker could not start. Why the job can't go on, if so; and what a person must know, if anything."""
+        record.tries += 1
+        if record.tries < TRIES_OF_PLACE:
+            self.crashes.count_unfit(record.tries, now)
+            return "", ""
+        others = sum(each.holds_place for each in self._records.values() if each is not record)
+        most = others + self.crashes.held(now)
+        why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
+        if most < least:
+            return why, ""
+        self.crashes.counts = replace(self.crashes.counts, most=most, given_up=why)
+        workers = f"{most} worker{'s' if most > 1 else ''}"
+        return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
+
+    def try_all(self) -> None:
+        """Somebody has scaled the job: what could not start may start now."""
+        self.crashes.counts = replace(self.crashes.counts, most=0, given_up="")
 
     def plan(
         self, maximum: int, retention_order: Callable[[], Sequence[int]], now: float
@@ -195,12 +255,13 @@ class Fleet:
             self.departures.clear()
             return 0, live[max(0, wanted) :][::-1]
         taken = sum(record.holds_place for record in records) + self.crashes.held(now)
-        return max(0, wanted - taken), []
+        return max(0, min(wanted, self.crashes.counts.most or wanted) - taken), []
 
     def launch(self) -> tuple[WorkerRecord, Departure | None]:
         """A new worker, and which other's place it takes, if it does."""
         departure = self.departures.pop(0) if self.departures else None
         reason = f"in place of another: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
+        record.tries = departure.tries if departure else 0
         self.next_id += 1
         return record, departure

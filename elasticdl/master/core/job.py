@@ -120,6 +120,7 @@ class Job:
             reason = f"waits until the job's state is saved: {problem}"
         elif reason and not outcome and (unreached := self._workers.watch.unreached()):
             reason += f"; {unreached}"
+        reason = reason or self._workers.fleet.crashes.counts.given_up
         return JobView(
             phase=self._phase,
             reason=reason,

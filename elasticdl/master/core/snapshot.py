@@ -27,6 +27,8 @@ class CrashSnapshot:
     at_start: int = 0  # in a row, by workers that had reached no world
     in_training: int = 0
     steps_since: int = 0
+    most: int = 0  # workers that are tried to be had, as more could not start; 0: as many as are wanted
+    given_up: str = ""  # why, for people
 
 
 @dataclass(frozen=True, slots=True)

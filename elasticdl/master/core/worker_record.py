@@ -82,6 +82,8 @@ class WorkerRecord:
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
     lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
+    unfit: bool = False  # it could not begin to train, where others can
+    tries: int = 0  # how many in a row were unfit in its place, itself included
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands

@@ -74,7 +74,8 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics), done.together)
         case "failed":
             failed = message.failed
-            return e.WorkerFailed(worker_id, failed.cause == pb.Failed.USER, failed.message, failed.traceback)
+            users = failed.cause == pb.Failed.USER
+            return e.WorkerFailed(worker_id, users, failed.message, failed.traceback, trained=failed.trained)
         case "pause":
             return e.NoticeReported(worker_id, "pause", _pause(message.pause))
         case "notice":

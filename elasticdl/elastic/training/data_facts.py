@@ -1,0 +1,243 @@
+"""What data a worker has, in a few numbers, so that no two workers train on different data in silence.
+
+A worker that comes later reads its data anew: a file may have grown meanwhile, a folder may be listed in another order, a split
+may be drawn without a seed. So rank 0 tells its facts in each world that somebody comes into, and whoever has other data
+refuses itself, before it takes the state.
+
+A data set is not asked for samples: that may draw random numbers, count, or open a file before a fork. What it *holds* for
+each sample (an array of inputs, a list of paths or labels) is looked at in a few places. Floating-point numbers may differ
+by rounding, as hosts compute them differently.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.core.agreement import plain_text
+
+Value = int | float | str
+TRAINING, EVALUATION = "training data", "evaluation data"
+
+_ROWS = 16  # of a column, evenly spaced, that are told one by one
+_CELLS = 4  # numbers of a row
+_SUMMED = 256  # rows that a checksum is made of, evenly spaced
+_COLUMNS = 16
+_DEPTH = 4  # of data sets within one another
+_TEXT = 80  # characters
+_ROUNDING = 1e-3  # part of a column's largest value
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a data set holds for each of its samples."""
+
+    name: str
+    shape: str  # of a row; empty for what is no array
+    rows: tuple[tuple[Value, ...], ...]  # of the samples `places` names
+    checksum: int  # of what must be the same to the last bit
+
+    def differs(self, job: Column, samples: int) -> str:
+        """In words; empty if it does not. ``job``: the same column of another worker, of as many samples."""
+        if self.shape != job.shape:
+            return f"a sample is {self.shape or 'no array'} ({self.name}), the job's {job.shape or 'no array'}"
+        scale = max((abs(cell) for row in job.rows for cell in row if isinstance(cell, float)), default=0.0)
+        for place, mine, theirs in zip(_places(samples, _ROWS), self.rows, job.rows, strict=False):
+            if not _are_near(mine, theirs, scale):
+                return f"sample {place + 1} is {_shown(mine)} ({self.name}), the job's {_shown(theirs)}"
+        return (
+            ""
+            if self.checksum == job.checksum
+            else f"there are other samples, or they are in another order ({self.name})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A data set of a worker's. ``samples``: -1 if it can't tell."""
+
+    role: str
+    samples: int
+    columns: tuple[Column, ...] = ()
+
+    @classmethod
+    def of(cls, role: str, data: Any) -> Self:
+        """Of a data set, at its beginning: later it may hold what training has put into it."""
+        try:
+            samples = len(data)
+        except (TypeError, NotImplementedError):
+            return cls(role, -1)
+        found = (_column(*each) for each in _held(data, samples, ""))
+        return cls(
+            role, samples, tuple(column for column, _ in zip(filter(None, found), range(_COLUMNS), strict=False))
+        )
+
+    def differs(self, job: Source) -> str:
+        """In words; empty if it does not, as far as these facts go. ``job``: of a worker that has trained, or of rank 0."""
+        if self.samples != job.samples:
+            return f"its {self.role} have {self.samples} samples, the job's {job.samples}"
+        theirs = {column.name: column for column in job.columns}
+        pairs = ((column, theirs[column.name]) for column in self.columns if column.name in theirs)
+        found = next(filter(None, (mine.differs(other, self.samples) for mine, other in pairs)), "")
+        return f"in its {self.role} {found}" if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """All that a worker tells of its data. ``settings``: by which the order of samples is made, each by its name for people."""
+
+    worker: int
+    settings: Mapping[str, Any]
+    sources: tuple[Source, ...]
+
+    def differs(self, job: DataFacts) -> str:
+        """In words; empty if it does not, as far as these facts go."""
+        theirs = {source.role: source for source in job.sources}
+        pairs = ((source, theirs[source.role]) for source in self.sources if source.role in theirs)
+        if found := next(filter(None, (mine.differs(other) for mine, other in pairs)), ""):
+            return found
+        names = (name for name in self.settings if self.settings[name] != job.settings.get(name))
+        return next((f"its {name} is {self.settings[name]}, the job's {job.settings.get(name)}" for name in names), "")
+
+
+def require_same(mine: DataFacts, collective: Collective) -> None:
+    """All members of a world call it in which somebody comes in.
+
+    Raises:
+        UserError: this worker has other data than rank 0.
+        WorldBroken: a member was lost meanwhile.
+    """
+    world = collective.world
+    roots: DataFacts = pickle.loads(collective.broadcast_bytes(pickle.dumps(mine), "elasticdl.data"))
+    if found := mine.differs(roots):
+        both = f"worker {roots.worker} and worker {mine.worker} have different data"
+        who = both if world.is_first else "refused"
+        raise UserError(f"{who}: {found}: every worker must read the same data in the same order, whenever it starts")
+
+
+def _held(data: Any, samples: int, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any, int]]:
+    """What is held for each sample, with its name and their number; also within other data sets, and in short tuples and dicts."""
+    if _is_column(data) and _length(data) == samples:
+        yield name or "row", data, samples
+        return
+    for key, each in _parts(data) if depth else ():
+        is_data = hasattr(each, "__getitem__") and not isinstance(each, Mapping) and not _is_column(each)
+        if is_data or isinstance(each, Mapping) or _is_column(each):
+            size = _length(each) if is_data else samples  # a `Subset` holds a data set of another length
+            yield from _held(each, size, f"{name}.{key}" if name else key, depth - 1)
+
+
+def _parts(data: Any) -> list[tuple[str, Any]]:
+    if isinstance(data, Mapping | tuple | list):
+        keyed = data.items() if isinstance(data, Mapping) else enumerate(data)
+        return [(str(key), each) for key, each in keyed] if len(data) <= _COLUMNS else []
+    return [] if _is_column(data) else list(getattr(data, "__dict__", {}).items())
+
+
+def _is_column(value: Any) -> bool:
+    is_table = hasattr(value, "to_pylist")  # of Arrow
+    return isinstance(value, tuple | list | range) or (
+        hasattr(value, "__getitem__") and (is_table or hasattr(value, "shape"))
+    )
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return -1
+
+
+def _column(name: str, held: Any, samples: int) -> Column | None:
+    """None if it can't be compared."""
+    if not samples:
+        return None
+    try:
+        rows = _rows(held, _places(samples, _ROWS))
+        exact = _rows(held, _places(samples, _SUMMED)) if not _is_floating(rows[0]) else []
+    except Exception:  # noqa: BLE001 - whatever a user's container raises
+        return None
+    prefix = _folder([row for row in (*rows, *exact) if isinstance(row, str)])
+    shown = tuple(_cells(row, prefix) for row in rows)
+    shape = f"{rows[0].dtype} {rows[0].shape}" if isinstance(rows[0], np.ndarray) else ""
+    checksum = 0
+    for row in exact:
+        content = row.tobytes() if isinstance(row, np.ndarray) else repr(_cells(row, prefix)).encode()
+        checksum = zlib.crc32(content, checksum)
+    return Column(name, shape, shown, checksum)
+
+
+def _folder(paths: Sequence[str]) -> str:
+    """In which all of them are: each host may have its own."""
+    first, last = min(paths, default=""), max(paths, default="")
+    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[:same].rpartition("/")[0]
+
+
+def _places(samples: int, most: int) -> list[int]:
+    """Of so many samples, evenly spaced, the first and the last included."""
+    count = min(samples, most)
+    return [round(number * (samples - 1) / max(1, count - 1)) for number in range(count)]
+
+
+def _rows(held: Any, places: Sequence[int]) -> list[Any]:
+    if hasattr(held, "to_pylist"):
+        return [held.slice(place, 1).to_pylist()[0] for place in places]
+    held = getattr(held, "iloc", held)  # of pandas: its own index may be anything
+    found = [held[place] for place in places]
+    return [_on_host(row) if hasattr(row, "shape") else row for row in found]
+
+
+def _on_host(row: Any) -> Any:
+    """An array of NumPy's; ``row``: any framework's, or pandas'."""
+    if hasattr(row, "detach"):  # of torch, perhaps on a device
+        row = row.detach().cpu()
+    return np.asarray(row)
+
+
+def _is_floating(row: Any) -> bool:
+    if isinstance(row, np.ndarray):
+        return row.dtype.kind in "fcV"  # bfloat16 is of kind V
+    return isinstance(row, float)
+
+
+def _cells(row: Any, prefix: str) -> tuple[Value, ...]:
+    if isinstance(row, np.ndarray):
+        flat = row.reshape(-1)
+        picked = flat[[round(each) for each in np.linspace(0, flat.size - 1, min(_CELLS, flat.size))]]
+        if row.dtype.kind in "iub":
+            return tuple(int(each) for each in picked)
+        if row.dtype.kind == "f":
+            return tuple(float(each) for each in picked)
+        return tuple(plain_text(each)[:_TEXT] for each in picked.tolist()) if row.dtype.kind in "OUS" else ()
+    if isinstance(row, str):
+        return (row[len(prefix) :].lstrip("/")[-_TEXT:],)
+    if isinstance(row, bool | int | float):
+        return (row,)
+    if isinstance(row, Mapping):
+        return _cells(tuple(row.values()), prefix)
+    if isinstance(row, tuple | list):
+        return tuple(cell for each in row[:_CELLS] for cell in _cells(each, prefix)[:1])
+    return (plain_text(row)[:_TEXT],) if isinstance(row, bytes) or row is None else ()
+
+
+def _are_near(mine: Sequence[Value], theirs: Sequence[Value], scale: float) -> bool:
+    return len(mine) == len(theirs) and all(
+        abs(a - b) <= _ROUNDING * scale or a == b or (math.isnan(a) and math.isnan(b))
+        if isinstance(a, float) and isinstance(b, float)
+        else a == b
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _shown(row: Sequence[Value]) -> str:
+    cells = [f"{cell:.4g}" if isinstance(cell, float) else repr(cell) for cell in row]
+    return cells[0] if len(cells) == 1 else f"({', '.join(cells)})"
