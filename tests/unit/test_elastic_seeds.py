@@ -33,6 +33,19 @@ def test_workers_draw_alike_and_their_children_do_not():
     assert drawn(DRAWS, ELASTICDL_CONNECTED="127.0.0.1:1") != expected  # a child of a worker
 
 
+@pytest.mark.parametrize(
+    ("framework", "seed", "draw"),
+    [
+        ("torch", "manual_seed", "rand(2).tolist()"),
+        ("tensorflow", "random.set_seed", "random.uniform([2]).numpy().tolist()"),
+    ],
+)
+def test_workers_draw_alike_from_their_framework(framework, seed, draw):
+    """As `random_split` does, on which data each of them trains."""
+    program = f"import {framework} as f; first = f.{draw}; f.{seed}({SEED}); print(first == f.{draw})"
+    assert drawn(program) == "True\n"
+
+
 def test_without_a_job_nothing_is_seeded():
     assert drawn(DRAWS, ELASTICDL_MASTER="") != drawn(DRAWS, ELASTICDL_MASTER="")
 

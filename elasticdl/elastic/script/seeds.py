@@ -1,6 +1,6 @@
 """Random numbers of Python and NumPy, which scripts draw from to split and shuffle their data: the same on all workers.
 
-They are seeded when a worker's Python starts (`sitecustomize`). A seed of the script's own stays.
+They, and those of PyTorch and TensorFlow, are seeded when a worker's Python starts (`sitecustomize`). A seed of the script's own stays.
 """
 
 from __future__ import annotations

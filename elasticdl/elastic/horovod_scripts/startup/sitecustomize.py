@@ -1,6 +1,6 @@
 """Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
-which crashes a process after TensorFlow; seeds the random numbers of Python and NumPy, which workers that split or shuffle data
-must draw alike; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one
+which crashes a process after TensorFlow; seeds the random numbers of Python, NumPy, PyTorch and TensorFlow, which workers that
+split or shuffle data must draw alike; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one
 of the same name.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
@@ -28,7 +28,8 @@ MASTER = "ELASTICDL_MASTER"
 CONNECTED = "ELASTICDL_CONNECTED"
 TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
 TRITON = "triton"
-RANDOM = ("random", "numpy.random")
+# With the function that seeds each.
+RANDOM = {"random": "seed", "numpy.random": "seed", "torch": "manual_seed", "tensorflow": "random.set_seed"}
 SEED = 0  # as in elasticdl.elastic.script.seeds
 SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its master and process: its children draw what they like
 PATCHED = frozenset(
@@ -95,8 +96,8 @@ class PatchingFinder:
         if module.__name__ == TRITON:
             return
         if module.__name__ in RANDOM:
-            if is_seeded() and hasattr(module, "seed"):
-                module.seed(SEED)
+            if is_seeded():
+                seed_module(module)
             return
         if self._patches is None:
             try:
@@ -158,6 +159,15 @@ def is_seeded() -> bool:
     return os.environ.get(SEEDED, "") == f"{os.environ.get(MASTER)} {os.getpid()}"
 
 
+def seed_module(module: ModuleType) -> None:
+    *within, name = RANDOM[module.__name__].split(".")
+    holder: Any = module
+    for each in within:
+        holder = getattr(holder, each, None)
+    if function := getattr(holder, name, None):  # a script may have a module of that name
+        function(SEED)
+
+
 def seed() -> None:
     """Before the program has drawn anything: what it seeds itself stays."""
     master = os.environ[MASTER]
@@ -166,7 +176,7 @@ def seed() -> None:
     os.environ[SEEDED] = f"{master} {os.getpid()}"
     for name in RANDOM:
         if name in sys.modules:  # as in a fork of a process that has imported it
-            sys.modules[name].seed(SEED)
+            seed_module(sys.modules[name])
 
 
 def main() -> None:
