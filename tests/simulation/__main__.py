@@ -6,11 +6,11 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation.plan import Plan, make_plan, with_unlike_workers
 from tests.simulation.planted import PLANTED, find
 from tests.simulation.run import Failure, run, run_seed, shrink
 from tests.simulation.trace import Trace
@@ -29,13 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", action="store_true", help="how many histories it takes to find each planted fault")
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as make it fail")
     parser.add_argument("--policy", action="store_true", help="the jobs choose their number of workers")
+    parser.add_argument("--unlike", action="store_true", help="workers differ from each other for a while")
     options = parser.parse_args(argv)
     if options.planted:
         return show_planted(options.first, options.seeds)
     if options.seed is not None:
         plan = replace(make_plan(options.seed), policy=options.policy)
+        plan = with_unlike_workers(plan) if options.unlike else plan
         return show(plan, shrinks=options.shrink, traces=options.trace, steps=options.steps)
-    return run_many(range(options.first, options.first + options.seeds), options.jobs, policy=options.policy)
+    seeds = range(options.first, options.first + options.seeds)
+    return run_many(seeds, options.jobs, partial(run_seed, policy=options.policy, unlike=options.unlike))
 
 
 def show(plan: Plan, *, shrinks: bool, traces: bool, steps: bool) -> int:
@@ -64,10 +67,10 @@ def show_planted(first: int, most: int) -> int:
     return 1 if missed else 0
 
 
-def run_many(seeds: Sequence[int], jobs: int, *, policy: bool) -> int:
+def run_many(seeds: Sequence[int], jobs: int, run_one: Callable[[int], Failure | None]) -> int:
     began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        failures = _show_failures(pool.imap(partial(run_seed, policy=policy), seeds, chunksize=10))
+        failures = _show_failures(pool.imap(run_one, seeds, chunksize=10))
     seconds = time.monotonic() - began
     print(f"{len(seeds)} histories in {seconds:.0f} s ({len(seeds) / seconds:.0f} per second), {failures} failed")
     return 1 if failures else 0

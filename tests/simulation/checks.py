@@ -34,11 +34,15 @@ DONE_ONCE = "a training that is complete is not done again"
 SPARED = "no worker is killed that nothing has befallen"
 LET_IN = "a worker that is ready is let in when there is room"
 JUSTIFIED = "a job ends as it was told to, or fails for a reason"
+ONE_MODEL = "the members of a world hold one model"
+ALIKE = "who trains has the job's data, and nobody else is refused"
+NO_START = "workers in a row could not start"
 
 
 # More than the linger time and three steps with one worker.
 SECONDS_TO_LEAVE = 2.6
 STEPS_TO_LEAVE = 8
+STEPS_TO_BE_KNOWN = 25  # longer than a heartbeat
 # For what a fault has left to be mended, and for a worker to be let in then.
 RECOVERY_SECONDS = 5.0
 WAITING_SECONDS = 1.5
@@ -70,7 +74,9 @@ class Checks:
         self._accepted: set[Phase] = {Phase.SUCCEEDED}
         self._crashes = self._stopped = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
-        self.master_disturbed = self.saves_lost = False
+        self.master_disturbed = self.saves_lost = self.master_cut_off = False
+        self._refused = 0  # workers that are unlike the others
+        self._drifted: tuple[int, int] | None = None  # world and epoch in which weights have become others
 
     # ---- worlds ----
 
@@ -195,6 +201,33 @@ class Checks:
     def _slow(self, process: Process) -> bool:
         return process.core.state is WorkerState.PREPARING
 
+    # ---- workers that are unlike ----
+
+    @property
+    def has_trained(self) -> bool:
+        """And a master has heard of it."""
+        return self._head.step >= STEPS_TO_BE_KNOWN
+
+    def refused(self, process: Process) -> None:
+        """It can't begin to train, for what it has read."""
+        if not process.is_unlike:
+            raise Violation(ALIKE, f"worker {process.worker_id} is refused, and has what the job has")
+        self._refused += 1
+
+    def drifts(self, process: Process, model: Model) -> None:
+        state = process.state
+        state.weights = state.buffers = state.values = model
+        process.saved = state.copy()
+        self._drifted = (process.core.world.version, model.epoch)
+
+    def differ(self, world: World, epoch: int, *, compared: bool) -> None:
+        """The members of a world make a step with different weights. They have looked, or they have looked in this world and epoch
+        before it came to this."""
+        if self._drifted is None or (not compared and self._drifted != (world.version, epoch)):
+            raise Violation(ONE_MODEL, f"world {world.version}, epoch {epoch}: weights differ, and nobody has looked")
+        if compared:
+            self.accept(Phase.FAILED)
+
     # ---- the end ----
 
     def acknowledged(self, process: Process) -> None:
@@ -228,6 +261,10 @@ class Checks:
 
     def ended(self, phase: Phase, reason: str) -> None:
         if self.saves_lost and self._crashes + self._stopped >= CRASHES_AT_START:
+            self.accept(Phase.FAILED)
+        if self._refused and (
+            NO_START in reason or self.saves_lost or self.master_cut_off
+        ):  # too few others, or not known
             self.accept(Phase.FAILED)
         if phase not in self._accepted:
             raise Violation(JUSTIFIED, f"the job has {phase}: {reason}")

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elasticdl.common.spec import WorkerRange
+from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ExitCause
 from elasticdl.master.core.instructions import Phase
 from tests.simulation.plan import Fault, Kind
+from tests.simulation.unlike import Reading
 
 if TYPE_CHECKING:
     from tests.simulation.masters import Master
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # Of an older master from the cluster's API: less than a new one waits for the workers that the older one holds.
 LONGEST_CUT = 3.0
+_READINGS = tuple(Reading)
 _TERMINATIONS = (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.EVICTED)
 
 
@@ -109,6 +112,14 @@ def _tear(site: Site, process: Process, fault: Fault) -> None:
         site.collectives.break_world(version)
 
 
+def _drift(site: Site, process: Process, fault: Fault) -> None:
+    if (
+        process.core.state in (WorkerState.BETWEEN, WorkerState.STEPPING)
+        and process.state.weights is process.state.buffers
+    ):
+        site.checks.drifts(process, process.state.weights.other())
+
+
 # ---- masters ----
 
 
@@ -129,7 +140,7 @@ def _lose_saves(site: Site, master: Master, fault: Fault) -> None:
 
 
 def _second_master(site: Site, master: Master, fault: Fault) -> None:
-    master.cut_off = True
+    master.cut_off = site.checks.master_cut_off = True
     site.clock.after(min(fault.seconds + 0.5, LONGEST_CUT), _reconnect, site, master)
     site.start_master(site.store.saved[-1] if site.store.saved else None)
 
@@ -163,6 +174,10 @@ def _scale(site: Site, fault: Fault) -> None:
     site.command(e.ScaleRequested(site.limits))
 
 
+def _other_data(site: Site, fault: Fault) -> None:
+    site.other_data, site.other_data_until = _READINGS[fault.who % len(_READINGS)], site.clock.now + fault.seconds
+
+
 def _stop(site: Site, fault: Fault) -> None:
     site.checks.accept(Phase.STOPPED)
     site.command(e.StopRequested("simulated", checkpoint=fault.who % 2 > 0, now=fault.who % 10 == 0))
@@ -185,6 +200,7 @@ _ON_WORKERS: dict[Kind, Callable[[Site, Process, Fault], None]] = {
     Kind.FLICKER: _cut,
     Kind.TEAR: _tear,
     Kind.BREAK: _tear,
+    Kind.DRIFT: _drift,
 }
 _ON_MASTERS: dict[Kind, Callable[[Site, Master, Fault], None]] = {
     Kind.KILL_MASTER: _kill_master,
@@ -198,6 +214,7 @@ _ON_SITE: dict[Kind, Callable[[Site, Fault], None]] = {
     Kind.KILL_AT_END: _at_end,
     Kind.PLACES: _places,
     Kind.SCALE: _scale,
+    Kind.OTHER_DATA: _other_data,
     Kind.STOP: _stop,
     Kind.STORE_DOWN: _store_down,
 }

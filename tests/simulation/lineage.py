@@ -39,9 +39,13 @@ class Model:
     def comes_from(self, other: Model) -> bool:
         """Whether it is the other, or was made from it by further steps."""
         model: Model | None = self
-        while model is not None and model.step > other.step:
+        while model is not None and model is not other and model.step >= other.step:
             model = model.parent
         return model is other
+
+    def other(self) -> Model:
+        """Of the same steps, with other weights."""
+        return Model(self.step, self.epoch, self.seen, self)
 
     def __str__(self) -> str:
         return f"step {self.step} (epoch {self.epoch}, {self.seen.bit_count()} samples of it)"

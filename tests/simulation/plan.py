@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -32,6 +32,9 @@ class Kind(StrEnum):
     BLANK_MASTER = "the master is killed, and nothing of what it saved is found"
     SECOND_MASTER = "the master is cut off from the cluster's API, not from all workers, and another is started"
     STORE_DOWN = "nothing can be saved for a while"
+    # Only in jobs whose workers become unlike.
+    OTHER_DATA = "workers that start for a while have other data, or can't read them"
+    DRIFT = "a worker's weights become others, and nobody says so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Plan:
     faults: tuple[Fault, ...]
     calm: float  # from when on there are no faults
     policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
+    unlike: bool = False  # workers differ from each other for a while
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
@@ -139,6 +143,22 @@ def make_plan(seed: int) -> Plan:
         faults=_draw_faults(draw, last),
         calm=last + 0.5,
     )
+
+
+def with_unlike_workers(plan: Plan) -> Plan:
+    """The same history, in which workers also differ from each other for a while."""
+    draw = random.Random(f"{plan.seed} unlike")
+    kinds = draw.choices((Kind.OTHER_DATA, Kind.DRIFT), (3, 1), k=draw.randint(1, 3))
+    more = tuple(
+        Fault(
+            at=round(draw.uniform(0.0, plan.calm - 0.5), 2),
+            kind=kind,
+            who=draw.randrange(100),
+            seconds=round(draw.choice((0.5, 2.0, 5.0)), 2),
+        )
+        for kind in kinds
+    )
+    return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)), unlike=True)
 
 
 def _draw_faults(draw: random.Random, last: float) -> tuple[Fault, ...]:

@@ -5,7 +5,7 @@ Each stands between a core and its events or instructions, or replaces one metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +15,12 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
+from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.snapshot import JobSnapshot
 from tests.simulation.adapter import MasterCore, publishing_unsaved
 from tests.simulation.run import Failure, run_seed
@@ -32,14 +34,15 @@ class PlantedFault:
     plant: Planting
     seeds: range  # one of these must show it; of a rare one they begin shortly before the first that does
     slow: bool = False  # it takes many histories, and another breaks the same promise sooner
+    unlike: bool = False  # in histories whose workers differ from each other
 
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
-            failure = run_seed(seed)
-        if failure and run_seed(seed) is None:
+            failure = run_seed(seed, unlike=fault.unlike)
+        if failure and run_seed(seed, unlike=fault.unlike) is None:
             return number, failure
     return None
 
@@ -201,6 +204,17 @@ def _drains_are_not_heard() -> Iterator[None]:
         yield
 
 
+def _votes_for_one(what: str) -> Planting:
+    """Whatever differs, the sum of the votes says that it does not."""
+    real = Vote.of
+
+    def of(sums: Sequence[float], noise: GradientNoise | None = None) -> Vote:
+        vote = real(sums, noise)
+        return replace(vote, one_batch=True) if what == "one_batch" else replace(vote, one_state=True)
+
+    return _method(Vote, "of", of)
+
+
 _REAL_COMMIT, _REAL_SYNCED, _REAL_SNAPSHOT = Position.commit, Position.synced, MasterCore.snapshot
 
 PLANTED = (
@@ -252,4 +266,13 @@ PLANTED = (
         "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)
     ),
     PlantedFault("workers are not looked for after a restart", _finds_nobody, range(200)),
+    # What workers compare.
+    PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), range(300), unlike=True),
+    PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), range(300), unlike=True),
+    PlantedFault(
+        "a newcomer that cannot start is taken for the user's code",
+        _method(Fleet, "failed", lambda fleet, record, event, *, begun: event),
+        range(300),
+        unlike=True,
+    ),
 )

@@ -57,6 +57,9 @@ class Process:
         self.to_raise = ""  # what the user's code does next: raise, crash or exit
         self.fuse: int | None = None  # instructions to its death
         self.left_broken = False
+        self.order = site.order  # of the samples that it has read
+        self.is_unlike = False  # these are others than the job's
+        self.compared_in = (0, -1)  # world and epoch in which it has looked whether the others hold the same model
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._entries: dict[int, set[str]] = {}
         self._ticket = 0

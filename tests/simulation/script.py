@@ -8,15 +8,18 @@ from typing import Any
 
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.agreement import Disagreement
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.training.data_facts import DataFacts
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.collectives import FAILED
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.plan import Commits
 from tests.simulation.process import DiedError, Process, Steps
+from tests.simulation.unlike import Given, disagreement, facts_of, vote_of
 
 WARM_UP = 0.3
 MICRO_BATCH_SECONDS = 0.02
@@ -25,19 +28,11 @@ BROKEN = "the collective failed"
 TORN = Model()  # stands for buffers that a forward pass has changed
 SOME_STEPS = 3
 
-ONE_MODEL = "the members of a world hold one model"
+# The votes of a step, the model of each member after it, and how its batches differ.
+Reduced = tuple[Vote, dict[int, Model], Disagreement]
+
 ONE_STEP = "the members of a world make one step"
 EACH_SAMPLE = "each sample of a batch goes to one member"
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a member brings to the reduction of a step."""
-
-    weights: Model
-    plan: StepPlan | None  # none: its training function has returned
-    samples: int  # a bit each
-    leaving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,7 @@ class Broadcast:
 
     state: State
     progress: Progress
+    facts: DataFacts
 
 
 def life(process: Process) -> Steps:
@@ -54,7 +50,13 @@ def life(process: Process) -> Steps:
     yield from process.sleep(site.startup(process.worker_id))
     if process.to_raise == "exit":
         yield from _exit_early(process)
-    tell(p.StateMade(Progress(), order=site.order, copies_parameters=site.plan.copies_parameters))
+    order = site.read_data()
+    process.is_unlike = order is not site.order
+    if order is None:
+        yield from _refuse(process, "its data can't be read")
+        return
+    process.order = order
+    tell(p.StateMade(Progress(), order=process.order, copies_parameters=site.plan.copies_parameters))
     yield from process.sleep(WARM_UP)
     tell(p.On.READY)
     while True:
@@ -103,13 +105,18 @@ def _synchronize(process: Process, world: World) -> Steps:
     ):
         process.state = site.handover.state.copy()
         process.tell(p.Loaded(site.handover.progress))
+    if world.is_first and world.rank == 0 and process.is_unlike:
+        yield from _refuse(process, "what was kept is of other data")
+    facts = facts_of(process.worker_id, process.order)
     if world.needs_sync and world.size > 1:
         root = world.members[0].worker_id
-        given = Broadcast(process.state.copy(), core.position.progress)
+        given = Broadcast(process.state.copy(), core.position.progress, facts)
         received = yield from _collective(process, world, "broadcast", given, lambda inputs: inputs[root])
         if received is FAILED:
             process.tell(p.CollectiveFailed(BROKEN))
             return
+        if difference := facts.differs(received.facts):
+            yield from _refuse(process, difference)
         if not world.stands_with_root(world.rank):
             process.state = received.state.copy()
         progress = received.progress
@@ -122,8 +129,11 @@ def _synchronize(process: Process, world: World) -> Steps:
 
 def _cast_end_vote(process: Process) -> Steps:
     world = process.core.world
-    vote = yield from _reduce(process, world, Given(process.state.weights, None, 0, process.core.leaving))
-    process.tell(p.CollectiveFailed(BROKEN) if vote is None else p.Voted(vote[0]))
+    given = Given(process.state.weights, None, 0, process.core.leaving, compares=world.size > 1)
+    reduced = yield from _reduce(process, world, given)
+    if reduced is not None and not reduced[0].one_state and reduced[0].ended == world.size:
+        yield from _differ(process)
+    process.tell(p.CollectiveFailed(BROKEN) if reduced is None else p.Voted(reduced[0]))
 
 
 def _finish(process: Process) -> Steps:
@@ -142,7 +152,8 @@ def _hand_over(process: Process) -> None:
     core, site = process.core, process.site
     alone = core.world.size == 1 or process.left_broken
     if site.plan.handover and core.position.has_state and (alone or core.world.rank == 0):
-        site.hand_over(Broadcast(process.state.copy(), core.position.progress))
+        facts = facts_of(process.worker_id, process.order)
+        site.hand_over(Broadcast(process.state.copy(), core.position.progress, facts))
 
 
 class _Training:
@@ -158,7 +169,7 @@ class _Training:
         process, core, site = self._process, self._process.core, self._process.site
         while core.position.progress.epoch < site.plan.epochs:
             epoch = core.position.progress.epoch
-            for plan in site.order.steps(core.position.progress, self._world.rank, self._world.size):
+            for plan in process.order.steps(core.position.progress, self._world.rank, self._world.size):
                 yield from self._step(plan)
                 if process.orders:
                     return
@@ -185,21 +196,39 @@ class _Training:
             yield from _raise(process)
             return
         process.tell(p.Advanced(Activity.WAIT))
-        given = Given(state.weights, plan, samples, process.core.leaving)
+        compares = self._looks(plan)
+        given = Given(
+            state.weights, plan, samples, process.core.leaving, process.core.position.made > 0, compares=compares
+        )
         reduced = yield from _reduce(process, self._world, given)
         if reduced is None:
             process.tell(p.CollectiveFailed(BROKEN))
             return
-        vote, model = reduced
-        process.tell(p.Voted(vote))
+        vote, models, found = reduced
+        if process.worker_id in found.refused:
+            yield from _refuse(process, found.line)
+        if found.refused:
+            process.tell(p.CollectiveFailed(found.line))
+            return
+        process.tell(p.Voted(vote, difference=found.line))
         if process.orders:
             return
+        model = models[process.worker_id]
         state.weights = state.buffers = model
         process.site.checks.applied(process, self._world, model)
         process.tell(p.StepMade(0.1))
         state.values = model
+        if not vote.one_state:
+            yield from _differ(process)
         if self._commits_after(model.step):
             self._commit()
+
+    def _looks(self, plan: StepPlan) -> bool:
+        """Whether weights are compared with this step: the first of its world and epoch."""
+        process, place = self._process, (self._world.version, plan.epoch)
+        looks = process.compared_in != place and self._world.size > 1
+        process.compared_in = place
+        return looks
 
     def _commits_after(self, step: int) -> bool:
         if self._commits is Commits.SOME_STEPS:
@@ -210,6 +239,19 @@ class _Training:
         """Whether the world is to be left."""
         self._process.tell(p.On.COMMIT)
         return bool(self._process.orders)
+
+
+def _refuse(process: Process, why: str) -> Steps:
+    """It can't train with the others."""
+    process.site.checks.refused(process)
+    process.tell(p.Said(m.Failed(True, f"refused: {why}", "")))
+    yield from process.close(1)
+
+
+def _differ(process: Process) -> Steps:
+    """The members hold different models, whose values are compared then."""
+    process.tell(p.Said(m.Failed(True, "the workers hold different states", "")))
+    yield from process.close(1)
 
 
 def _exit_early(process: Process) -> Steps:
@@ -234,36 +276,35 @@ def _collective(process: Process, world: World, kind: str, given: Any, combine: 
     return result
 
 
-def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any, tuple[Vote, Model] | None]:
-    def combine(inputs: dict[int, Given]) -> tuple[Vote, Model]:
+def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any, Reduced | None]:
+    def combine(inputs: dict[int, Given]) -> Reduced:
         return combine_step(process, world, inputs)
 
     result = yield from _collective(process, world, "step", given, combine)
     return None if result is FAILED else result
 
 
-def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> tuple[Vote, Model]:
+def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Reduced:
     """All members' gradients have arrived: what they add up to is what the model becomes."""
-    members = list(inputs.values())
-    first = members[0]
+    inputs = {member.worker_id: inputs[member.worker_id] for member in world.members}
+    members, checks = list(inputs.values()), process.site.checks
+    first, vote = members[0], vote_of(members)
+    if not vote.one_batch and not vote.ended:
+        return vote, {}, disagreement(inputs)
+    epoch = first.plan.epoch if first.plan else first.weights.epoch
     if any(each.weights is not first.weights for each in members):
-        models = ", ".join(f"worker {worker_id}: {each.weights}" for worker_id, each in inputs.items())
-        raise Violation(ONE_MODEL, f"world {world.version}: {models}")
-    leaving = any(each.leaving for each in members)
-    samples = sum(each.samples.bit_count() for each in members)
-    ended = sum(each.plan is None for each in members)
-    vote = Vote(leaving, samples, 1.0, ended=ended)
-    if ended or first.plan is None:
-        return vote, first.weights
+        checks.differ(world, epoch, compared=not vote.one_state)
+    if vote.ended or first.plan is None:
+        return vote, {worker_id: each.weights for worker_id, each in inputs.items()}, Disagreement()
     steps = {(each.plan.epoch, each.plan.step) for each in members if each.plan}
     if len(steps) > 1:
         raise Violation(ONE_STEP, f"world {world.version}: {sorted(steps)}")
     batch = 0
     for each in members:
         batch |= each.samples
-    if batch.bit_count() != samples:
-        raise Violation(
-            EACH_SAMPLE, f"world {world.version}, step {first.plan.step}: {samples} are {batch.bit_count()}"
-        )
-    process.site.checks.reduced(process, world, first.weights, first.plan, batch)
-    return vote, first.weights.after(first.plan.epoch, batch, world.version)
+    if batch.bit_count() != vote.samples:
+        text = f"world {world.version}, step {first.plan.step}: {vote.samples} are {batch.bit_count()}"
+        raise Violation(EACH_SAMPLE, text)
+    checks.reduced(process, world, first.weights, first.plan, batch)
+    models = {worker_id: each.weights.after(epoch, batch, world.version) for worker_id, each in inputs.items()}
+    return vote, models, Disagreement()

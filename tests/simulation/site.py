@@ -20,6 +20,7 @@ from tests.simulation.masters import Master, Store
 from tests.simulation.plan import Kind, Plan
 from tests.simulation.process import Process
 from tests.simulation.script import Broadcast
+from tests.simulation.unlike import Reading, other_order
 
 if TYPE_CHECKING:
     from tests.simulation.trace import Trace
@@ -51,6 +52,7 @@ class Site:
         self.masters: list[Master] = []
         self.limits = WorkerRange(minimum=plan.minimum, maximum=plan.workers)
         self.slow_starts = 0  # of the next workers
+        self.other_data, self.other_data_until = Reading.LONGER, 0.0
         self.at_end: list[Kind] = []  # faults that wait for a worker after its last step
         self.ended: Phase | None = None
         self.quiet_from = -100.0  # when the last fault so far is over
@@ -80,6 +82,12 @@ class Site:
             self.slow_starts -= 1
             return 100.0
         return STARTUP_SECONDS * (0.5 + self.draw_cluster.random())
+
+    def read_data(self) -> SampleOrder | None:
+        """What a worker has that starts now, if it has anything. Before anybody has trained, what all have is the job's."""
+        if self.clock.now >= self.other_data_until or not self.checks.has_trained:
+            return self.order
+        return other_order(self.order, self.other_data)
 
     def missing(self, model: Model) -> int:
         """Samples of the model's epoch that it should have been trained on, and was not."""

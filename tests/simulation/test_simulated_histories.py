@@ -36,6 +36,12 @@ def test_promises_hold_if_a_job_chooses_its_number_of_workers(seeds: range) -> N
     assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
 
 
+@pytest.mark.parametrize("seeds", [range(QUICK), *many(range(QUICK, 2 * BLOCK))])
+def test_workers_that_are_unlike_the_others_are_found(seeds: range) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(seed, unlike=True))]
+    assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
+
+
 def test_a_history_is_its_seed() -> None:
     courses = []
     for _ in range(2):

@@ -103,7 +103,7 @@ class Coordinator:
             case e.WorkerDraining():
                 return self._draining(event, record, now)
             case e.WorkerFailed(worker_id, _, message):
-                event = self.fleet.failed(record, event, others_train=self.training.step > 0)
+                event = self.fleet.failed(record, event, begun=self.training.begun)
                 cause = f"worker {worker_id} failed: {message}"
                 return self._fire(record, Trigger.FAIL, Happening(now, message, cause, event=event))
         return []
@@ -154,8 +154,8 @@ class Coordinator:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        runs, others_train = bool(self.rendezvous.active_members()), self.training.step > 0
-        found = self.fleet.exited(record, event, now, runs=runs, others_train=others_train, least=self.limits.minimum)
+        runs, least = bool(self.rendezvous.active_members()), self.limits.minimum
+        found = self.fleet.exited(record, event, now, runs=runs, begun=self.training.begun, least=least)
         cause, reason, fatal, warning = found
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]

@@ -181,22 +181,22 @@ class Fleet:
         live = {record.state for record in self._records.values() if record.live}
         return live == {WorkerState.PENDING}
 
-    def failed(self, record: WorkerRecord, event: WorkerFailed, *, others_train: bool) -> WorkerFailed:
+    def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
         """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
         to blame, and not the user's code."""
         if record.state is not WorkerState.FINISHED:
             record.failure = record.failure or event.message
-        if not others_train or event.trained:
+        if event.trained or not self._others_train(record, begun=begun):
             return event
         record.unfit = True
         return replace(event, users=False)
 
     def exited(
-        self, record: WorkerRecord, event: WorkerExited, now: float, *, runs: bool, others_train: bool, least: int
+        self, record: WorkerRecord, event: WorkerExited, now: float, *, runs: bool, begun: bool, least: int
     ) -> tuple[ExitCause, str, str, str]:
         """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
 
-        ``runs``: a world does. ``others_train``: the job has made steps. ``least``: workers with which it goes on.
+        ``runs``: a world does. ``begun``: the job has made a step. ``least``: workers with which it goes on.
         """
         cause, reason = judge(record, event)
         fatal = warning = ""
@@ -206,7 +206,7 @@ class Fleet:
                 fatal, warning = after_training(event)
         if cause not in CRASHES or fatal:
             record.tries = 0
-        elif record.unfit or (others_train and not record.ready):
+        elif record.unfit or (not record.ready and self._others_train(record, begun=begun)):
             fatal, warning = self._try_again(record, reason, least, now)
         else:
             record.tries = 0
@@ -214,6 +214,10 @@ class Fleet:
             if verdict := self.crashes.too_many(world_runs=runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
+
+    def _others_train(self, record: WorkerRecord, *, begun: bool) -> bool:
+        """Others than this worker have trained. A master that took over may not have heard of a step yet."""
+        return begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, why: str) -> None:
         """Its place is to be taken by another, unless nobody could start there."""

@@ -232,7 +232,7 @@ class Job:
             world or self._past.world,  # one that was left for a later one still says which versions are used
             self._phase,
             self._workers.ending.outcome,
-            TrainingSnapshot(self._workers.training.epochs_done),
+            TrainingSnapshot(self._workers.training.epochs_done, self._workers.training.begun),
             target=self._workers.sizing.target,
         )
 

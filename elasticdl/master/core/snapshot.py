@@ -48,6 +48,7 @@ class TrainingSnapshot:
     """The numbers that are shown, and which steps are in them."""
 
     epochs_done: int = 0
+    begun: bool = False  # a step was made, whether or not anybody still holds what came of it
     epoch: int = field(default=0, compare=False)
     epoch_steps: int = field(default=0, compare=False)  # of this epoch, as far as they were seen
     total_epochs: int = field(default=0, compare=False)

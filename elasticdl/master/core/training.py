@@ -43,6 +43,7 @@ class Training(TrainingSnapshot):
         for step in steps:
             out += self._take_step(step)
         if steps:
+            self.begun = True
             self.newest = (steps[-1].world_version, steps[-1].step)
             if self._stood_still(now):
                 self._recent.clear()
