@@ -448,9 +448,11 @@ def test_what_is_no_snapshot_is_refused_in_one_line(text):
 
 
 def test_numbers_that_only_grow_make_no_difference():
+    """But for the first step, after which a worker that cannot start is no reason to end the job."""
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
+    first, report = (e.StepReport(step, 0, 0.5, 32, 0.1, 0.05, 1, 32 * step, False) for step in (6, 7))
+    assert i.SaveState() in job.step(e.ProgressReported(0, (first,), NEVER, 1), 0.0)
     before = job.snapshot()
-    report = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
     told = job.step(e.ProgressReported(0, (report,), NEVER, 1), 0.0)
     assert not any(isinstance(instruction, i.SaveState) for instruction in told)
     assert job.snapshot() == before

@@ -72,11 +72,13 @@ class Job:
                     self._recovery.heard(event, now)
                 return []
             case e.ProgressReported():
+                had_begun = self._workers.training.begun
                 steps, milestones = self._workers.training.report(event, now)
                 self._workers.fleet.crashes.trained(len(steps))
                 self._workers.liveness.patience.stepped(steps, event.total_steps, now)
                 news = i.NewSteps(steps, pace_of(self._workers.rendezvous.of(_S.MEMBER)))
-                return self._in_order([news, *milestones]) if milestones else [news]
+                must_be_kept = milestones or self._workers.training.begun is not had_begun
+                return self._in_order([news, *milestones]) if must_be_kept else [news]
             case e.NoticeReported(event="worker_stuck"):
                 return self._workers.watch.told(event, now)
             case e.NoticeReported():
