@@ -70,6 +70,14 @@ def scaling_lines(status: pb.JobStatus) -> list[str]:
     return [f"scaling: {said}" for said in (status.advice, status.decision) if said]
 
 
+def compared_lines(status: pb.JobStatus) -> list[str]:
+    """When the workers' states were last seen to be one."""
+    workers = status.compared_workers
+    return (
+        [f"state last compared after step {status.compared_step:,}: the same on {workers} workers"] if workers else []
+    )
+
+
 def wanted_workers(status: pb.JobStatus) -> str:
     if status.min_workers == status.max_workers:
         return str(status.min_workers)

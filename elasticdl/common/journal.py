@@ -40,7 +40,8 @@ EVENTS = {
     "worker_slow": "worker, host, phase (data|compute|update), factor (of the median worker's), seconds (a step, by which the others wait)",
     "worker_recovered": "worker: no longer slow",
     "warning": "message",
-    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them)",
+    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them), compared (the step after which the "
+    "workers' states were compared last), compared_workers (of how many they were one)",
     "scale_requested": "workers",
     "advice": "text, curve [{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]",
     "decision": "workers (that the job wants from now on), reason",

@@ -75,6 +75,7 @@ class JobHistory:
             "checkpoint": lambda entry, now: self._line.take(Doing.CHECKPOINT, f.seconds(entry, "held")),
             "collective": self._collective,
             "resumed": self._resumed,
+            "epoch_finished": self._compared,
             "warning": lambda entry, now: self._warnings.add(Mark(now, "warning", f.text(entry, "message"))),
             "scale_requested": self._wanted,
             "decision": self._decided,
@@ -163,6 +164,7 @@ class JobHistory:
             loss=facts.loss,
             rate=facts.rate,
             collective=facts.collective,
+            compared=facts.compared,
             metrics=facts.metrics,
             lanes=self._lanes.result(),
             worlds=tuple(self._worlds),
@@ -246,6 +248,9 @@ class JobHistory:
 
     def _collective(self, entry: Entry, now: float) -> None:
         self._facts.collective = f.text(entry, "engine")
+
+    def _compared(self, entry: Entry, now: float) -> None:
+        self._facts.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
 
     def _resumed(self, entry: Entry, now: float) -> None:
         self._facts.step = self._facts.resumed = f.count(entry, "step")

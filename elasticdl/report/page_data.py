@@ -22,6 +22,7 @@ def as_json(value: Any) -> str:
 
 def page_data(history: History) -> dict[str, Any]:
     began = history.began
+    step, workers = history.compared
     training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
     return {
         "job": history.job,
@@ -39,6 +40,7 @@ def page_data(history: History) -> dict[str, Any]:
             "worlds": f"{history.counts.get('world_formed', 0):,}",
             "pauses": f"{history.counts.get('pauses', 0):,}",
             "collective": history.collective,
+            "compared after step": f"{step:,}: one state on {workers} workers" if workers else "",
             "training": percent(history.spent.productive),
             "training, by worker": percent(history.spent.utilized),
             **{f"evaluated {name}": f"{value:.4g}" for name, value in history.metrics.items() if value is not None},

@@ -12,7 +12,8 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.training.state_check import ROUNDING, as_array, leaves
+from elasticdl.elastic.training.pieces import as_array, leaves
+from elasticdl.elastic.training.state_check import ROUNDING
 from elasticdl.tensorflow import keras
 
 POLICY = BatchPolicy(16, None)

@@ -71,7 +71,7 @@ def show_one(console: Console, job: JobHandle) -> None:
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
         print(wording.progress_line(status))
-        for line in wording.scaling_lines(status):
+        for line in (*wording.scaling_lines(status), *wording.compared_lines(status)):
             print(line)
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""

@@ -47,9 +47,12 @@ def checksum_of(samples: Samples) -> int:
 
 
 def plain_text(value: Any) -> str:
-    """The same in every process, whatever it is."""
-    text = repr(value)
-    return type(value).__name__ if _ADDRESS in text else text
+    """The same in every process, whatever it is: of what does not say its content (a file, a thread, a function), the kind."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  it may be anybody's
+        return type(value).__name__
+    return type(value).__name__ if _ADDRESS in text or text.startswith("<") else text
 
 
 @dataclass(frozen=True, slots=True)

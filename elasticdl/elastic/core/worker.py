@@ -316,9 +316,8 @@ class WorkerCore:
         out = self.position.step_made()
         self._fruitless = 0
         ends_epoch = self.position.ends_epoch(self.world.size)
-        self.reporting.count(
-            self.position.progress, self.position.vote, event.learning_rate, now, ends_epoch=ends_epoch
-        )
+        at, vote = self.position.progress, self.position.vote
+        self.reporting.count(at, vote, event.learning_rate, now, ends_epoch=ends_epoch, compared=event.compared)
         return [*out, *_send(self.reporting.pause_ended(now))]
 
     def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:

@@ -153,7 +153,7 @@ class KerasCallbacks:
         self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._begun_epoch = self._ended_epoch = -1
-        state.before_load = self._catch_up
+        state.before_load, state.callbacks_parts = self._catch_up, self._compared
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
@@ -291,6 +291,20 @@ class KerasCallbacks:
             callback.on_train_begin({})
         self._first[number] = callback_state.take(callback)
         callback_state.put(callback, kept)
+
+    def _compared(self) -> dict[str, Any]:
+        """What travels, by the callbacks' names; of those that run on every worker."""
+        kept = {
+            number: self._kept(number) for number, each in enumerate(self._callbacks) if not isinstance(each, ON_RANK_0)
+        }
+        names = [type(self._callbacks[number]).__name__ for number in kept]
+        shown = [
+            name if names.count(name) == 1 else f"{name}#{number}" for name, number in zip(names, kept, strict=True)
+        ]
+        every = (
+            {name.removeprefix(callback_state.CONTENT): each for name, each in one.items()} for one in kept.values()
+        )
+        return {"callbacks": dict(zip(shown, every, strict=True))}
 
     def _kept(self, number: int) -> Attributes:
         """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""

@@ -16,7 +16,9 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.view_state import ViewState
-from elasticdl.elastic.training.state import TrainingState, copied
+from elasticdl.elastic.training.copies import copied
+from elasticdl.elastic.training.pieces import OfElasticDL
+from elasticdl.elastic.training.state import TrainingState
 
 
 class FitState(ViewState):
@@ -29,9 +31,9 @@ class FitState(ViewState):
         self._job.advance(Activity.WAIT)
         super().reduce(plan, self.gather(objective), samples)
 
-    def cast_end_vote(self) -> Vote:
+    def _cast_end_vote(self, state: int) -> Vote:
         self.gather(torch.zeros(()))  # as the others do before they vote on a step
-        return super().cast_end_vote()
+        return super()._cast_end_vote(state)
 
     def write(self, file: IO[bytes]) -> None:
         self.complete()
@@ -75,11 +77,14 @@ class ManualState(FitState):
         self._load_own(copy.deepcopy(self._copies))  # an optimizer works on what it is given
 
 
-class Gradients:
+class Gradients(OfElasticDL):
     """As they are between two steps: a script may accumulate them over several batches."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
+
+    def compared(self) -> dict[str, Any]:
+        return {}  # sums
 
     def state_dict(self) -> dict[str, Any]:
         return {"gradients": [parameter.grad for parameter in self._parameters]}

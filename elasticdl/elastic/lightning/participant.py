@@ -296,6 +296,7 @@ class Participant:
             self._manual.close()
         if not self._steps.is_behind:
             self.trainer_state.note(at_batch=False)
+            self._steps.state.last_step_made()
 
     def finish(self) -> FitState | None:
         steps = self._steps

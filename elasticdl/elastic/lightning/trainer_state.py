@@ -15,8 +15,11 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
+from elasticdl.elastic.torch.parts import stream_parts
+from elasticdl.elastic.training.pieces import OfElasticDL
 
 PLAIN = (bool, int, float, str)
+CLOCK = "time_elapsed"  # in the state of a callback that goes by this worker's clock
 Streams = tuple[Any, Any, torch.Tensor]
 
 
@@ -51,7 +54,7 @@ class Snapshot:
         return self
 
 
-class TrainerState:
+class TrainerState(OfElasticDL):
     """The value ``trainer`` of the training state."""
 
     def __init__(self, trainer: Any, logged: Logged) -> None:
@@ -64,6 +67,17 @@ class TrainerState:
         self.snapshot = self.take(at_batch=False)
 
     # -- for the training state --
+
+    def compared(self) -> dict[str, Any]:
+        """Of the moment before the batch in hand."""
+        snapshot = self.snapshot
+        return {
+            "trainer": {"should_stop": snapshot.should_stop},
+            "callbacks": {
+                key.partition("{")[0]: state for key, state in snapshot.callbacks.items() if CLOCK not in state
+            },
+            **stream_parts(*snapshot.streams),
+        }
 
     def state_dict(self) -> Snapshot:
         return self.snapshot

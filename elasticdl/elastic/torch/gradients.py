@@ -16,9 +16,10 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.optimizers import each_of
+from elasticdl.elastic.training.pieces import OfElasticDL
 
 
-class LoopGradients:
+class LoopGradients(OfElasticDL):
     """Of all optimizers that were prepared."""
 
     def __init__(self, optimizer: Any, *, may_be_summed: bool) -> None:
@@ -99,6 +100,9 @@ class LoopGradients:
         self._accumulated = {}
 
     # -- as a part of the training state --
+
+    def compared(self) -> dict[str, Any]:
+        return {}  # sums, and this worker's own until they are summed
 
     def state_dict(self) -> dict[str, Any]:
         if self._is_begun:

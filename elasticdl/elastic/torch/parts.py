@@ -177,11 +177,26 @@ class RandomStreams:
         return pickle.dumps((random.getstate(), np.random.get_state(), state))
 
     @staticmethod
+    def compared(captured: bytes) -> dict[str, Any]:
+        """As `stream_parts`."""
+        return stream_parts(*pickle.loads(captured))
+
+    @staticmethod
     def restore(captured: bytes) -> None:
         pythons, numpys, torchs = pickle.loads(captured)
         random.setstate(pythons)
         np.random.set_state(numpys)
         torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+
+
+def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
+    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Compared.other_parts`."""
+    states = {
+        "python": np.array(pythons[1], np.int64),
+        "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
+        "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
+    }
+    return {"random": states}
 
 
 def copied_sample(sample: Any) -> Any:

@@ -21,6 +21,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
+from elasticdl.elastic.torch.view_state import PREPARED
 from elasticdl.elastic.training.state import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.
@@ -129,7 +130,7 @@ class PlainLoop:
         def travelling() -> dict[str, Any]:
             given = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
             every = [*given, *(found for each in optimizers for found in schedulers_of(each, others))]
-            return {f"prepared_{number}": each for number, each in enumerate(every)}
+            return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
         self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave)

@@ -166,15 +166,15 @@ class GradientReducer:
         self._buffers.update(round(self._votes[SAMPLES]))
         return self._result()
 
-    def end(self) -> Vote:
-        """Take part in a step without anything to add: this worker's training is over.
+    def end(self, state: int = 0) -> Vote:
+        """Take part in a step without anything to add: this worker's training is over. ``state``: as for `cast`.
 
         Raises:
             WorldBroken: a member was lost.
         """
         self.begin()
         self._votes[ENDED] = 1.0
-        mark(self._votes, 0, 0)
+        mark(self._votes, 0, state)
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._result()

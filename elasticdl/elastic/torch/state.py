@@ -7,7 +7,7 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
@@ -22,14 +23,19 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
 from elasticdl.elastic.torch.optimizers import each_of, require_summable
-from elasticdl.elastic.torch.outside import dump_outside, load_outside
+from elasticdl.elastic.torch.outside import dump_outside, load_outside, outside_parameters
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.state import UNCHANGING, copied
-from elasticdl.elastic.training.state_check import Pieces, leaves
+from elasticdl.elastic.training.copies import UNCHANGING, copied
+from elasticdl.elastic.training.pieces import Array, Marks
+
+# Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+OF_EACH_WORKER = ("params", "foreach", "fused", "capturable")
+MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 class TorchState(state.TrainingState):
@@ -116,8 +122,8 @@ class TorchState(state.TrainingState):
         """
         self._reduce(None)
 
-    def cast_end_vote(self) -> Vote:
-        return self._reducer.end()
+    def _cast_end_vote(self, state: int) -> Vote:
+        return self._reducer.end(state)
 
     # -- around optimizer.step() --
 
@@ -138,7 +144,7 @@ class TorchState(state.TrainingState):
             stopping=self._wants_to_stop,
             share=None if batch else part,
             batch=batch.plan.checksum if batch else 0,
-            state=self._check.checksum,
+            state=self._check.ballot(),
         )
         if batch and self._measures_noise:
             self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
@@ -197,15 +203,39 @@ class TorchState(state.TrainingState):
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _pieces(self) -> Pieces:
-        own = self._dump_own()
+    def settings(self) -> Mapping[str, Any]:
+        groups = [
+            {key: _as_set(value) for key, value in group.items() if key not in OF_EACH_WORKER}
+            for group in self.optimizer.param_groups
+        ]
+        return {"optimizer.param_groups": groups}
+
+    def model_parts(self) -> Mapping[str, Any]:
+        slots = [
+            {name: each for name, each in one.state_dict().items() if name != "param_groups"}
+            for one in each_of(self.optimizer)
+        ]
         # Buffers that are not persistent may be caches of each worker's own.
-        compared = {
-            "model": own["model"],
-            "optimizer": own["optimizer"],
-            "outside": own.get("outside", {}).get("parameters"),
-        }
-        return {name: host_array(each) for part in compared.items() for name, each in leaves(*part)}
+        held: dict[str, Any] = {"model": self.model.state_dict(), "optimizer": slots if len(slots) > 1 else slots[0]}
+        if outside := outside_parameters(self._modules(), self._parameters()):
+            held["outside"] = outside
+        kinds: dict[str, dict[str, Any]] = {}
+        for name, value in self.values.items():
+            if self._makes_the_model(value):
+                kinds.setdefault(_kind(name, value), {})[name] = value.state_dict()
+        for kind, each in kinds.items():
+            held[kind] = each if len(each) > 1 else next(iter(each.values()))
+        return held
+
+    def _makes_the_model(self, value: Any) -> bool:
+        # A scheduler that is wrapped, as by accelerate, is of another class.
+        return isinstance(value, MAKE_THE_MODEL) or (hasattr(value, "optimizer") and hasattr(value, "state_dict"))
+
+    def marks_of(self, arrays: Sequence[Any]) -> Marks:
+        return marks_of(arrays)
+
+    def host_array(self, value: Any) -> Array:
+        return host_array(value)
 
     def _dump_settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""
@@ -233,8 +263,11 @@ class TorchState(state.TrainingState):
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        received: dict[str, Any] = broadcast_state(self.state_dict(), self._job.collective, self._job.device)
-        return received
+        return broadcast_state(self.state_dict(), self._job.collective, self._job.device)
+
+    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
+        own = {**self._dump_own(), "values": values}
+        return broadcast_state(own, self._job.collective, self._job.device, to_all=True)
 
     def save(self, part: p.Part) -> None:
         super().save(part)
@@ -260,6 +293,20 @@ class TorchState(state.TrainingState):
         made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
         with torch.no_grad():
             return made.copy_(value)
+
+
+def _kind(name: str, value: Any) -> str:
+    """As people know it."""
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        return name
+    return "scaler" if isinstance(value, torch.amp.GradScaler) else "scheduler"
+
+
+def _as_set(value: Any) -> Any:
+    """A setting as it can be written out; of one on a GPU nobody asks at each step."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" else None
+    return value if type(value) in UNCHANGING or type(value) is tuple else plain_text(value)
 
 
 def _is_whole(value: Any) -> bool:

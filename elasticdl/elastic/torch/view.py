@@ -155,6 +155,8 @@ class View:
         self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
+        if not self._begun.is_behind:
+            self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
         at = self._steps.state.progress
         if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):

@@ -19,12 +19,16 @@ from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.training.pieces import OfElasticDL
+
+PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
 class ViewState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
     _leaves_absent_gradients = True
+    _ends_with_function = False
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
@@ -43,6 +47,9 @@ class ViewState(TorchState):
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""
+
+    def _shown_name(self, name: str) -> str:
+        return type(self.values[name]).__name__ if name.startswith(PREPARED) else name
 
     @contextlib.contextmanager
     def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
@@ -94,7 +101,7 @@ class ViewState(TorchState):
         loss = objective * (plan.batch / samples) if samples else torch.zeros(())
         is_first = self._job.world.rank == 0
         self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.checksum)
+        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.ballot())
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
@@ -156,7 +163,7 @@ class EpochBegin:
     draws: bytes
 
 
-class Place:
+class Place(OfElasticDL):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
     def __init__(self) -> None:
@@ -181,6 +188,10 @@ class Place:
             RandomStreams.restore(self.streams[epoch])
         if epoch in self.draws:
             draws.restore(self.draws[epoch])
+
+    def compared(self) -> dict[str, Any]:
+        """The random streams with which the present epoch began, as the script knows them."""
+        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"streams": dict(self.streams), "draws": dict(self.draws), "means": self.means}

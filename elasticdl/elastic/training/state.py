@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import pickle
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
@@ -28,70 +27,11 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
+from elasticdl.elastic.training.pieces import Array, Marks, OfElasticDL
 from elasticdl.elastic.training.sampler import DataCursor
-from elasticdl.elastic.training.state_check import Pieces, StateCheck
-
-UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
-
-# Copies a tensor of the framework's, into an earlier copy where that fits; None if it is no such tensor.
-CopyTensor = Callable[[Any, Any], Any]
-
-
-def copied(value: Any, before: Any, copy_tensor: CopyTensor) -> Any:
-    """A copy of a nested value, in the memory of ``before``, an earlier copy of it, where that has the same shape.
-
-    Two places of one object are two places of one copy.
-    """
-    return _Copier(copy_tensor).copy(value, before)
-
-
-class _Copier:
-    def __init__(self, copy_tensor: CopyTensor) -> None:
-        self._copy_tensor = copy_tensor
-        self._memo: dict[int, Any] = {}  # as of `copy.deepcopy`
-        self._used: set[int] = set()  # ids of the memory that holds a part of the new copy
-
-    def copy(self, value: Any, before: Any) -> Any:
-        kind = type(value)
-        if kind in UNCHANGING:
-            return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if kind is dict or kind is OrderedDict:
-            return self._copy_dict(value, before)
-        if kind is list or kind is tuple:
-            return self._copy_sequence(value, before)
-        made = self._copy_leaf(value, None if id(before) in self._used else before)
-        self._used.add(id(made))
-        self._memo[id(value)] = made
-        return made
-
-    def _copy_dict(self, value: dict[Any, Any], before: Any) -> Any:
-        old = before if type(before) is type(value) else {}
-        made = self._memo[id(value)] = type(value)()
-        for key, item in value.items():
-            made[key] = self.copy(item, old.get(key))
-        if isinstance(value, OrderedDict):  # a module's of torch, which notes the versions of its parts there
-            vars(made).update(copy.deepcopy(vars(value), self._memo))
-        return made
-
-    def _copy_sequence(self, value: Any, before: Any) -> Any:
-        old = before if type(before) is type(value) and len(before) == len(value) else [None] * len(value)
-        items: list[Any] = []
-        if type(value) is list:
-            self._memo[id(value)] = items
-        items += [self.copy(item, each) for item, each in zip(value, old, strict=True)]
-        return items if type(value) is list else self._memo.setdefault(id(value), tuple(items))
-
-    def _copy_leaf(self, value: Any, before: Any) -> Any:
-        if type(value) is np.ndarray and not value.dtype.hasobject:
-            fits = type(before) is np.ndarray and (before.shape, before.dtype) == (value.shape, value.dtype)
-            made = before if fits else np.empty_like(value)
-            np.copyto(made, value)
-            return made
-        made = self._copy_tensor(value, before)
-        return copy.deepcopy(value, self._memo) if made is None else made
+from elasticdl.elastic.training.state_check import StateCheck
 
 
 @runtime_checkable
@@ -117,6 +57,7 @@ class TrainingState(ABC):
     _remedy: ClassVar[str]  # for a step on too few samples
     _dump_to: ClassVar[staticmethod[..., object]]  # of a state, into a file
     _load_from: ClassVar[staticmethod[..., Any]]  # of a file
+    _ends_with_function: ClassVar[bool] = True  # training is over when the script's function returns
 
     def __init__(
         self,
@@ -142,8 +83,7 @@ class TrainingState(ABC):
         if sampler is not None:
             sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
             sampler.step_begins = lambda: self._check.begin(self.progress)
-        worker_id, take_over = job.session.core.worker_id, lambda: self._load_own(self._broadcast())
-        self._check = StateCheck(job.check_state, worker_id, job.collective, self._pieces, take_over, job.warn)
+        self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
         self.take_part()
 
     def take_part(self) -> None:
@@ -303,12 +243,21 @@ class TrainingState(ABC):
     def _load_own(self, state: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def cast_end_vote(self) -> Vote:
-        """The collectives of a step, without gradients: this worker's training function has returned."""
+    def _cast_end_vote(self, state: int) -> Vote:
+        """The collectives of a step, without gradients. ``state``: checksum of the model, 0 for none."""
 
     @abstractmethod
-    def _pieces(self) -> Pieces:
-        """Of model and optimizer, by name, all that is the same on all members between two steps."""
+    def settings(self) -> Mapping[str, Any]:
+        """As the next three, see `elasticdl.elastic.training.pieces.Compared`."""
+
+    @abstractmethod
+    def model_parts(self) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def marks_of(self, arrays: Sequence[Any]) -> Marks: ...
+
+    @abstractmethod
+    def host_array(self, value: Any) -> Array: ...
 
     @abstractmethod
     def _dump_settings(self) -> Any:
@@ -323,11 +272,56 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _copy_tensor(self, value: Any, before: Any) -> Any:
-        """See `elasticdl.elastic.training.state.CopyTensor`."""
+        """See `elasticdl.elastic.training.copies.CopyTensor`."""
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `state_dict`."""
+        """Rank 0's state, as of `state_dict`, on members that stand elsewhere."""
+
+    @abstractmethod
+    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's, as of `_dump_own`, and its ``values``, on all members."""
+
+    def _makes_the_model(self, value: Any) -> bool:
+        """Whether this value, given along, decides what becomes of the parameters."""
+        return False
+
+    # -- what the members compare --
+
+    def other_parts(self) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in self.values.items():
+            if isinstance(value, OfElasticDL):
+                found |= value.compared()
+            elif not self._makes_the_model(value):
+                shown = self._shown_name(name)
+                shown = shown if shown not in found else f"{shown} ({name})"
+                found[shown] = value.state_dict() if _is_stateful(value) else value
+        return found
+
+    def _shown_name(self, name: str) -> str:
+        """Of a value, for people."""
+        return name
+
+    def take_over(self) -> None:
+        held = {name: value for name, value in self.values.items() if self._makes_the_model(value)}
+        received = self._broadcast_model({name: value.state_dict() for name, value in held.items()})
+        self._load_own(received)
+        for name, value in held.items():
+            value.load_state_dict(received["values"][name])
+
+    def last_step_made(self) -> None:
+        """There may be no further step, and what the script does with the model from here on is its own affair."""
+        self._check.last_step_made(self.step)
+
+    def cast_end_vote(self) -> Vote:
+        """The collectives of a step, without gradients: this worker's training function has returned."""
+        if self._ends_with_function:
+            self.last_step_made()
+        vote = self._cast_end_vote(self._check.last_ballot(self.step))
+        if vote.ended == self._job.world.size:
+            self._check.ended(one_state=vote.one_state)
+        return vote
 
     # -- a step --
 
@@ -343,8 +337,9 @@ class TrainingState(ABC):
             UserError: the batch of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
-        self._check.voted(one_state=vote.one_state or bool(vote.ended))
         difference = "" if vote.one_batch or vote.ended else self._tell_batches()
+        if not difference and not vote.ended:
+            self._check.voted(one_state=vote.one_state)
         self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
 
     def _tell_batches(self) -> str:
@@ -375,8 +370,8 @@ class TrainingState(ABC):
         self._loss = self.vote.loss
         if self.rate is not None:
             self.rate.made()
-        self._job.post(p.StepMade(self.learning_rate))
-        self._check.step_made(self.step)
+        self._job.post(p.StepMade(self.learning_rate, self._check.workers))
+        self._check.step_made()
 
     # -- saving --
 

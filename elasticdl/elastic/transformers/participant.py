@@ -380,6 +380,7 @@ class Participant:
         if self.is_behind and self._place.received is not None:
             self._arrive()
         self._place.note(NO_EPOCH, 0)
+        self._begun.state.last_step_made()
 
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""

@@ -10,9 +10,12 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.training.pieces import OfElasticDL
 
 # Of `TrainerState`: what each worker knows of itself.
 OWN = ("is_local_process_zero", "is_world_process_zero")
+# And what it measures or counts itself, or what is compared elsewhere.
+OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "stateful_callbacks", "best_model_checkpoint")
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class _Now:
         return dict, (self._read(),)
 
 
-class TrainersPlace:
+class TrainersPlace(OfElasticDL):
     """Travels with the training state; what is received waits for `apply`, as the trainer may be in the middle of a step."""
 
     def __init__(self, trainer: Any) -> None:
@@ -61,6 +64,18 @@ class TrainersPlace:
         at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
 
     # -- as a value of the training state --
+
+    def compared(self) -> dict[str, Any]:
+        if self.received is not None:
+            return {}
+        held = self._read()
+        state = {name: value for name, value in held["state"].items() if name not in OF_EACH_WORKER}
+        names = [type(each).__name__ for each in _stateful(self._trainer)]
+        return {
+            "trainer": {**state, "control": held["control"]},
+            "callbacks": dict(zip(names, held["callbacks"], strict=True)),
+            **RandomStreams.compared(held["outside"]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"now": self._now if self.received is None else self.received}

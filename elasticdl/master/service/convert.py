@@ -97,7 +97,8 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
     view, training = job.view(), job.training
     shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
-    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective")
+    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective",
+                "compared_step", "compared_workers")  # fmt: skip
     return pb.JobStatus(
         job_name=job_name,
         **{name: getattr(view, name) for name in shown},
