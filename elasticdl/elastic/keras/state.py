@@ -98,7 +98,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
-            ballot=self._cast_vote(batch=None if number else batch.plan.checksum, samples=size),
+            ballot=self._cast_vote(batch=None if number else self._batch_check.ballot(batch.plan), samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -157,7 +157,7 @@ class KerasState(state.TrainingState):
         sums, self._sums = self._sums, None
         if sums is None:
             batch = self.loader.sampler.current
-            checksum = batch.plan.checksum if batch is not None and not ended else 0
+            checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
             sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
         return self._job.collective.sum_into(sums, "elasticdl.step")
 

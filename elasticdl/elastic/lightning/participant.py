@@ -123,7 +123,7 @@ class Participant:
     def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
         """The loader's batches in the present epoch, and the number of that which comes next."""
         trainer, steps = self._trainer, self._steps
-        self._batches = batches
+        self._batches, steps.state.sources = batches, [batches.source]
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:

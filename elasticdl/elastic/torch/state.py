@@ -143,7 +143,7 @@ class TorchState(state.TrainingState):
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
-            batch=batch.plan.checksum if batch else 0,
+            batch=self._batch_check.ballot(batch.plan if batch else None),
             state=self._check.ballot(),
         )
         if batch and self._measures_noise:

@@ -101,7 +101,7 @@ class ViewState(TorchState):
         loss = objective * (plan.batch / samples) if samples else torch.zeros(())
         is_first = self._job.world.rank == 0
         self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.ballot())
+        self._reducer.cast(leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot())
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)

@@ -8,24 +8,20 @@ settings (rate, momentum and whatever else a scheduler writes), and what moves w
 from __future__ import annotations
 
 import copy
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.agreement import BatchFacts
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.training.batch_check import BatchCheck
 from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
@@ -83,6 +79,7 @@ class TrainingState(ABC):
         if sampler is not None:
             sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
             sampler.step_begins = lambda: self._check.begin(self.progress)
+        self._batch_check = BatchCheck(job.collective, self._data_facts)
         self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
         self.take_part()
 
@@ -337,25 +334,18 @@ class TrainingState(ABC):
             UserError: the batch of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
-        difference = "" if vote.one_batch or vote.ended else self._tell_batches()
+        difference = ""
+        if not vote.one_batch and not vote.ended:
+            difference = self._batch_check.difference(self._batch_facts())
+            vote = replace(vote, one_batch=not difference)
         if not difference and not vote.ended:
             self._check.voted(one_state=vote.one_state)
         self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
 
-    def _tell_batches(self) -> str:
-        """What differs between the batches of the members, who all ask for it now."""
-        plan, core = self._position.batch, self._job.session.core
+    def _batch_facts(self) -> BatchFacts:
+        plan, worker_id = self._position.batch, self._job.session.core.worker_id
         epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
-        mine = BatchFacts.of(core.worker_id, epoch, step, samples, trained=self._position.made > 0)
-        told = self._job.collective.gather(np.frombuffer(bytearray(mine.to_bytes()), np.uint8), "elasticdl.batches")
-        judged = Disagreement.of([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else Disagreement()
-        said = self._job.collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
-        found: Disagreement = pickle.loads(said)  # of another member of the same job
-        if core.worker_id in found.refused:
-            raise UserError(f"refused: {found.line}")
-        if found.refused:
-            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
-        return found.line
+        return BatchFacts.of(worker_id, epoch, step, samples, trained=self._position.made > 0)
 
     def _before_update(self) -> None:
         """The parameters change next."""
