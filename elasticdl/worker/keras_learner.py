@@ -26,6 +26,7 @@ from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
 from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings, with_added
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
@@ -92,6 +93,9 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
+        context.tell_couplings(
+            couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
+        )
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)

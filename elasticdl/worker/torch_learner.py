@@ -23,6 +23,7 @@ from elasticdl.elastic.torch.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.divisible import why_no_mean
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
@@ -89,6 +90,12 @@ class TorchLearner(Learner):
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
+        if (
+            len(data.training) > 1
+            and context.known_rank == 0
+            and (why := coupling(self._model, self._loss, data.training, context.device))
+        ):
+            context.warn(why)
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
@@ -179,6 +186,13 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         value = _scalar(loss, labels, model(inputs))
         value.backward()  # type: ignore[no-untyped-call]
         wait_for(device)
+
+
+def coupling(model: torch.nn.Module, loss: Loss, dataset: Any, device: torch.device) -> str:
+    """Why the loss of a batch is not that of its parts, if so."""
+    with untouched(model), evaluating(model), torch.no_grad():
+        inputs, labels = to_device(_first(dataset, 2), device)
+        return why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
 
 
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:

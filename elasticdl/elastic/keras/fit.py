@@ -18,6 +18,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -106,6 +107,12 @@ class FitStep(TrainStep):
         means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
         model.compute_metrics(inputs, labels, outputs, weights)
         model.reset_metrics()
+
+        def loss_of(given: Any, wanted: Any, predicted: Any) -> Any:
+            labels, weights = _split(wanted, self._weighted)
+            return model.compute_loss(given, labels, predicted, weights)
+
+        self.couplings = couplings(model, inputs, targets, loss_of)
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -196,6 +203,7 @@ class Fit(EpochDriver[FitLedger]):
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         context.warm_up(self._step, inputs, targets)
+        context.tell_couplings(self._step.couplings)
         loader = ElasticDataLoader(
             context,
             training.dataset,
