@@ -134,7 +134,7 @@ class StateCheck:
             return
         if not one_state:
             try:
-                self._judge(self._compare(survey, dict(leaves("", self._settings))))
+                self._judge(self._compare(survey, leaves(self._settings)))
             except WorldBroken as failure:  # the next step finds that as well, where it can be mended
                 log.info("the states were not compared: %s", failure)
                 return
