@@ -152,7 +152,9 @@ class History:
     loss: float | None  # of the last steps that were told, as the rate
     rate: float | None  # samples per second
     collective: str
-    compared: tuple[int, int]  # the step after which states were compared last, and of how many workers they were one; 0: never
+    compared: tuple[
+        int, int
+    ]  # the step after which states were compared last, and of how many workers they were one; 0: never
     metrics: Mapping[str, float | None]
     lanes: tuple[Lane, ...]
     worlds: tuple[WorldSpan, ...]

@@ -208,7 +208,9 @@ class Survey:
         """Of all, in whatever order."""
         marks = self.marks()
         names = sorted(marks)
-        return zlib.crc32(np.array([marks[name] for name in names], np.uint64), zlib.crc32("\n".join(names).encode()))
+        return zlib.crc32(
+            np.array([marks[name] for name in names], np.uint64).tobytes(), zlib.crc32("\n".join(names).encode())
+        )
 
 
 # -- how far two are apart --
