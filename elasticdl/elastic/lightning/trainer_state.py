@@ -19,7 +19,8 @@ from elasticdl.elastic.torch.parts import stream_parts
 from elasticdl.elastic.training.pieces import OfElasticDL
 
 PLAIN = (bool, int, float, str)
-CLOCK = "time_elapsed"  # in the state of a callback that goes by this worker's clock
+# In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
+OF_EACH_WORKER = ("time_elapsed", "current_score")
 Streams = tuple[Any, Any, torch.Tensor]
 
 
@@ -74,7 +75,8 @@ class TrainerState(OfElasticDL):
         return {
             "trainer": {"should_stop": snapshot.should_stop},
             "callbacks": {
-                key.partition("{")[0]: state for key, state in snapshot.callbacks.items() if CLOCK not in state
+                key.partition("{")[0]: {name: each for name, each in state.items() if name not in OF_EACH_WORKER}
+                for key, state in snapshot.callbacks.items()
             },
             **stream_parts(*snapshot.streams),
         }

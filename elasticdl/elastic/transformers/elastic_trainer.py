@@ -60,7 +60,10 @@ class Elastic:
         if first is None:
             return
         if has_come_later:
-            given.update(resume_from_checkpoint=FROM_THE_JOB, epochs_trained=given["epoch"])
+            # Those of the first world have resumed from the same checkpoint, whose random streams rank 0 takes now.
+            begins = resumes and self._elastic.in_first_world
+            given.update(resume_from_checkpoint=given["resume_from_checkpoint"] if begins else FROM_THE_JOB)
+            given["epochs_trained"] = given["epoch"]
             given["steps_trained_in_current_epoch"] = first
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]

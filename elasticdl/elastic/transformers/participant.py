@@ -151,6 +151,10 @@ class Participant:
         optimizer.step = types.MethodType(step, optimizer)
 
     @property
+    def in_first_world(self) -> bool:
+        return self._job.world.is_first
+
+    @property
     def comes_later(self) -> bool:
         return self._job.comes_later
 
