@@ -179,8 +179,8 @@ def plain_losses(batch, epochs=2, drop_last=False):
 class PlainScript:
     """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
 
-    def __init__(self, rank, board, model, optimizer, loader, values=dict, session=None):
-        collective = SumOfThreads(rank, board)
+    def __init__(self, rank, board, model, optimizer, loader, values=dict, session=None, kind=SumOfThreads):
+        collective = kind(rank, board)
         self.context = ElasticContext(
             session or FakeMaster().session, collective, BatchPolicy(loader.batch_size, None), seed=0
         )

@@ -384,14 +384,24 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.said = 2
-    decisions.steps = SimpleNamespace(hand=["a batch"], is_behind=False, place=Place())
-    assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
+    decisions.steps = steps_of(hand=["a batch"])
+    for known in ("first", None):
+        decisions.steps.place.answers.add(known)
+    assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
     assert len(asked) == 1
     decisions.steps.hand.clear()
     decisions.of_first("between two steps")
     assert len(asked) == 2
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
+
+
+def steps_of(**values):
+    """With batches in hand they tell; see `Steps.ask`."""
+    steps = Steps.__new__(Steps)
+    vars(steps).update(
+        {"hand": [], "is_behind": False, "is_reduced": False, "is_torn": False, "place": Place(), **values}
+    )
+    return steps
 
 
 class Wishes:
@@ -412,7 +422,7 @@ def deciding(wishes, **steps):
     world = SimpleNamespace(version=3)
     job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
     decisions = Decisions(job)
-    decisions.steps = SimpleNamespace(**{"hand": [], "is_behind": False, "place": Place(), **steps})
+    decisions.steps = steps_of(**steps)
     return decisions
 
 
@@ -426,7 +436,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_behind=True).anybody(True) is False
     later = deciding(Wishes(0), hand=["a batch"])
-    later.said = 1
+    later.steps.place.answers.add(False)
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
 
 
@@ -466,7 +476,7 @@ def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.steps = SimpleNamespace(hand=[], is_behind=False, place=Place())
+    decisions.steps = steps_of()
     assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
     assert warnings == ["a decision is each worker's own: a worker is lost"]
     job.world.version = 4

@@ -112,7 +112,7 @@ def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_n
     steps.part_of = lambda batch: Part.of(batch, 0, 1)
     steps.seed = lambda batch: None
     before = Part(list(range(most)), most, 0.5)
-    made = steps._load_anew(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None)))
+    made = steps.pieces(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -587,12 +587,14 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
     assert list(ours.batch_sampler) == list(theirs.batch_sampler)
 
 
-def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():
+def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
     steps = Steps.__new__(Steps)
     steps.hand, steps.place, steps.is_reduced = [], Place(), True
-    steps.place.means = 1
+    steps.place.answers.begin_step(1)
+    steps.place.answers.add(2.5)
     steps.close()
-    assert steps.place.state_dict()["means"] == 0
+    steps.place.answers.begin_step(1)
+    assert not steps.place.answers.known(0)
 
 
 @pytest.mark.filterwarnings("error")

@@ -34,6 +34,7 @@ WHO = 'Trainer(strategy="elastic")'
 @dataclass(slots=True)
 class GivenBatch(Given):
     index: int = 0  # as the training step is told
+    asked: int = 0  # of the workers' answers, before the training step
     logged: dict[str, Amounts] = field(default_factory=dict)
     has_no_loss: bool = False  # the training step has returned None for this worker's part
     is_left_out: bool = False  # it has done so for some worker's
@@ -107,6 +108,7 @@ class Participant:
         if module.automatic_optimization:
             return FitState(self.job, module, self._trainer.optimizers[0], values)
         self._manual = Manual(self._trainer, self.job)
+        self.decisions.is_manual = True
         return ManualState(self.job, module, self._manual.optimizers, values)
 
     def keep_sigterm(self) -> None:
@@ -143,8 +145,6 @@ class Participant:
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
-        if not steps.hand:
-            self.decisions.said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -193,6 +193,8 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
+        if given:
+            given.asked = self._steps.place.answers.asked
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
@@ -267,6 +269,8 @@ class Participant:
         part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
+        answers = self._steps.place.answers
+        asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
             with self._collecting(given, part, weight):
                 if self._manual is not None:
@@ -275,6 +279,7 @@ class Participant:
                     loss = trainer.strategy.loss_of(again())
         finally:
             results.batch, results.batch_size = batch, size
+            answers.asked = max(asked, answers.asked)
         if self._manual is None and loss is None:
             given.has_no_loss = True
         if loss is None or given.is_left_out:
@@ -327,10 +332,10 @@ class Participant:
         run(scaled if weight == 1.0 else scaled * weight)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
-        steps, version = self._steps, self.job.world.version
+        steps, version, was_torn = self._steps, self.job.world.version, self._steps.is_torn
         self._step_before = steps.state.progress.step
         steps.reduce(failure)
-        if self.job.world.version != version:
+        if was_torn or self.job.world.version != version:
             if self._before is not None:  # which what was made again has drawn from
                 restore_streams(self._before)
             self._take_rank()
@@ -375,7 +380,6 @@ class Participant:
         steps.place.streams.setdefault(batch.epoch, begun)
         steps.place.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
-        self.decisions.said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
