@@ -252,6 +252,17 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
         assert {key: float(value) for key, value in trainer.callback_metrics.items()} == pytest.approx(metrics), number
 
 
+def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
+    """Between two batches of a step it is asked whether to save again, by all who have not saved."""
+    (whole, _), (other, _) = (
+        fit(tmp_path / str(batches), make_strategy(), max_epochs=1, limit_train_batches=batches) for batches in (4, 2)
+    )
+    states = [each.strategy._participant.trainer_state for each in (whole, other)]
+    states[1].load_state_dict(states[0].take(at_batch=True))
+    states[1].arrive()
+    assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

@@ -60,7 +60,7 @@ class Decisions:
             self._job.collective.sum_([wishes], "elasticdl.anybody")
             return bool(wishes.item() > 0)
 
-        if self._unheard_in == self._job.world.version:
+        if not _is_within(steps) and self._unheard_in == self._job.world.version:
             return None
         try:
             return bool(self._told(steps, tell, own=False))
@@ -73,7 +73,7 @@ class Decisions:
         steps = self.steps
         if steps is None or (self._job.size == 1 and not steps.is_torn) or steps.is_behind:
             return own
-        if self._unheard_in == self._job.world.version:
+        if not _is_within(steps) and self._unheard_in == self._job.world.version:
             return own
         try:
             return self._told(steps, tell, own)
@@ -91,8 +91,13 @@ class Decisions:
             finally:
                 self._job.advance(Activity.UPDATE)
 
-        if not steps.hand or steps.is_reduced:
+        if not _is_within(steps):
             return waiting()
-        # Between two batches of one step, or in a training step, which is begun again if it is manual.
+        # A training step that is manual is begun again.
         answer = steps.ask(waiting, mends=not self.is_manual)
         return own if answer is None and not steps.hand else answer
+
+
+def _is_within(steps: Steps) -> bool:
+    """A step has begun, whose gradients are yet to be summed: the world can be mended."""
+    return bool(steps.hand) and not steps.is_reduced
