@@ -322,6 +322,24 @@ def test_what_cant_be_had_is_refused_in_one_line(tmp_path, module, loader, optio
     assert "\n" not in str(refused.value)
 
 
+class BesideModule(Module):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        torch.autograd.backward(0.1 * self.layers(batch[0]).square().mean())
+        return loss
+
+
+def test_gradients_that_training_step_makes_beside_its_loss_are_cleared_by_lightning_or_refused(tmp_path):
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    data = DataLoader(make_data(), batch_size=8)
+    trainer = lightning.Trainer(strategy=make_strategy(), max_epochs=1, **options)
+    trainer.fit(BesideModule(), data)
+    trainer = lightning.Trainer(strategy=make_strategy(), accumulate_grad_batches=2, **options)
+    with pytest.raises(UserError, match="otherwise than by the loss that training_step returns") as refused:
+        trainer.fit(BesideModule(), data)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_tuner_tunes_alone_and_is_refused_in_one_line_otherwise(tmp_path, alone):
     class Sized(Module):

@@ -374,6 +374,19 @@ def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
         make(Own, tmp_path).train()
 
 
+class OwnBackward(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        loss.backward()
+        return loss.detach()
+
+
+def test_gradients_that_are_not_weighed_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"otherwise than by accelerator.backward\(loss\)") as refused:
+        make(OwnBackward, tmp_path).train()
+    assert "\n" not in str(refused.value)
+
+
 def test_a_second_training_is_refused(tmp_path):
     ours = make(Trainer, tmp_path, {"max_steps": 2})
     ours.train()

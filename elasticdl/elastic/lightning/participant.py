@@ -23,6 +23,7 @@ from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, res
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
@@ -61,6 +62,8 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
+        what = "the loss that training_step returns"
+        self._weighed = WeighedGradients(lambda: self._steps.state.parameters(), what, may_be_summed=True)
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -186,6 +189,7 @@ class Participant:
         self.decisions.steps = self._steps
         if not self._steps.hand:
             self._logged.begin_step()
+            self._weighed.begin()
         self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         self._steps.give(self._given)
 
@@ -224,9 +228,11 @@ class Participant:
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self._manual.sum(lambda: self._weighed(given, given.part.weight, loss, scaled, run))
+            self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
-        self._weighed(given, given.part.weight, loss, scaled, run)
+        self._weighed.require()
+        self._backward(given, given.part.weight, loss, scaled, run)
+        self._weighed.note()
         if not self._trainer.fit_loop._should_accumulate():
             self._reduce()
 
@@ -234,6 +240,8 @@ class Participant:
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
+        if self._manual is None and not self._steps.is_reduced:
+            self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self._steps.is_behind
@@ -286,7 +294,7 @@ class Participant:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._weighed(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
+        self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
@@ -325,7 +333,7 @@ class Participant:
     def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
-    def _weighed(
+    def _backward(
         self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
     ) -> None:
         given.objective = given.objective + loss.detach().sum().float() * weight

@@ -21,6 +21,7 @@ from transformers.trainer_callback import ProgressCallback
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
@@ -60,6 +61,8 @@ class Participant:
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
+        what = "accelerator.backward(loss)"
+        self._weighed = WeighedGradients(lambda: self._begun.state.parameters(), what, may_be_summed=True)
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
@@ -238,6 +241,7 @@ class Participant:
                 break
         self.tell_rank()
         self._passes, self._reported, self._items = 0, 0.0, None
+        self._weighed.begin()
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
@@ -287,6 +291,7 @@ class Participant:
                 return torch.zeros_like(loss)
             self._reported = self._reported + loss
             return loss
+        self._weighed.require()
         steps.reduce()
         self.tell_rank()
         self._write_unwritten()
@@ -310,13 +315,16 @@ class Participant:
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
+            self._weighed.require()
             self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
         own(loss, **kwargs)
+        self._weighed.note()
 
     # -- a step that is torn --
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        self._weighed.begin()
         if self._items is not None:
             self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
 
