@@ -249,12 +249,16 @@ def not_the_batchs(member, batch, inputs, loss):
 @pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before, not_the_batchs])
 def test_the_librarys_loop_refuses_them_as_well(use):
     member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
-    for batch in member.steps():
-        with pytest.raises(UserError, match=r"otherwise than by batch.backward\(loss\)") as refused:
-            for inputs, labels in batch:
-                use(member, batch, inputs, cross_entropy(member.model(inputs), labels))
-            member.optimizer.step()
-        break
+
+    def make_step(batch):
+        for inputs, labels in batch:
+            use(member, batch, inputs, cross_entropy(member.model(inputs), labels))
+        member.optimizer.step()
+
+    batch = next(steps := member.steps())
+    with pytest.raises(UserError, match=r"otherwise than by batch.backward\(loss\)") as refused:
+        make_step(batch)
+    steps.close()
     assert "\n" not in str(refused.value)
 
 
