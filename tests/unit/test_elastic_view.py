@@ -14,12 +14,13 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.steps import Steps, least_samples
+from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -97,12 +98,12 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
 @pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
     batch = GlobalBatch(0, 0, 0, list(range(samples)))
-    least = least_samples(make_model())
+    least = least_samples([make_model()])
     parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
     assert [part.samples for part in parts] == sizes
     assert [index for part in parts for index in part.numbers] == batch.indices
     assert all(part.indices for part in parts)
-    assert least_samples(torch.nn.Linear(1, 1)) == 1
+    assert least_samples([torch.nn.Linear(1, 1)]) == 1
 
 
 @pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])

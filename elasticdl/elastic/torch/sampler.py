@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import tee
 from typing import Any
@@ -134,8 +135,9 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
         self._ahead: Iterator[StepPlan] | None = None
         self.guarded = False  # the script was read: it may be edited while it runs
 
-    def attach(self, reducer: GradientReducer, reduce: Reduce, weighed: WeighedGradients) -> None:
-        """Say where gradients are accumulated, and what reduces them; done by the training state."""
+    def attach(self, reducer: GradientReducer, reduce: Reduce, weighed: WeighedGradients, least: int = 1) -> None:
+        """Say where gradients are accumulated, and what reduces them; done by the training state. ``least``: samples of a micro-batch."""
+        self.order = replace(self.order, least=least)
         self._reducer, self._reduce, self._weighed = reducer, reduce, weighed
 
     def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:

@@ -19,6 +19,7 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
@@ -80,7 +81,7 @@ class TorchState(state.TrainingState):
             self._summed, "batch.backward(loss)", may_be_summed=job.under_master and sampler is not None
         )
         if sampler is not None:
-            sampler.attach(self._reducer, self._reduce, self._weighed)
+            sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._save_moved()

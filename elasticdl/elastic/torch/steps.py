@@ -16,13 +16,13 @@ from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
@@ -38,11 +38,6 @@ class Piece:
     content: Any
     weight: float
     samples: int
-
-
-def least_samples(model: torch.nn.Module) -> int:
-    """That a part of a batch should have: batch norm can't do with one."""
-    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
 
 
 class Script(Protocol):
@@ -94,7 +89,7 @@ class Steps:
         self._script = script
         self._on_left = on_left
         self._in_pieces = in_pieces
-        self._least = least_samples(state.model)
+        self._least = least_samples([state.model])
 
     # -- worlds --
 
