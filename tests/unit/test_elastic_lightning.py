@@ -335,8 +335,27 @@ def test_gradients_that_training_step_makes_beside_its_loss_are_cleared_by_light
     trainer = lightning.Trainer(strategy=make_strategy(), max_epochs=1, **options)
     trainer.fit(BesideModule(), data)
     trainer = lightning.Trainer(strategy=make_strategy(), accumulate_grad_batches=2, **options)
-    with pytest.raises(UserError, match="otherwise than by the loss that training_step returns") as refused:
+    with pytest.raises(UserError, match="otherwise than by the loss of training_step") as refused:
         trainer.fit(BesideModule(), data)
+    assert "\n" not in str(refused.value)
+
+
+class SumModule(Module):
+    def training_step(self, batch, batch_idx):
+        return {"loss": cross_entropy(self.layers(batch[0]), batch[1], reduction="sum")}
+
+
+class ManualSumModule(ManualModule):
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(cross_entropy(self.layers(batch[0]), batch[1], reduction="sum"))
+
+
+@pytest.mark.parametrize("kind", [SumModule, ManualSumModule])
+def test_a_loss_that_is_a_sum_is_one_line(tmp_path, kind):
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(strategy=make_strategy(), **options)
+    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
+        trainer.fit(kind(), DataLoader(make_data(), batch_size=8))
     assert "\n" not in str(refused.value)
 
 

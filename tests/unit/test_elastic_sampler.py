@@ -68,7 +68,7 @@ class Ahead:
 
 def make_sampler(samples, policy, seed=3, drop_last=False):
     sampler = ElasticSampler(Host(policy, seed), samples, drop_last=drop_last)
-    sampler.attach(NoGradients(), lambda backward: None, WeighedGradients(list, "", may_be_summed=True))
+    sampler.attach(NoGradients(), lambda backward: None, WeighedGradients(list, "", print, may_be_summed=True))
     return sampler
 
 

@@ -76,6 +76,10 @@ def test_a_model_or_a_loss_that_does_not_take_the_data(run):
     code, _, err = run("\ndef loss(labels, predictions):\n    return (labels - predictions) ** 2\n")
     assert code == 2
     assert "returned a tensor of shape (40, 1); expected a scalar tensor" in err
+    code, _, err = run("\ndef loss(labels, predictions):\n    return ((labels - predictions) ** 2).sum()\n")
+    assert code == 2
+    assert "the loss is a sum over the samples" in err
+    assert err.count("\n") == 1
 
 
 RELUCTANT = """

@@ -62,8 +62,8 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
-        what = "the loss that training_step returns"
-        self._weighed = WeighedGradients(lambda: self._steps.state.parameters(), what, may_be_summed=True)
+        trained = lambda: self._steps.state.parameters()  # noqa: E731
+        self._weighed = WeighedGradients(trained, "the loss of training_step", job.warn, may_be_summed=True)
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -205,6 +205,7 @@ class Participant:
             result = run()
         self.close_window()
         if given:
+            self._weighed.look(result.get("loss") if isinstance(result, dict) else result, len(given.part.indices))
             given.has_no_loss = result is None
         return result
 
@@ -228,6 +229,7 @@ class Participant:
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
+            self._weighed.look(loss, len(given.part.indices))
             self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
         self._weighed.require()

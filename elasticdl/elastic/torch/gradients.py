@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.losses import LossCheck
 from elasticdl.elastic.torch.optimizers import each_of
 
 
@@ -22,9 +23,15 @@ class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
 
     def __init__(
-        self, parameters: Callable[[], Iterable[torch.nn.Parameter]], remedy: str, *, may_be_summed: bool
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        remedy: str,
+        warn: Callable[[str], None],
+        *,
+        may_be_summed: bool,
     ) -> None:
         """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers."""
+        self._losses = LossCheck(warn)
         self._parameters = parameters
         self._remedy = remedy
         self._may_be_summed = may_be_summed
@@ -40,6 +47,11 @@ class WeighedGradients:
         self._is_expected = False
         if self._may_be_summed:
             self._seen = self._present()
+
+    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._may_be_summed:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
 
     def expect(self) -> None:
         """The script makes a pass by itself, of a loss that was weighed."""
@@ -69,7 +81,7 @@ class WeighedGradients:
 class LoopGradients:
     """Of all optimizers that were prepared."""
 
-    def __init__(self, optimizer: Any, *, may_be_summed: bool) -> None:
+    def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
         """``may_be_summed``: there may be other workers."""
         self._optimizers = each_of(optimizer)
         every = range(len(self._optimizers))
@@ -78,9 +90,9 @@ class LoopGradients:
         self._cleared: set[int] = set()  # by the script, since then
         self._is_begun = False  # gradients of the batches in hand are made, or summed
         self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        self._weighed = WeighedGradients(
-            lambda: (parameter for _, parameter in self._parameters()), "loss.backward()", may_be_summed=may_be_summed
-        )
+        every_parameter = lambda: (parameter for _, parameter in self._parameters())  # noqa: E731
+        self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
+        self.look = self._weighed.look
 
     # -- what the script does --
 

@@ -89,6 +89,7 @@ class StepBatch(sampler.StepBatch):
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
         self.require_present()
+        self._weighed.look(loss, self.micro_batch_size)
         self._weighed.require()
         self._weighed.expect()
         weight = self.micro_batch_size / self.plan.batch

@@ -78,7 +78,7 @@ class TorchState(state.TrainingState):
             self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
         )
         self._weighed = WeighedGradients(
-            self._summed, "batch.backward(loss)", may_be_summed=job.under_master and sampler is not None
+            self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
         )
         if sampler is not None:
             sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))

@@ -67,7 +67,7 @@ class View:
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
         self._means = Means(job)
-        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
+        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
 
@@ -249,6 +249,7 @@ class View:
                 "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
                 "after the last"
             )
+        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
         self._gradients.begin()
         self._is_fresh = False
         if self._may_be_torn:

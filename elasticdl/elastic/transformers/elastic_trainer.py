@@ -86,6 +86,11 @@ class Elastic:
         loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
         return loss
 
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+        self._elastic.look(result[0] if isinstance(result, tuple) else result)
+        return result
+
     def floating_point_ops(self: Any, inputs: Any) -> int:
         own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
         return int(own / self._elastic.part)
@@ -157,7 +162,7 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
+    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 
 def patch(trainer: Any) -> Any:
