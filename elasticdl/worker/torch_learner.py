@@ -20,6 +20,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
+from elasticdl.elastic.torch.losses import LossCheck
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
@@ -212,6 +213,7 @@ def _scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:
         raise UserError(
             f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
         )
+    LossCheck(lambda warning: None).look(value, len(labels) if isinstance(labels, torch.Tensor) and labels.dim() else 0)
     return value
 
 

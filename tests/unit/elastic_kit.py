@@ -181,8 +181,10 @@ def plain_losses(batch, epochs=2, drop_last=False):
 class PlainScript:
     """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
 
-    def __init__(self, rank, board, model, optimizer, loader, values=dict, session=None, check_state="off"):
-        collective = SumOfThreads(rank, board)
+    def __init__(
+        self, rank, board, model, optimizer, loader, values=dict, session=None, check_state="off", kind=SumOfThreads
+    ):
+        collective = kind(rank, board)
         self.context = ElasticContext(
             session or FakeMaster().session, collective, BatchPolicy(loader.batch_size, None), seed=0
         )

@@ -242,7 +242,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     job = SimpleNamespace(advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    participant = SimpleNamespace(_job=job, _count=len)
+    participant = SimpleNamespace(job=job, _count=len)
     assert Participant._sum(participant, 0.0, ["a", "b"]) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 
@@ -372,6 +372,31 @@ def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
 
     with pytest.raises(UserError, match=r"^elastic\.transformers: the loader is a list"):
         make(Own, tmp_path).train()
+
+
+class OwnBackward(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        loss.backward()
+        return loss.detach()
+
+
+def test_gradients_that_are_not_weighed_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"otherwise than by accelerator.backward\(loss\)") as refused:
+        make(OwnBackward, tmp_path).train()
+    assert "\n" not in str(refused.value)
+
+
+class SumLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits, labels = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:]
+        return torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+
+
+def test_a_loss_that_is_a_sum_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
+        make(SumLoss, tmp_path).train()
+    assert "\n" not in str(refused.value)
 
 
 def test_a_second_training_is_refused(tmp_path):

@@ -23,6 +23,7 @@ from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, res
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
@@ -34,6 +35,7 @@ WHO = 'Trainer(strategy="elastic")'
 @dataclass(slots=True)
 class GivenBatch(Given):
     index: int = 0  # as the training step is told
+    asked: int = 0  # of the workers' answers, before the training step
     logged: dict[str, Amounts] = field(default_factory=dict)
     has_no_loss: bool = False  # the training step has returned None for this worker's part
     is_left_out: bool = False  # it has done so for some worker's
@@ -60,6 +62,8 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
+        trained = lambda: self._steps.state.parameters()  # noqa: E731
+        self._weighed = WeighedGradients(trained, "the loss of training_step", job.warn, may_be_summed=True)
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -107,6 +111,7 @@ class Participant:
         if module.automatic_optimization:
             return FitState(self.job, module, self._trainer.optimizers[0], values)
         self._manual = Manual(self._trainer, self.job)
+        self.decisions.is_manual = True
         return ManualState(self.job, module, self._manual.optimizers, values)
 
     def keep_sigterm(self) -> None:
@@ -143,8 +148,6 @@ class Participant:
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
-        if not steps.hand:
-            self.decisions.said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -186,6 +189,7 @@ class Participant:
         self.decisions.steps = self._steps
         if not self._steps.hand:
             self._logged.begin_step()
+            self._weighed.begin()
         self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         self._steps.give(self._given)
 
@@ -193,12 +197,15 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
+        if given:
+            given.asked = self._steps.place.answers.asked
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
         if given:
+            self._weighed.look(result.get("loss") if isinstance(result, dict) else result, len(given.part.indices))
             given.has_no_loss = result is None
         return result
 
@@ -222,9 +229,12 @@ class Participant:
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self._manual.sum(lambda: self._weighed(given, given.part.weight, loss, scaled, run))
+            self._weighed.look(loss, len(given.part.indices))
+            self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
-        self._weighed(given, given.part.weight, loss, scaled, run)
+        self._weighed.require()
+        self._backward(given, given.part.weight, loss, scaled, run)
+        self._weighed.note()
         if not self._trainer.fit_loop._should_accumulate():
             self._reduce()
 
@@ -232,6 +242,8 @@ class Participant:
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
+        if self._manual is None and not self._steps.is_reduced:
+            self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self._steps.is_behind
@@ -267,6 +279,8 @@ class Participant:
         part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
+        answers = self._steps.place.answers
+        asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
             with self._collecting(given, part, weight):
                 if self._manual is not None:
@@ -275,13 +289,14 @@ class Participant:
                     loss = trainer.strategy.loss_of(again())
         finally:
             results.batch, results.batch_size = batch, size
+            answers.asked = max(asked, answers.asked)
         if self._manual is None and loss is None:
             given.has_no_loss = True
         if loss is None or given.is_left_out:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._weighed(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
+        self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
@@ -321,17 +336,17 @@ class Participant:
     def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
-    def _weighed(
+    def _backward(
         self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
     ) -> None:
         given.objective = given.objective + loss.detach().sum().float() * weight
         run(scaled if weight == 1.0 else scaled * weight)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
-        steps, version = self._steps, self.job.world.version
+        steps, version, was_torn = self._steps, self.job.world.version, self._steps.is_torn
         self._step_before = steps.state.progress.step
         steps.reduce(failure)
-        if self.job.world.version != version:
+        if was_torn or self.job.world.version != version:
             if self._before is not None:  # which what was made again has drawn from
                 restore_streams(self._before)
             self._take_rank()
@@ -370,13 +385,11 @@ class Participant:
         return cast(list[GivenBatch], self._steps.hand)
 
     def _arrive(self, batch: GlobalBatch) -> None:
-        steps = self._steps
-        steps.arrive()
+        self._steps.arrive()
         begun, draws = self._epoch_begins
-        steps.place.streams.setdefault(batch.epoch, begun)
-        steps.place.draws.setdefault(batch.epoch, draws)
+        self._steps.place.streams.setdefault(batch.epoch, begun)
+        self._steps.place.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
-        self.decisions.said = steps.place.means
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)

@@ -20,9 +20,11 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
 from elasticdl.elastic.torch.optimizers import each_of, require_summable
@@ -81,8 +83,11 @@ class TorchState(state.TrainingState):
         self._reducer = GradientReducer(
             self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
         )
+        self._weighed = WeighedGradients(
+            self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
+        )
         if sampler is not None:
-            sampler.attach(self._reducer, self._reduce)
+            sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._save_moved()
@@ -138,6 +143,8 @@ class TorchState(state.TrainingState):
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
         batch = self.sampler.current if self.sampler is not None else None
+        if batch and backward is None:
+            self._weighed.require()
         part = 1 / self._job.world.size
         self._reducer.cast(
             leaving=self._job.leaving,
@@ -162,10 +169,10 @@ class TorchState(state.TrainingState):
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
-        return self._parameters()
+        return self.parameters()
 
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Each once, also where two optimizers have it."""
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of the optimizer; each once, also where two optimizers have it."""
         every = {id(each): each for group in self.optimizer.param_groups for each in group["params"]}
         return iter(every.values())
 
@@ -193,12 +200,12 @@ class TorchState(state.TrainingState):
     def _dump_own(self) -> dict[str, Any]:
         """Tensors by reference."""
         own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        outside = dump_outside(self._modules(), self._parameters())
+        outside = dump_outside(self._modules(), self.parameters())
         return {**own, "outside": outside} if outside else own
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        load_outside(state.get("outside", {}), self._modules(), self._parameters())
+        load_outside(state.get("outside", {}), self._modules(), self.parameters())
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])

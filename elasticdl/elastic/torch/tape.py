@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,13 +107,32 @@ class Tape:
         """
         if self._obstacle or not self._last_backward:
             raise CannotRemake(self._obstacle or "there was no loss.backward()")
+        return self._remake(self._calls[: self._last_backward], sample, backward)
+
+    def remake_number(self, value: Any, sample: Any) -> float:
+        """What the script would have in the place of ``value`` now, from these samples in the place of the batch's.
+
+        Raises:
+            CannotRemake: it can't be known.
+        """
+        doubt = f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else ""
+        if self._obstacle or doubt:
+            raise CannotRemake(self._obstacle or doubt)
+        made = self._remake(self._calls, sample, lambda loss, kwargs: None).get(id(value))
+        if made is None:
+            raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
+        return float(made.detach())
+
+    def _remake(
+        self, calls: Sequence[_Call], sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
+    ) -> dict[int, torch.Tensor]:
         present: dict[int, Any] = {}
         _pair(self._sample, sample, present)
 
         def exchanged(leaf: Any) -> Any:
             return present.get(id(leaf), leaf)
 
-        for call in self._calls[: self._last_backward]:
+        for call in calls:
             args, kwargs = _pytree.tree_map(exchanged, (call.args, call.kwargs))
             with contextlib.ExitStack() as modes:
                 modes.enter_context(torch.set_grad_enabled(call.with_gradient))

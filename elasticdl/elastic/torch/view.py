@@ -24,6 +24,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
+from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.schedulers import rest_while
@@ -65,11 +66,10 @@ class View:
         self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
-        self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
-        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
+        self._means = Means(job)
+        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._skipped_means = 0  # that the others have made already
 
     @property
     def is_idle(self) -> bool:
@@ -84,9 +84,9 @@ class View:
         """The number of the batch that the script is given next."""
         assert self.repeats is not None, "there are batches to repeat"
         number, self.repeats = self.repeats.number, None
-        made = self._steps.place.means
+        answers = self._steps.place.answers.state_dict()
         self._steps.state.go_back()
-        self._skipped_means = made
+        self._steps.place.answers.load_state_dict(answers)
         return number
 
     @property
@@ -212,7 +212,7 @@ class View:
         if not self._steps.hand:
             self._is_fresh = True
             self._gradients.begin_step()
-        self._steps_loss = None
+        self._means.steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
         self._steps.give(self._last)
         self._watch.start(self._last.tape if self._may_be_torn else None)
@@ -252,6 +252,7 @@ class View:
                 "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
                 "after the last"
             )
+        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
         self._gradients.begin()
         self._is_fresh = False
         if self._may_be_torn:
@@ -297,16 +298,7 @@ class View:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self._begun is None or self.is_idle or self._job.size == 1:
-                return own
-            if value is self._steps_loss and self._begun.state.vote is not None:
-                return self._begun.state.loss
-            if self._begun.hand:
-                self._begun.place.means += 1
-                if self._skipped_means >= self._begun.place.means:
-                    return own
-            total = self._begun.sum_of(self._last.weighed(value, own) if self._last else 0.0)
-            return own if total is None else total
+            return own if self._begun is None or self.is_idle else self._means.of(value, own, self._begun, self._last)
 
     # -- the end of the script --
 
@@ -383,11 +375,10 @@ class View:
 
     def _close_step(self) -> None:
         hand = self._steps.hand
-        self._steps_loss = hand[0].loss if len(hand) == 1 else None
+        self._means.steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
         self._gradients.close_step()
         self._is_fresh = True
-        self._skipped_means = 0
         self._watch.stop_noting()
 
     def _arrive(self) -> None:
@@ -396,5 +387,4 @@ class View:
         self._from_memory.end()
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
         self._steps.arrive()
-        self._skipped_means = self._steps.place.means
-        self._last = self._steps_loss = None
+        self._last = self._means.steps_loss = None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.answers import Answers
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
@@ -44,6 +48,26 @@ class ViewState(TorchState):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.was_loaded = True
+
+    def sync(self, world: World) -> None:
+        super().sync(world)
+        answers = self.values["place"].answers
+        if world.size > 1 and answers.agree(self._job.collective):
+            self._take_schedulers()
+        answers.has_own = False
+
+    def _take_schedulers(self) -> None:
+        """Scripts may have stepped them by different numbers: on all workers they are as on rank 0.
+
+        Raises:
+            WorldBroken: nothing has changed.
+        """
+        own = {name: each for name, each in self.values.items() if isinstance(each, LRScheduler)}
+        mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self._dump_settings()))
+        states, settings = pickle.loads(self._job.collective.broadcast_bytes(mine, "elasticdl.schedulers"))
+        for name, state in states.items():
+            own[name].load_state_dict(state)
+        self._load_settings(settings)
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""
@@ -117,6 +141,7 @@ class Given:
     tape: Tape
     loss: torch.Tensor | None = None  # of backward(), if it was called once
     backwards: int = 0
+    most: int = 0  # samples of a part when it was given, which are those that a pass is made of
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
@@ -169,7 +194,7 @@ class Place(OfElasticDL):
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
-        self.means = 0  # and what else workers have said to each other, in the step in hand
+        self.answers = Answers()
 
     def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
         """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
@@ -194,10 +219,11 @@ class Place(OfElasticDL):
         return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "draws": dict(self.draws), "means": self.means}
+        return {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.draws, self.means = dict(state["streams"]), dict(state["draws"]), state["means"]
+        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
+        self.answers.load_state_dict(state["answers"])
 
 
 def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:

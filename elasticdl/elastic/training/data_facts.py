@@ -90,6 +90,12 @@ class Source:
         return f"in its {self.role} {found}" if found else ""
 
 
+def named_sources(role: str, data: Any) -> list[Source]:
+    """Of a data set, of several by their names, or of none."""
+    named = data.items() if isinstance(data, dict) else [("", data)]
+    return [Source.of(f"{role} {name}".rstrip(), each) for name, each in named if each is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class DataFacts:
     """All that a worker tells of its data. ``settings``: by which the order of samples is made, each by its name for people."""

@@ -61,7 +61,7 @@ class Elastic:
             return
         if has_come_later:
             # Those of the first world have resumed from the same checkpoint, whose random streams rank 0 takes now.
-            begins = resumes and self._elastic.in_first_world
+            begins = resumes and self._elastic.job.world.is_first
             given.update(resume_from_checkpoint=given["resume_from_checkpoint"] if begins else FROM_THE_JOB)
             given["epochs_trained"] = given["epoch"]
             given["steps_trained_in_current_epoch"] = first
@@ -88,6 +88,11 @@ class Elastic:
         run = partial(super().training_step, model)  # type: ignore[misc]
         loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
         return loss
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+        self._elastic.look(result[0] if isinstance(result, tuple) else result)
+        return result
 
     def floating_point_ops(self: Any, inputs: Any) -> int:
         own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
@@ -160,7 +165,7 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
+    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 
 def patch(trainer: Any) -> Any:

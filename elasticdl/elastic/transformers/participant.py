@@ -21,12 +21,13 @@ from transformers.trainer_callback import ProgressCallback
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
-from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import is_whole
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.place import TrainersPlace
@@ -39,7 +40,6 @@ FORWARD = zlib.crc32(b"forward")
 # Of a worker for the checkpoint that another writes.
 CHECKPOINT_SECONDS = 600.0
 POLL_SECONDS = 0.05
-
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
 
@@ -56,11 +56,13 @@ class Participant:
 
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
         self._trainer = trainer
-        self._job = job
+        self.job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
+        what = "accelerator.backward(loss)"
+        self._weighed = WeighedGradients(lambda: self._begun.state.parameters(), what, job.warn, may_be_summed=True)
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
@@ -81,7 +83,7 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.known_rank == 0 and not self.is_behind
+        return self.job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -125,9 +127,9 @@ class Participant:
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = ViewState(self._job, trainer.model, optimizer, values)
-        state.sources += [self._batches.source, *_evaluation(trainer.eval_dataset)]
-        self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
+        state = ViewState(self.job, trainer.model, optimizer, values)
+        state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
+        self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         self._place.outside = RandomStreams.capture()
@@ -149,14 +151,6 @@ class Participant:
             return result
 
         optimizer.step = types.MethodType(step, optimizer)
-
-    @property
-    def in_first_world(self) -> bool:
-        return self._job.world.is_first
-
-    @property
-    def comes_later(self) -> bool:
-        return self._job.comes_later
 
     @property
     def _begun(self) -> Steps:
@@ -213,8 +207,8 @@ class Participant:
             batch = batches[number]
             if not steps.hand or steps.is_reduced:
                 self._begin_step(epoch, number)
-            if version != self._job.world.version:
-                version, first = self._job.world.version, number
+            if version != self.job.world.version:
+                version, first = self.job.world.version, number
                 parts = [steps.part_of(each) for each in batches[number:]]
                 loaded = data.load(parts, steps.seed_of_processes(batch))
             steps.seed(batch)
@@ -231,7 +225,7 @@ class Participant:
     def _begin_step(self, epoch: int, number: int) -> None:
         """The world may change here."""
         steps = self._begun
-        self._job.advance(Activity.DATA)
+        self.job.advance(Activity.DATA)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             steps.close()
         while True:
@@ -244,6 +238,7 @@ class Participant:
                 break
         self.tell_rank()
         self._passes, self._reported, self._items = 0, 0.0, None
+        self._weighed.begin()
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
@@ -259,7 +254,7 @@ class Participant:
         items = count(samples)
         if items is None or not self._begun.hand:
             return items
-        if self._job.size > 1:
+        if self.job.size > 1:
             hand = self._begun.hand
             items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
         self._items = items
@@ -268,13 +263,13 @@ class Participant:
     def _sum(self, like: Any, samples: list[Any]) -> Any:
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        self._job.advance(Activity.WAIT)
+        self.job.advance(Activity.WAIT)
         try:
-            self._job.collective.sum_([total], "elasticdl.items")
+            self.job.collective.sum_([total], "elasticdl.items")
         except WorldBroken as failure:
             log.info("items are counted again: %s", failure)  # as the step that follows is torn
             total.fill_(1.0)
-        self._job.advance(Activity.COMPUTE)
+        self.job.advance(Activity.COMPUTE)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
@@ -287,17 +282,18 @@ class Participant:
         self._passes += 1
         self.part = len(given.part.indices) / len(given.batch.indices)
         loss = self._run(given, given.part.weight, inputs, items)
-        world = self._job.world
+        world = self.job.world
         if self._passes < len(steps.hand):
             if world.size > 1:  # the whole step's comes with its last batch
                 return torch.zeros_like(loss)
             self._reported = self._reported + loss
             return loss
+        self._weighed.require()
         steps.reduce()
         self.tell_rank()
         self._write_unwritten()
         vote = steps.state.vote
-        if steps.is_behind or vote is None or (world.size == 1 and self._job.world.version == world.version):
+        if steps.is_behind or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
         return torch.full_like(loss, vote.loss) - self._reported
 
@@ -305,7 +301,7 @@ class Participant:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
         streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
-        seed_step(streams, given.batch.number, self._job.world.rank)
+        seed_step(streams, given.batch.number, self.job.world.rank)
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
@@ -314,15 +310,23 @@ class Participant:
         finally:
             self._given = None
 
+    def look(self, loss: Any) -> None:
+        """The trainer makes a pass of this loss, or evaluates."""
+        if self._given is not None:
+            self._weighed.look(loss, len(self._given.part.indices))
+
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
+            self._weighed.require()
             self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
         own(loss, **kwargs)
+        self._weighed.note()
 
     # -- a step that is torn --
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        self._weighed.begin()
         if self._items is not None:
             self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
 
@@ -342,8 +346,8 @@ class Participant:
         """Until it is there, or has not come for long."""
         deadline = time.monotonic() + CHECKPOINT_SECONDS
         while not is_whole(folder) and time.monotonic() < deadline:
-            self._job.advance(Activity.WAIT)
-            if self._job.session.core.broken:
+            self.job.advance(Activity.WAIT)
+            if self.job.session.core.broken:
                 self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
                 self.tell_rank()
             if self.is_first:
@@ -377,7 +381,7 @@ class Participant:
         self._place.outside = RandomStreams.capture()
 
     def advance(self) -> None:
-        self._job.advance(Activity.ALIVE)
+        self.job.advance(Activity.ALIVE)
 
     def end_of_training(self) -> None:
         """There is no further step."""
@@ -394,9 +398,3 @@ class Participant:
         if steps.is_behind:
             self._arrive()
         return steps.state if steps.end() else None
-
-
-def _evaluation(data: Any) -> list[Source]:
-    """``data``: as a trainer is given it."""
-    named = data.items() if isinstance(data, dict) else [("", data)]
-    return [Source.of(f"{EVALUATION} {name}".rstrip(), each) for name, each in named if each is not None]
