@@ -588,6 +588,16 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
     assert list(ours.batch_sampler) == list(theirs.batch_sampler)
 
 
+def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
+    """An empty batch is none that a script could take."""
+    steps = Steps.__new__(Steps)
+    steps._in_pieces, steps._least, steps._load = True, 1, list
+    steps.seed, steps.part_of = lambda batch: None, lambda batch: Part.of(batch, 2, 3)
+    batch = GlobalBatch(0, 0, 0, [7, 8])
+    (piece,) = steps.pieces(Given(batch, Part.of(batch, 0, 1), None, Tape(None)))
+    assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
+
+
 def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
     steps = Steps.__new__(Steps)
     steps.hand, steps.place, steps.is_reduced = [], Place(), True

@@ -303,7 +303,7 @@ class Steps:
             with self.state.as_one_pass(len(samples)) as made:
                 for sample in samples:
                     self._script.remake(given, sample.content, sample.weight)
-                    made(sample.samples, sample.samples / given.part.samples)
+                    made(sample.samples, sample.samples / (given.part.samples or 1))
 
     def pieces(self, given: Given) -> list[Piece]:
         """This worker's part in the present world, loaded anew."""
@@ -311,7 +311,7 @@ class Steps:
         given.objective = torch.zeros(())
         given.remade.clear()
         self.seed(given.batch)
-        if not self._in_pieces:
+        if not (self._in_pieces and part.samples):  # a worker without a sample makes a pass that counts for nothing
             return [Piece(self._load(part.indices), part.weight, part.samples)]
         pieces = max(1, min(-(-part.samples // given.most), part.samples // self._least))
         ends = list(accumulate(split(part.samples, pieces), initial=0))
