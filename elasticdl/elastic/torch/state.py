@@ -224,7 +224,7 @@ class TorchState(state.TrainingState):
         ]
         # Buffers that are not persistent may be caches of each worker's own.
         held: dict[str, Any] = {"model": self.model.state_dict(), "optimizer": slots if len(slots) > 1 else slots[0]}
-        if outside := outside_parameters(self._modules(), self._parameters()):
+        if outside := outside_parameters(self._modules(), self.parameters()):
             held["outside"] = outside
         kinds: dict[str, dict[str, Any]] = {}
         for name, value in self.values.items():
