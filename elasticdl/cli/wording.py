@@ -12,6 +12,7 @@ from datetime import datetime
 from elasticdl.common.journal import Entry, standing
 from elasticdl.proto import elasticdl_pb2 as pb
 
+LATEST = "~"  # later than any moment
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
@@ -141,9 +142,8 @@ _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for p
 
 def event_line(entry: Entry) -> str:
     """A journal entry for a person: time, event, fields."""
-    moment = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
-    head = f"{moment}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+    head = f"{moment(entry['time'])}  {entry['event']:17} {'  '.join(fields)}".rstrip()
     return "\n".join([head, *(f"{'':25}  {line}" for line in entry.get("stack", ()))])
 
 
@@ -190,16 +190,25 @@ def by_writer(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "master", len(name), name))
 
 
-def merged(written: Mapping[str, list[str]]) -> list[str]:
-    """Lines by their prefix, in the order of time as far as they tell it."""
-    streams = (_dated(start, lines) for start, lines in written.items())
-    return [line for _, line in heapq.merge(*streams, key=lambda item: item[0])]
+def merged(streams: Iterable[Iterable[tuple[str, str]]]) -> Iterator[str]:
+    """The lines of several writers in the order of time. Each writer's lines come in their order, with the moments of `Dating`."""
+    return (line for _, line in heapq.merge(*streams, key=lambda item: item[0]))
 
 
-def _dated(start: str, lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Each line with the time that it, or a line before it, begins with."""
-    moment = ""
-    for line in lines:
+class Dating:
+    """Says when the lines of one log were written, one after the other, as text that sorts by time."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def of(self, line: str, earliest: str = "", latest: str = LATEST) -> str:
+        """The time that the line begins with, if it was written then: between these moments. Else the first moment that it may be."""
         found = _TIMESTAMP.match(line)
-        moment = found[0].replace("T", " ").replace(",", ".") if found else moment
-        yield moment, start + line
+        told = found[0].replace("T", " ").replace(",", ".") if found else ""
+        self._last = max(self._last, told if earliest <= told <= latest else earliest)
+        return self._last
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch as logs have it."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

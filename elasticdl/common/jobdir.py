@@ -5,7 +5,7 @@
     master.json    address, token and process of the master; removed when the job has ended
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
-    logs/          master.log, worker-N.log
+    logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
 """
 
 from __future__ import annotations
@@ -69,9 +69,14 @@ class JobDir:
     status = Below("status.json")
     logs = Below("logs")
     master_log = Below("logs/master.log")
+    marks = Below("logs/marks.jsonl")  # see `elasticdl.common.log_marks`
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"
+
+    def worker_out(self, worker_id: int) -> Path:
+        """What the worker prints on stdout, if that is kept apart from its log."""
+        return self.logs / f"worker-{worker_id}.out"
 
     def write_master(self, address: MasterAddress) -> None:
         write_aside(self.master, json.dumps(asdict(address)))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from elasticdl.common import quantities
-from elasticdl.common.option_values import AUTO, parse_check, parse_limit
+from elasticdl.common.option_values import AUTO, parse_check, parse_limit, parse_ranks
 
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -176,6 +176,8 @@ class OutputOptions(OptionGroup):
     """least severe messages in the logs"""
     log_loss_steps: int = Field(100, ge=1)
     """steps between two lines of progress when the output is not a terminal"""
+    log_ranks: Annotated[str, BeforeValidator(parse_ranks)] = "0"
+    """ranks whose prints are shown, as in 0,1; all: of all workers; none. Of more than one each line has its worker before it"""
     sample_record: str = ""
     """folder where each worker records the indices of the samples it consumes"""
 

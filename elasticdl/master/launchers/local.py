@@ -1,8 +1,8 @@
 """Workers as processes of this machine.
 
 Each is the leader of a session of its own, so that a signal to the terminal does not reach it and its children can be
-ended with it; each dies with the master. What it prints goes to its log. Its temporary files are in a folder of its own, which
-goes with it: a worker that is killed cannot clean up after itself.
+ended with it; each dies with the master. What it prints goes to its log, or what it prints on stdout to a file beside. Its temporary
+files are in a folder of its own, which goes with it: a worker that is killed cannot clean up after itself.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class _Unwanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How to start a worker: its command line, its environment, and the file that takes what it prints."""
+    """How to start a worker: its command line, its environment, and the file that takes what it prints. ``out``: that takes what
+    it prints on stdout, if that is another."""
 
     argv: Sequence[str]
     environment: Callable[[int, Slot], dict[str, str]]
     log: Callable[[int], Path]
+    out: Callable[[int], Path] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +234,13 @@ class LocalLauncher:
 
     async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
         environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder, STACKS: str(_dump_in(folder))}
-        with self._command.log(worker_id).open("ab") as log:
+        with (
+            self._command.log(worker_id).open("ab") as log,
+            (self._command.out or self._command.log)(worker_id).open("ab") as out,
+        ):
             if self._server is not None:
                 try:
-                    return await self._server.fork(environment, log.fileno())
+                    return await self._server.fork(environment, out.fileno(), log.fileno())
                 except CannotFork as reason:
                     if not self._is_wanted(worker_id):
                         raise _Unwanted from None
@@ -243,8 +248,8 @@ class LocalLauncher:
             process = await asyncio.create_subprocess_exec(
                 *tethered([*self._command.argv]),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=out,
+                stderr=log,
                 env=environment,
                 start_new_session=True,
             )
