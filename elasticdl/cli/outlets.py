@@ -11,6 +11,7 @@ import os
 import select
 import sys
 from enum import Enum
+from typing import TextIO
 
 
 class Stream(Enum):
@@ -56,4 +57,11 @@ class Outlet:
 
 def own_outlets() -> tuple[Outlet, Outlet]:
     """This process's stdout and stderr."""
-    return Outlet(sys.stdout.fileno(), Stream.OUT), Outlet(sys.stderr.fileno(), Stream.ERR)
+    return Outlet(_descriptor(sys.stdout, 1), Stream.OUT), Outlet(_descriptor(sys.stderr, 2), Stream.ERR)
+
+
+def _descriptor(stream: TextIO, usual: int) -> int:
+    try:
+        return stream.fileno()
+    except OSError:  # somebody has put one in its place that has none
+        return usual

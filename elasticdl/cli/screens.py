@@ -127,8 +127,8 @@ class LiveScreen:
     def live(self) -> Live:
         """Holds the terminal while its context lasts."""
         return Live(
+            self,
             console=self._console,
-            get_renderable=self._render,
             refresh_per_second=4,
             transient=True,
             redirect_stdout=False,  # which may lead elsewhere
@@ -162,7 +162,8 @@ class LiveScreen:
         for text in self._newest.values():
             self.line(text)
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
+        """As it is at this moment, also when it is drawn again since something was printed above it."""
         panel = render(self._status, self._clock() - self._received, tuple(self._newest.values()))
         lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in tuple(self._unfinished.values())]
         return Group(*lines, panel) if lines else panel

@@ -111,7 +111,8 @@ class LocalPrints:
         is_last = False
         while not is_last:
             is_last = self._over.wait(POLL)
-            self.look()
+            for _ in range(1 + is_last):  # of workers that one look has taken up, what they print is seen by the next
+                self.look()
         self.end()
 
     def _every(self) -> list[_Shown]:

@@ -35,7 +35,7 @@ from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
 from elasticdl.master.launchers.fork_server import CannotFork, ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
 from elasticdl.master.launchers.preload import modules_to_preload
-from elasticdl.master.observers.log_marks import LogMarks
+from elasticdl.master.observers.log_marking import LogMarks
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
 from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
