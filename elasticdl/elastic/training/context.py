@@ -194,7 +194,7 @@ class JobContext(ABC, Generic[CollectiveT]):
     def change_world(self, state: TrainingState, why: WorldChanged | WorldBroken) -> None:
         """Leave the present world, and be in the next when this returns."""
         if isinstance(why, WorldBroken):
-            log.warning("%s", why)
+            log.info("%s", why)
             self._tell(p.CollectiveFailed(str(why)))
         with self._handing_over(state):
             self._next_world(state, Hooks())
@@ -241,8 +241,8 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.record.commit(self.world, self.progress)
 
     def warn(self, message: str) -> None:
-        """Into this worker's log and the job's journal."""
-        log.warning("%s", message)
+        """Into the job's journal, which everybody is shown; of a script that runs alone, into its log."""
+        log.log(logging.INFO if self.under_master else logging.WARNING, "%s", message)
         self.session.notify("warning", message=message)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
@@ -327,7 +327,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         except WorldChanged as change:
             self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
         except WorldBroken as failure:
-            log.warning("%s", failure)
+            log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
             self._tell(p.CollectiveFailed(str(failure)))
 
     def _tell(self, event: p.Event) -> None:
