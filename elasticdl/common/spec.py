@@ -152,17 +152,22 @@ class EvaluationOptions(OptionGroup):
     """also evaluate each so many steps; 0: at the end of each epoch only"""
 
 
-class CheckpointOptions(OptionGroup):
+class ResumeOptions(OptionGroup):
     """Checkpoints"""
 
     checkpoint_dir: str = ""
-    """folder or fsspec URL for checkpoints"""
+    """folder or fsspec URL for checkpoints; a script has one there when it is stopped, and else in its job's own folder"""
+    resume: bool = True
+    """continue from the newest checkpoint in --checkpoint_dir if there is one, or from what a job of this name was stopped with"""
+
+
+class CheckpointOptions(OptionGroup):
+    """Checkpoints"""
+
     checkpoint_steps: int = Field(0, ge=0)
     """write one each so many steps; 0: at the end of each epoch"""
     keep_checkpoint_max: int = Field(3, ge=0)
     """checkpoints to keep; 0: all"""
-    resume: bool = True
-    """continue from the newest checkpoint in --checkpoint_dir if there is one"""
 
 
 class OutputOptions(OptionGroup):
@@ -355,6 +360,7 @@ class JobSpec(
     DataOptions,
     BatchOptions,
     EvaluationOptions,
+    ResumeOptions,
     CheckpointOptions,
     OutputOptions,
     TimingOptions,

@@ -13,11 +13,25 @@ from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import OPTION_GROUPS, JobOptions, JobSpec, KubernetesOptions, OutputOptions, TimingOptions
+from elasticdl.common.spec import (
+    OPTION_GROUPS,
+    JobOptions,
+    JobSpec,
+    KubernetesOptions,
+    OutputOptions,
+    ResumeOptions,
+    TimingOptions,
+)
 
 EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
-# The model, the data, the batch, the evaluations and the checkpoints are the script's own business.
-SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (JobOptions, OutputOptions, TimingOptions, KubernetesOptions)
+# The model, the data, the batch, the evaluations and when checkpoints are written are the script's own business.
+SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
+    JobOptions,
+    ResumeOptions,
+    OutputOptions,
+    TimingOptions,
+    KubernetesOptions,
+)
 
 
 class _ScriptCommand(Command):

@@ -136,6 +136,9 @@ def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
     spec = spec.model_copy(update={"job_name": job.name})
     write_aside(job.spec, spec.to_json())
+    if spec.resume and aside.is_dir():
+        for kept in JobDir(aside).kept_states():  # a link, as the old folder may come back
+            os.link(kept, job.path / kept.name)
     try:
         yield job, spec
     except (UserError, CheckBrokeError, Interrupted):

@@ -33,9 +33,9 @@ class FitState(ViewState):
         self.gather(torch.zeros(()))  # as the others do before they vote on a step
         return super().cast_end_vote()
 
-    def write(self, file: IO[bytes]) -> None:
+    def write(self, file: IO[bytes], **more: Any) -> None:
         self.complete()
-        super().write(file)
+        super().write(file, **more)
 
     def _broadcast(self) -> dict[str, Any]:
         if self._job.world.rank == 0:  # the others' is not sent

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
@@ -25,6 +25,7 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import Pieces, StateCheck
 
@@ -129,6 +130,9 @@ class TrainingState(ABC):
         self.rate: RateControl | None = None
         self.values = values
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
+        self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
+        self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
+        self.cannot_be_kept = ""  # why no other job could go on from it, if so
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._snapshot = snapshot
@@ -258,13 +262,27 @@ class TrainingState(ABC):
             self.rate.state = RateState(**state["rate"])
         self._job.post(p.Loaded(Progress(**state["progress"])))
 
-    def write(self, file: IO[bytes]) -> None:
-        """All of the state, for a worker of the same job."""
-        self._dump_to(self.state_dict(), file)
+    def write(self, file: IO[bytes], **more: Any) -> None:
+        """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
+        self._dump_to({**self.state_dict(), **more}, file)
+
+    def unpack(self, file: IO[bytes]) -> Any:
+        """What `write` has written; nothing is loaded."""
+        return self._load_from(file)
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
-        self.load_state_dict(self._load_from(file))
+        self.load_state_dict(self.unpack(file))
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a position within an epoch depends on, as far as it is known."""
+        order = self.sampler.order if self.sampler is not None else None
+        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle} if order is not None else {}
+
+    def misfit(self, saved: dict[str, Any]) -> str:
+        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
+        return difference(saved["model"], self._dump_own()["model"])
 
     def oversights(self) -> list[str]:
         """What looks forgotten in a training that has ended, a line each."""
