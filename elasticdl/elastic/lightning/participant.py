@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
+from elasticdl.elastic.training.kept_state import require_origin
 
 WHO = 'Trainer(strategy="elastic")'
 
@@ -90,6 +92,7 @@ class Participant:
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.gather, state.complete = self._gather, self.trainer_state.complete
+        state.begin_where(trainer)
         load, left = self._load_at_once, self._leave_for_good
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
@@ -98,6 +101,10 @@ class Participant:
         self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
+            # The order of samples is that of the others.
+            warnings.filterwarnings(
+                "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
+            )
             self.trainer_state.enter()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -123,7 +130,9 @@ class Participant:
     def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
         """The loader's batches in the present epoch, and the number of that which comes next."""
         trainer, steps = self._trainer, self._steps
-        self._batches = batches
+        self._batches = steps.state.batches = batches
+        if self._is_newcomer and steps.state.resumed is not None:
+            require_origin(*steps.state.resumed, steps.state.origin, steps.state.progress.position)
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:

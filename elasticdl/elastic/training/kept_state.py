@@ -67,7 +67,7 @@ class KeptState:
             raise UserError(f"{it} is of a script that trains in another way: {REMEDY}")
         if problem := state.misfit(loaded):
             raise UserError(f"{it} is of another training: {problem}; {REMEDY}")
-        require_origin(it, about["origin"], state.origin, loaded["progress"])
+        require_origin(it, about["origin"], state.origin, loaded["progress"]["position"])
         try:
             state.load_state_dict(loaded)
         except Exception as error:  # the script's own objects may raise anything
@@ -115,13 +115,13 @@ class KeptState:
         return loaded
 
 
-def require_origin(it: str, there: Mapping[str, Any], here: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+def require_origin(it: str, there: Mapping[str, Any], here: Mapping[str, Any], position: int) -> None:
     """That a position within an epoch means here what it meant there.
 
     Raises:
         UserError: it does not, as the data have changed.
     """
-    if progress["position"] in (0, there.get("samples")):
+    if position in (0, there.get("samples")):
         return
     for name in there.keys() & here.keys():
         if there[name] != here[name]:

@@ -16,7 +16,7 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
-from elasticdl.elastic.transformers.checkpoints import to_resume_from
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
@@ -157,6 +157,7 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
+    trainer._elastic.begins_as_told = is_meant(given)
     return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
 
 

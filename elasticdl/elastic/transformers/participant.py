@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
@@ -59,6 +60,7 @@ class Participant:
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
+        self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
@@ -125,6 +127,9 @@ class Participant:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = ViewState(self._job, trainer.model, optimizer, values)
+        state.batches, state.begins_as_told = self._batches, self.begins_as_told
+        if done := self._place.done():  # by a checkpoint that the trainer has loaded
+            self._job.post(p.Loaded(done))
         self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
