@@ -90,6 +90,7 @@ class Learner(ABC):
         self.learnt = ""  # of how the job scales, by the checkpoint that was loaded
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
+        self.state.beside = self._extra, self._load_extra
 
     def evaluate(self) -> Evaluation | None:
         """Over all members; None if there is no evaluation data.

@@ -69,7 +69,7 @@ class KeptState:
             raise UserError(f"{it} is of another training: {problem}; {REMEDY}")
         require_origin(it, about["origin"], state.origin, loaded["progress"]["position"])
         try:
-            state.load_state_dict(loaded)
+            state.load(loaded)
         except Exception as error:  # the script's own objects may raise anything
             raise UserError(f"{it} does not fit: {one_line(error)}; {REMEDY}") from error
         state.resumed = (it, about["origin"])

@@ -29,6 +29,7 @@ from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import Pieces, StateCheck
 
+BESIDE = "beside"
 UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
 
 # Copies a tensor of the framework's, into an earlier copy where that fits; None if it is no such tensor.
@@ -133,6 +134,9 @@ class TrainingState(ABC):
         self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
         self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
         self.cannot_be_kept = ""  # why no other job could go on from it, if so
+        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = (
+            None  # takes and puts what else a file holds
+        )
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._snapshot = snapshot
@@ -264,7 +268,8 @@ class TrainingState(ABC):
 
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
-        self._dump_to({**self.state_dict(), **more}, file)
+        beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
+        self._dump_to({**self.state_dict(), **beside, **more}, file)
 
     def unpack(self, file: IO[bytes]) -> Any:
         """What `write` has written; nothing is loaded."""
@@ -272,7 +277,12 @@ class TrainingState(ABC):
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
-        self.load_state_dict(self.unpack(file))
+        self.load(self.unpack(file))
+
+    def load(self, unpacked: dict[str, Any]) -> None:
+        self.load_state_dict(unpacked)
+        if self.beside is not None and BESIDE in unpacked:
+            self.beside[1](unpacked[BESIDE])
 
     @property
     def origin(self) -> dict[str, Any]:
