@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from elasticdl.common.jobdir import STOPPED
 from elasticdl.common.journal import Entry, standing
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -168,14 +169,35 @@ def pauses_text(journal: Iterable[Entry]) -> str:
     return f"{len(longest)}, the longest {max(longest.values()):.2f} s"
 
 
+_IN_SUMMARY = ("pause", "checkpoint", "stop_requested")
+
+
+def kept_text(status: pb.JobStatus, journal: Iterable[Entry]) -> str:
+    """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
+    path, asked = "", False
+    for entry in journal:
+        if entry.get("event") == "checkpoint" and entry.get("step") == status.step:
+            path = str(entry.get("path"))
+        elif entry.get("event") == "stop_requested":
+            asked = bool(entry.get("checkpoint"))
+    if not path:
+        return "nothing is kept of it" if asked and status.step else ""
+    # In the job's own folder it is found by the name.
+    named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
+    return f"kept in {path}: the same command{named} goes on from there"
+
+
 def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
     """What a finished job has to show."""
+    journal = [entry for entry in journal if entry.get("event") in _IN_SUMMARY]  # of a long one the few that matter
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  pauses   {pauses_text(journal)}")
+    if status.phase == "stopped" and (kept := kept_text(status, journal)):
+        lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")
     return lines

@@ -25,6 +25,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
+KEPT_STATES = 5
 POLL = 0.05
 FEED_BYTES = 4_000_000  # of a journal that are read at once
 END_BYTES = 1 << 16  # of a journal, which have its last step
@@ -93,9 +94,13 @@ def _goes_on(job: JobDir) -> bool:
 
 
 def prune_jobs(keep: int = KEPT_JOBS) -> None:
-    """Delete the folders of all but the newest jobs that are over; running jobs do not count."""
-    for job in [job for job in list_jobs() if not _goes_on(job)][keep:]:
+    """Delete the folders of all but the newest jobs that are over, and of older ones what their trainings were stopped with, which may
+    be large; running jobs do not count."""
+    over = [job for job in list_jobs() if not _goes_on(job)]
+    for job in over[keep:]:
         shutil.rmtree(job.path, ignore_errors=True)
+    for kept in (kept for job in over[KEPT_STATES:keep] for kept in job.kept_states()):
+        kept.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

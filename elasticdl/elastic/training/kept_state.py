@@ -110,9 +110,14 @@ class KeptState:
                 raise ValueError(f"not a state of format {FORMAT}")
         except Exception as error:  # the unpickler raises anything over a damaged file
             raise UserError(
-                f"{found.path}, kept of step {found.step}, can't be read: {one_line(error)}; {REMEDY}"
+                f"{found.path}, kept of step {found.step}, can't be read: {_first_sentence(error)}; {REMEDY}"
             ) from error
         return loaded
+
+
+def _first_sentence(error: Exception) -> str:
+    """Torch says much of a damaged file."""
+    return one_line(error).partition(". ")[0].rstrip(".")
 
 
 def require_origin(it: str, there: Mapping[str, Any], here: Mapping[str, Any], position: int) -> None:
@@ -123,7 +128,7 @@ def require_origin(it: str, there: Mapping[str, Any], here: Mapping[str, Any], p
     """
     if position in (0, there.get("samples")):
         return
-    for name in there.keys() & here.keys():
+    for name in (each for each in there if each in here):
         if there[name] != here[name]:
             raise UserError(
                 f"{it} stands within an epoch of other data: {name} was {there[name]} and is {here[name]}; {REMEDY}"
