@@ -87,8 +87,8 @@ def progress_line(status: pb.JobStatus) -> str:
     parts = [f"epoch {epoch_text(status)}", f"step {count_of(status.step, status.total_steps)}"]
     if status.samples and (status.samples_per_second or not math.isnan(status.loss)):  # else it has only been resumed
         parts += [f"loss {status.loss:.4g}", f"{status.samples_per_second:,.0f} samples/s"]
-    if not is_over(status):
-        parts.append(plural(len(members(status)), "worker"))
+    if training := members(status):  # else they are between two worlds, or have finished
+        parts.append(plural(len(training), "worker"))
     parts.append(f"elapsed {duration(status.elapsed)}")
     if not is_over(status) and status.time_left >= 0:
         parts.append(f"left {duration(status.time_left)}")
@@ -102,7 +102,7 @@ def why(worker: pb.WorkerStatus) -> str:
 
 # The entries that somebody who watches a job wants to see go by.
 _NEWS = {
-    "world_formed": "world {world}: {who} from step {step}: {reason}",
+    "world_formed": "world {world}: {who}{since}: {reason}",
     "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
     "worker_left": "worker {worker} left: {reason}",
     "evaluation": "evaluation at step {step}: {measured}",
@@ -114,7 +114,7 @@ _NEWS = {
     "worker_slow": "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it",
     "worker_recovered": "worker {worker} is no longer slow",
     "warning": "warning: {message}",
-    "scale_requested": "asked for {workers} workers",
+    "scale_requested": "asked for {wanted}",
     "advice": "scaling: {text}",
     "decision": "scaling: {reason}",
 }
@@ -129,6 +129,8 @@ def news(entry: Entry) -> str | None:
         return None
     ids = entry.get("members", [])
     said = {
+        "since": f" from step {entry['step']}" if entry.get("step") else "",
+        "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
         "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
         "measured": metrics_text(entry.get("metrics", {})),
         "standing": standing(entry) or "at an unknown place: no stack could be had",
@@ -193,6 +195,8 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
+    if status.phase == "succeeded" and status.samples and not math.isfinite(status.loss):
+        lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  pauses   {pauses_text(journal)}")

@@ -275,7 +275,7 @@ class Coordinator:
         if world := rendezvous.next_world(now, self.sizing.allowed(self.limits)):
             out += self._publish(world, now)
         if self._is_complete():
-            self.ending.decide(Outcome(Phase.SUCCEEDED, "training is complete"))
+            self.ending.decide(Outcome(Phase.SUCCEEDED, self.training.completion))
             out += self._end(now)
         return out
 
@@ -306,10 +306,12 @@ class Coordinator:
         self.fleet.crashes.reached_world()
         self.liveness.restart(world.worker_ids, now)
         holders = [member.step for member in world.members if member.has_state]
+        # Before the first step they may have loaded a checkpoint of their own.
+        step = max(holders or [member.step for member in world.members])
         fields = {
             "world": world.version,
             "members": list(world.worker_ids),
-            "step": max(holders, default=0),
+            "step": step,
             "reason": world.reason,
             "seconds": round(now - since, 6),
         }
