@@ -65,6 +65,12 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def assert_was_interrupted(process: subprocess.Popen[str]) -> None:
+    code, out, err = end_of(process)
+    assert (code, out) == (130, "")
+    assert re.fullmatch(r"job [-\w]+ was interrupted before it had begun: nothing is left of it\n", err)
+
+
 def read_until(process: subprocess.Popen[str], text: str) -> str:
     seen = ""
     while text not in seen:
@@ -155,8 +161,7 @@ def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    code, out, _ = end_of(process)
-    assert (code, out) == (130, "")
+    assert_was_interrupted(process)
     assert list(jobs_root().iterdir()) == []
     assert len(children) == 2
     assert psutil.wait_procs(children, TIMEOUT)[1] == []
@@ -269,7 +274,7 @@ def test_ctrl_c_while_the_master_starts(command):
     while not (jobs_root() / "slow" / "starting").exists():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert end_of(process) == (130, "", "")
+    assert_was_interrupted(process)
     assert masters() == []
     assert jobs() == []  # else its name would be taken, and the job be said to start, for a minute
 
@@ -281,7 +286,7 @@ def test_ctrl_c_while_the_master_starts_brings_back_the_old_job_of_the_name(comm
     while not (jobs_root() / "slow" / "starting").exists():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert end_of(process) == (130, "", "")
+    assert_was_interrupted(process)
     assert (jobs_root() / "slow" / "status.json").read_text() == before
 
 
@@ -324,7 +329,7 @@ def test_ctrl_c_during_the_check(command, tmp_path):
     while not (tmp_path / "checking").exists():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert end_of(process) == (130, "", "")
+    assert_was_interrupted(process)
     assert jobs() == []
 
 

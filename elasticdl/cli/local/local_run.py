@@ -141,10 +141,12 @@ def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
             os.link(kept, job.path / kept.name)
     try:
         yield job, spec
-    except (UserError, CheckBrokeError, Interrupted):
+    except (UserError, CheckBrokeError, Interrupted) as why:
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():
             aside.rename(job.path)
+        if isinstance(why, Interrupted):
+            tell(f"job {job.name} was interrupted before it had begun: nothing is left of it")
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
