@@ -353,12 +353,12 @@ def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(stat
 
 
 def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
-    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 1, "detail"))
-    assert (fatal, warning) == ("worker 0 crashed after its training was complete: detail", "")
+    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 3, "exit code 3"), 30)
+    assert (fatal, warning) == ("worker 0 has left its training after step 30 and ended: exit code 3", "")
     for cause in (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED):
-        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"))
+        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"), 30)
         assert (fatal, "may not have been done" in warning) == ("", True)
-    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0)) == ("", "")
+    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0), 30) == ("", "")
 
 
 @given(

@@ -155,7 +155,9 @@ class Coordinator:
         if record is None or record.state is _S.COMPLETED:
             return []
         world_runs = bool(self.rendezvous.active_members())
-        cause, reason, fatal, warning = self.fleet.exited(record, event, now, world_runs=world_runs)
+        cause, reason, fatal, warning = self.fleet.exited(
+            record, event, now, world_runs=world_runs, step=self.training.step
+        )
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
@@ -306,12 +308,11 @@ class Coordinator:
         self.fleet.crashes.reached_world()
         self.liveness.restart(world.worker_ids, now)
         holders = [member.step for member in world.members if member.has_state]
-        # Before the first step they may have loaded a checkpoint of their own.
-        step = max(holders or [member.step for member in world.members])
         fields = {
             "world": world.version,
             "members": list(world.worker_ids),
-            "step": step,
+            # Before the first step they may have loaded a checkpoint of their own.
+            "step": max(holders or [member.step for member in world.members]),
             "reason": world.reason,
             "seconds": round(now - since, 6),
         }

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from elasticdl.common.environment import STACKS
 from elasticdl.common.stacks import last_words
 from elasticdl.common.tether import tethered
+from elasticdl.common.tracebacks import last_exception, last_line
 from elasticdl.common.triton_first import why_it_crashed
 from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
@@ -39,6 +40,7 @@ OUTPUT_LINES = 40
 DUMP_BYTES = 1 << 16
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
+USAGE = 2  # a program ends with that which refuses its arguments, or what it was to do, and has said so
 _log = logging.getLogger(__name__)
 
 
@@ -140,9 +142,9 @@ class LocalLauncher:
             self._track(self._read_log(worker_id))
 
     async def _read_log(self, worker_id: int) -> None:
-        text = await asyncio.to_thread(_end_of, self._command.log(worker_id))
+        text = await asyncio.to_thread(_last_of, self._command.log(worker_id))
         if worker_id in self._running:
-            self._report(StacksFound(worker_id, text))
+            self._report(StacksFound(worker_id, _end_of(text)))
 
     async def detach(self) -> None:
         await self.close()
@@ -273,8 +275,9 @@ class LocalLauncher:
         code = await process.wait()
         del self._running[worker_id]
         log = self._command.log(worker_id)
-        output = _end_of(log)
-        cause, detail = judge_exit(code, output)
+        text = _last_of(log)
+        output = _end_of(text)
+        cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, output)
@@ -312,21 +315,26 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return ExitCause.CRASHED, f"exit code {code}"
+        said = last_exception(output) if code == 1 else last_line(output) if code == USAGE else ""
+        return ExitCause.CRASHED, f"exit code {code}{f': {said}' if said else ''}"
     if number in _FROM_OUTSIDE:
         return ExitCause.KILLED, name
     why = why_it_crashed(output) if number in (signal.SIGSEGV, signal.SIGABRT) else ""
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
-def _end_of(log: Path) -> str:
-    """The last lines of a log, or the first that tell of the crash with which it ends; empty if it can't be read."""
+def _last_of(log: Path) -> str:
+    """As much of a log as may be about its end; empty if it can't be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_CHARACTERS - DUMP_BYTES))
-            text = file.read().decode(errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _end_of(text: str) -> str:
+    """The last lines, or the first that tell of the crash with which a log ends."""
     if stacks := last_words(text):
         return "\n".join(stacks[:OUTPUT_LINES])
     return "\n".join(text[-OUTPUT_CHARACTERS:].splitlines()[-OUTPUT_LINES:])
