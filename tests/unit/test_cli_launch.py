@@ -167,6 +167,19 @@ def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
     assert psutil.wait_procs(children, TIMEOUT)[1] == []
 
 
+def test_the_next_job_of_a_name_is_given_what_the_last_was_stopped_with(command, tmp_path):
+    assert end_of(command("train", "--model_def=ok", "--job_name=again"))[0] == 0
+    folder = jobs_root() / "again"
+    (folder / "stopped-0000000040.state").write_text("the state")
+    (folder / "handover-0000000050").write_text("of a worker that has left")
+    assert end_of(command("train", "--model_def=refuses", "--job_name=again"))[0] == 2
+    for options in (["--model_def=ok"], ["--model_def=ok", "--num_workers=2"]):
+        assert end_of(command("train", *options, "--job_name=again"))[0] == 0
+        assert [path.read_text() for path in folder.glob("*-00*")] == ["the state"]
+    assert end_of(command("train", "--model_def=ok", "--job_name=again", "--no_resume"))[0] == 0
+    assert not list(folder.glob("stopped-*"))
+
+
 def test_a_name_that_is_taken(command):
     running = command("train", "--model_def=forever", "--job_name=busy")
     read_until(running, "evaluation")

@@ -26,6 +26,7 @@ OTHER_VALUES = {
     "log_level": "DEBUG",
     "collective": "torch",
     "check_state": "7",
+    "log_ranks": "0,2",
     "start_method": "spawn",
     "job_name": "mine",
     "max_worker_batch_size": "7",
@@ -246,8 +247,8 @@ def test_help_has_a_section_for_each_group_and_every_flag():
 
 def test_run_offers_what_a_script_does_not_decide_itself():
     offered = set(run.flags())
-    assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
-    assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
+    assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace", "--checkpoint_dir"} <= offered
+    assert not {"--model_def", "--training_data", "--checkpoint_steps", "--evaluation_steps"} & offered
 
 
 @pytest.mark.parametrize(("text", "limit"), [("auto", "auto"), ("7", 7.0), ("0.5", 0.5)])

@@ -16,6 +16,7 @@ from elasticdl.master.core.fleet import (
     after_training,
     judge,
     misuse,
+    refusal,
 )
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
@@ -350,6 +351,16 @@ def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(stat
     told = misuse(record, exited, somebody_joined=somebody_joined)
     assert told.startswith(expected)
     assert bool(told) == bool(expected)
+
+
+def test_a_program_that_has_refused_its_arguments_is_not_started_again():
+    record, exited = (
+        WorkerRecord(0, "", WorkerState.STARTING),
+        e.WorkerExited(0, ExitCause.CRASHED, 2, "exit code 2: no"),
+    )
+    assert refusal(record, exited) == "worker 0 has refused to train: exit code 2: no"
+    assert refusal(WorkerRecord(0, "", WorkerState.STARTING, ready=True), exited) == ""
+    assert refusal(record, e.WorkerExited(0, ExitCause.CRASHED, 1, "exit code 1")) == ""
 
 
 def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
