@@ -131,6 +131,27 @@ def test_a_switch(argv, value):
     assert spec_of(*argv).resume is value
 
 
+@pytest.mark.parametrize(
+    ("argv", "right"),
+    [
+        (
+            ["--num-workers", "2", "python", "train.py", "--lr", "1"],
+            "elasticdl run --num-workers 2 -- python train.py --lr 1",
+        ),
+        (["--detach", "train.py"], "elasticdl run --detach -- python train.py"),
+        (["/usr/bin/python3", "-m", "train"], "elasticdl run -- /usr/bin/python3 -m train"),
+    ],
+)
+def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
+    with pytest.raises(UserError) as told:
+        run.make_context("run", argv)
+    assert str(told.value) == f"the program goes after --: `{right}`"
+
+
+def test_the_value_of_an_option_is_no_program():
+    assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
+
+
 def test_workers_are_a_number_or_a_range():
     assert spec_of("--num_workers", "3").num_workers == WorkerRange(minimum=3, maximum=3)
     assert spec_of("--num_workers", "2-4").num_workers == WorkerRange(minimum=2, maximum=4)
