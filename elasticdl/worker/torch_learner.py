@@ -21,6 +21,7 @@ from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch.losses import LossCheck
+from elasticdl.elastic.torch.optimizers import is_other_kind
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
@@ -48,12 +49,6 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _is_other_optimizer(there: Any, here: Any) -> bool:
-    groups = zip(there["param_groups"], here["param_groups"], strict=False)
-    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
-    return any(was.keys() - now.keys() and now.keys() - was.keys() for was, now in groups)
-
-
 class TorchLearner(Learner):
     """A PyTorch model being trained."""
 
@@ -62,7 +57,7 @@ class TorchLearner(Learner):
         copy=_copy,
         write=torch.save,
         read=functools.partial(torch.load, map_location="cpu", weights_only=True),
-        is_other_optimizer=_is_other_optimizer,
+        is_other_optimizer=is_other_kind,
     )
     context_class = ElasticContext
     state: TorchState

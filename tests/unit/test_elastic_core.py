@@ -246,7 +246,13 @@ def test_functions_that_return_after_different_steps_are_refused(order):
     worker = training(*step(1), p.On.COMMIT)
     worker.do(p.On.RETURNED if order == "first" else p.BatchGiven(plan(2)))
     (failed,) = worker.do(p.Voted(vote(ended=1)))
-    assert "1 of 2 workers ended their training after step 1 and the others go on" in failed.message
+    assert failed.message.startswith(
+        "1 of 2 workers ended their training after step 1 and the others go on: the training function"
+    )
+    worker.core.position.order = None  # a loop that is nobody's function
+    assert "the scripts must leave their loops after the same step" in worker.core.position.disagreement(
+        p.Voted(vote(ended=1)), 2
+    )
 
 
 def test_a_member_lost_in_the_end_is_awaited_in_the_next_world():

@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
-from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
 from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
 
@@ -425,3 +425,19 @@ def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tm
 def test_something_else_is_not_patched():
     with pytest.raises(UserError, match="this is a list; expected a"):
         patch([])
+
+
+def test_a_checkpoint_that_is_not_the_latest_is_meant(tmp_path):
+    for step in (10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-30").mkdir()  # is being written
+    given = [
+        True,
+        None,
+        str(tmp_path / "checkpoint-20"),
+        f"{tmp_path}/checkpoint-20/",
+        str(tmp_path / "checkpoint-10"),
+        "hub/name",
+    ]
+    assert [is_meant(each) for each in given] == [False, False, False, False, True, False]

@@ -78,6 +78,23 @@ def test_an_epochs_end_tells_when_the_states_were_last_compared():
     assert Training.restore(training.snapshot()).compared_workers == 2
 
 
+def test_epochs_of_which_this_job_has_made_no_step_were_finished_by_another():
+    training = Training()
+    steps = [
+        e.StepReport(31, 1, 2.0, 8, 0.1, 0.05, 1, 248, True)
+    ]  # a script that has loaded its own checkpoint of epoch 1
+    _, records = training.report(e.ProgressReported(0, tuple(steps), 0, 0), 0.0)
+    assert [record.fields for record in records] == [{"epoch": 1, "step": 31, "loss": 2.0}]
+
+
+def test_a_training_that_ends_without_a_loss_is_complete_and_has_diverged():
+    training = Training(loss=1.0, samples=8)
+    assert training.completion == "training is complete"
+    training.loss = math.nan
+    assert training.completion == "training is complete, but has diverged: its last loss is nan"
+    assert Training(loss=math.nan).completion == "training is complete"  # the script tells of no loss
+
+
 def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():
     training = Training()
     steps = [

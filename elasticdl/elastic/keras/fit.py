@@ -233,6 +233,9 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
+        state.beside = self.callbacks.pack, self.callbacks.unpack
+        if stages.present > 1:
+            state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
         self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
 
     def before_sync(self, world: World) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
-from elasticdl.elastic.lightning.logged import Amounts, Logged
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
@@ -28,17 +28,9 @@ from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
+from elasticdl.elastic.training.kept_state import require_origin
 
 WHO = 'Trainer(strategy="elastic")'
-
-
-@dataclass(slots=True)
-class GivenBatch(Given):
-    index: int = 0  # as the training step is told
-    asked: int = 0  # of the workers' answers, before the training step
-    logged: dict[str, Amounts] = field(default_factory=dict)
-    has_no_loss: bool = False  # the training step has returned None for this worker's part
-    is_left_out: bool = False  # it has done so for some worker's
 
 
 class Participant:
@@ -94,6 +86,7 @@ class Participant:
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.gather, state.complete = self._gather, self.trainer_state.complete
+        state.begin_where(trainer)
         load, left = self._load_at_once, self._leave_for_good
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
@@ -102,6 +95,10 @@ class Participant:
         self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
+            # The order of samples is that of the others.
+            warnings.filterwarnings(
+                "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
+            )
             self.trainer_state.enter()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -128,7 +125,10 @@ class Participant:
     def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
         """The loader's batches in the present epoch, and the number of that which comes next."""
         trainer, steps = self._trainer, self._steps
-        self._batches, steps.state.sources = batches, [batches.source]
+        self._batches = steps.state.batches = batches
+        steps.state.sources = [batches.source]
+        if self._is_newcomer and steps.state.resumed is not None:
+            require_origin(*steps.state.resumed, steps.state.origin, steps.state.progress.position)
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:

@@ -27,7 +27,7 @@ from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
-from elasticdl.elastic.torch.optimizers import each_of, require_summable
+from elasticdl.elastic.torch.optimizers import each_of, is_other_kind, require_summable
 from elasticdl.elastic.torch.outside import dump_outside, load_outside, outside_parameters
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
@@ -209,6 +209,11 @@ class TorchState(state.TrainingState):
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def misfit(self, saved: dict[str, Any]) -> str:
+        if is_other_kind(saved["optimizer"], self.optimizer.state_dict()):
+            return "its optimizer is of another kind"
+        return super().misfit(saved)
 
     def settings(self) -> Mapping[str, Any]:
         groups = [

@@ -132,6 +132,7 @@ class View:
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         state.sources.append(self.batches.source)
+        state.batches = self.batches
         self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
         self._begun.join()
         at = state.progress

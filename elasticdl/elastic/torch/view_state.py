@@ -20,7 +20,7 @@ from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.optimizers import Optimizers
-from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.training.pieces import OfElasticDL
@@ -44,6 +44,7 @@ class ViewState(TorchState):
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self.was_loaded = False  # another worker's state has taken the place of this one's
+        self.batches: Batches | None = None  # of the script's loader, once they are known
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -68,6 +69,14 @@ class ViewState(TorchState):
         for name, state in states.items():
             own[name].load_state_dict(state)
         self._load_settings(settings)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        if self.batches is None:
+            return {}
+        loader: Any = self.batches.loader
+        samples = {"samples": len(loader.dataset)} if hasattr(loader.dataset, "__len__") else {}
+        return {**samples, "batches": len(loader)}
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""

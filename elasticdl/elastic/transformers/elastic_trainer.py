@@ -16,7 +16,7 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
-from elasticdl.elastic.transformers.checkpoints import to_resume_from
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
@@ -148,10 +148,10 @@ class Elastic:
         if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
             state.best_model_checkpoint = best
         write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
-        self._elastic.leave_to_first(f"{prefix}{state.global_step}", write)
+        self._elastic.unwritten.leave(f"{prefix}{state.global_step}", write)
 
     def _load_best_model(self: Any) -> None:
-        self._elastic.await_checkpoint(self.state.best_model_checkpoint)
+        self._elastic.unwritten.wait(self.state.best_model_checkpoint)
         super()._load_best_model()  # type: ignore[misc]
 
     # -- the end --
@@ -165,6 +165,7 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
+    trainer._elastic.begins_as_told = is_meant(given)
     return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
@@ -28,7 +28,7 @@ from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.checkpoints import is_whole
+from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.place import TrainersPlace
 
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = zlib.crc32(b"forward")
 
-# Of a worker for the checkpoint that another writes.
-CHECKPOINT_SECONDS = 600.0
-POLL_SECONDS = 0.05
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
 
@@ -60,6 +57,7 @@ class Participant:
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
+        self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
         what = "accelerator.backward(loss)"
         self._weighed = WeighedGradients(lambda: self._begun.state.parameters(), what, job.warn, may_be_summed=True)
@@ -76,7 +74,7 @@ class Participant:
         self._pass: Pass | None = None
         self._count: Count | None = None
         self._was_first = False
-        self._unwritten: tuple[str, Callable[[], None]] | None = None  # a checkpoint's last file, and what writes it
+        self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
 
     # -- who writes --
 
@@ -129,6 +127,9 @@ class Participant:
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = ViewState(self.job, trainer.model, optimizer, values)
         state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
+        state.batches, state.begins_as_told = self._batches, self.begins_as_told
+        if done := self._place.done():  # by a checkpoint that the trainer has loaded
+            self.job.post(p.Loaded(done))
         self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
@@ -291,7 +292,7 @@ class Participant:
         self._weighed.require()
         steps.reduce()
         self.tell_rank()
-        self._write_unwritten()
+        self.unwritten.write()
         vote = steps.state.vote
         if steps.is_behind or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
@@ -336,32 +337,10 @@ class Participant:
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
 
-    # -- files --
-
-    def leave_to_first(self, folder: str, write: Callable[[], None]) -> None:
-        """Another worker writes this checkpoint. If that is lost meanwhile, ``write`` does it, in the world that follows."""
-        self._unwritten = (folder, write)
-
-    def await_checkpoint(self, folder: str) -> None:
-        """Until it is there, or has not come for long."""
-        deadline = time.monotonic() + CHECKPOINT_SECONDS
-        while not is_whole(folder) and time.monotonic() < deadline:
-            self.job.advance(Activity.WAIT)
-            if self.job.session.core.broken:
-                self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
-                self.tell_rank()
-            if self.is_first:
-                self._write_unwritten()
-            time.sleep(POLL_SECONDS)
-        self.advance()
-
-    def _write_unwritten(self) -> None:
-        """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
-        if self._unwritten is None:
-            return
-        (folder, write), self._unwritten = self._unwritten, None
-        if self.is_first and not is_whole(folder):
-            write()
+    def rejoin(self, why: str) -> None:
+        """The present world broke."""
+        self._begun.leave(WorldBroken(why))
+        self.tell_rank()
 
     # -- between steps --
 
