@@ -17,9 +17,10 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.tensorflow import keras

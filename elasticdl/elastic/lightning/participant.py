@@ -16,6 +16,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
+from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
 from elasticdl.elastic.lightning.logged import Amounts, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
@@ -89,6 +90,7 @@ class Participant:
         place = Place()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
+        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.gather, state.complete = self._gather, self.trainer_state.complete
         load, left = self._load_at_once, self._leave_for_good
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
@@ -127,6 +129,8 @@ class Participant:
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
+            if self._is_newcomer:
+                begin_epoch_as_others(trainer)
             place.put_back(epoch, batches.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
@@ -193,6 +197,8 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
+        if given and self.job.size > 1:
+            given.noted = self._steps.state.attributes.note()
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():

@@ -251,6 +251,10 @@ class TrainingState(ABC):
         """Everything; the content of a checkpoint."""
         return {**self._dump_own(), **self._dump_rest()}
 
+    def sent(self) -> dict[str, Any]:
+        """All that another worker of the job is given, as it is between two steps."""
+        return self.state_dict()
+
     def _data_facts(self) -> DataFacts:
         policy, order = self._job.policy, self.sampler.order if self.sampler is not None else None
         settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
@@ -275,7 +279,7 @@ class TrainingState(ABC):
 
     def write(self, file: IO[bytes]) -> None:
         """All of the state, for a worker of the same job."""
-        self._dump_to(self.state_dict(), file)
+        self._dump_to(self.sent(), file)
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
@@ -327,7 +331,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `state_dict`."""
+        """Rank 0's state, as of `sent`."""
 
     # -- a step --
 
