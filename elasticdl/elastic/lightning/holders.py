@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from elasticdl.elastic.torch.attributes import Holder
-from elasticdl.elastic.training.attributes import set_by
+from elasticdl.elastic.torch.attributes import Holder, holders_of_callbacks
 
-PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
+PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
 
 
 def holders_of(trainer: Any) -> Iterator[Holder]:
     """The script's own callbacks. Lightning's have a state of their own."""
-    numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
-    for callback in trainer.callbacks:
-        kind: Any = type(callback)
-        if kind.__module__.partition(".")[0] not in PACKAGES:
-            name = kind.__qualname__
-            yield Holder(
-                f"callback {name} {next(numbers[name])}",
-                f"the callback {kind.__name__}",
-                callback,
-                set_by(kind, PACKAGES),
-                remedy="give the callback state_dict and load_state_dict",
-            )
+    return holders_of_callbacks(trainer.callbacks, PACKAGES, "give the callback state_dict and load_state_dict")
 
 
 def begin_epoch_as_others(trainer: Any) -> None:

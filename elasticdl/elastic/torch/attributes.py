@@ -8,9 +8,11 @@ again from there, and counted once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import count
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,17 @@ class Holder:
     what: Any
     foreign: AbstractSet[str] = frozenset()
     is_noted: bool = True  # what it keeps may change while a step is made
-    remedy: str = "give it state_dict and load_state_dict"
+    remedy: str = "keep it as plain data"
+
+
+def holders_of_callbacks(callbacks: Iterable[Any], packages: tuple[str, ...], remedy: str) -> Iterator[Holder]:
+    """Of the script's own. Those of these packages have a state of their own, or need none."""
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    for callback in callbacks:
+        kind: Any = type(callback)
+        if kind.__module__.partition(".")[0] not in packages:
+            name = f"callback {kind.__qualname__} {next(numbers[kind.__qualname__])}"
+            yield Holder(name, f"the callback {kind.__name__}", callback, set_by(kind, packages), remedy=remedy)
 
 
 @dataclass(slots=True)
@@ -75,6 +87,7 @@ class Attributes:
         self._entered: list[tuple[Any, Any, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # or not
         self._received: dict[str, Any] | None = None  # until this worker stands where the job stands
+        self._missing: list[tuple[Holder, str]] = []  # what was received, and has no place here
         self._named: set[tuple[str, str]] = set()
         self._kinds = Kinds(self._content_of, OF_THE_PROCESS_IN_TORCH, is_tensor, _assigned)
         for holder in self._holders():
@@ -124,12 +137,19 @@ class Attributes:
         else:
             self.put_back(self._noted_all)
 
-    def put_back(self, noted: Noted) -> None:
-        noted.put_back(self._kinds)
+    def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
+        """``since``: what was noted later; what has been added till then goes."""
+        noted.put_back(self._kinds, since)
 
     def arrive(self) -> None:
         """This worker stands where the job stands, and goes on from there."""
         self._received = None
+        self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        for holder, path in self._missing:
+            what = f"{_bare(path)} is not there on a worker that comes later: make it in __init__ or in a hook at the start"
+            self._say_once(holder, path, what)
 
     # -- to and from other workers --
 
@@ -156,16 +176,16 @@ class Attributes:
         """``keep``: until `arrive`, for `restore`; unless hooks are yet to begin training on all workers alike."""
         self._put(dumped)
         self._received = dumped if keep and dumped["has_begun"] else None
+        if self._received is None:
+            self._tell_missing()
 
     def _put(self, dumped: dict[str, Any]) -> None:
-        changed = put_together(dumped["outline"], dumped["arrays"])
+        changed, self._missing = put_together(dumped["outline"], dumped["arrays"]), []
         for holder in self._holders():
             received, first = changed.get(holder.name, {}), self._first.get(holder.name, {})
             for path, value in received.items():
                 if not attributes.put(holder.what, path, value, self._kinds):
-                    self._say_once(
-                        holder, path, f"{_bare(path)} is not there on a worker that comes later: make it in setup"
-                    )
+                    self._missing.append((holder, path))
             for spot in list(self._spots(holder)):
                 was = first.get(spot.path)
                 if was is None or was.is_large or spot.path in received or not spot.travels:
@@ -198,7 +218,8 @@ class Attributes:
                 yield f"{number}:{path}", parameter
 
     def _spots(self, holder: Holder, entered: list[tuple[Any, Any, Any]] | None = None) -> Iterator[Spot]:
-        for spot in attributes.spots(holder.what, self._kinds, holder.foreign, entered=entered):
+        others = [each.what for each in self._others]
+        for spot in attributes.spots(holder.what, self._kinds, holder.foreign, others=others, entered=entered):
             if not OF_THE_WORKER.search(str(spot.key)):
                 yield spot
 
@@ -210,12 +231,14 @@ class Attributes:
         self._is_known = True
         self._slots, self._entered = [], []
         self._trained = [parameter for _, parameter in self._parameters()]
+        owners: dict[int, Any] = {}
         for holder in self._holders():
             if holder.is_noted:
+                owners[id(vars(holder.what))] = vars(holder.what)
                 for spot in self._spots(holder, self._entered):
                     if spot.travels and spot.content is None and not isinstance(spot.owner, tuple):
                         self._slots.append((holder.name, spot.path, spot.owner, spot.key))
-        owners = {id(owner): owner for _, _, owner, _ in self._slots}
+        owners |= {id(owner): owner for _, _, owner, _ in self._slots}
         self._sizes = [(owner, len(owner)) for owner in owners.values()]
 
     def _note_first(self, holder: Holder) -> None:

@@ -78,7 +78,12 @@ class Noted:
     values: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)  # owner and key, what stood there, its copy
     trained: list[tuple[torch.nn.Parameter, bool]] = field(default_factory=list)
 
-    def put_back(self, kinds: Kinds) -> None:
+    def put_back(self, kinds: Kinds, since: Noted | None) -> None:
+        if since is not None:
+            there = {(id(owner), key) for owner, key, _, _ in self.values}
+            for owner, key, _, _ in since.values:
+                if (id(owner), key) not in there and isinstance(owner, dict):
+                    owner.pop(key, None)
         for owner, key, value, kept in self.values:
             owner[key] = value if kept is value else assigned(value, small_copy(kept), kinds)
         for parameter, was_trained in self.trained:

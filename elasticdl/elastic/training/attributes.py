@@ -75,14 +75,19 @@ class Spot:
 
 
 def spots(
-    holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, entered: list[tuple[Any, Any, Any]] | None = None
+    holder: Any,
+    kinds: Kinds,
+    foreign: Iterable[str] = (),
+    *,
+    others: Iterable[Any] = (),
+    entered: list[tuple[Any, Any, Any]] | None = None,
 ) -> Iterator[Spot]:
-    """All that an object keeps but for attributes of these names.
+    """All that an object keeps but for attributes of these names, and for ``others``.
 
     ``entered`` is added the objects that are gone into: where they are kept, and what.
     """
     names = [name for name in vars(holder) if name not in foreign]
-    walk = _Walk(kinds, {id(holder)}, [] if entered is None else entered)
+    walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
     return walk.through(vars(holder), names, "", 0)
 
 
@@ -180,6 +185,8 @@ class _Walk:
     def through(self, owner: Any, keys: Iterable[Any], before: str, nested: int) -> Iterator[Spot]:
         for key in keys:
             value, path = owner[key], f"{before}{key}"
+            if id(value) in self.seen:
+                continue
             if is_plain(value, self.kinds.is_foreign):
                 yield Spot(path, owner, key, value)
             elif content := _content_of(value, self.kinds):
@@ -187,7 +194,7 @@ class _Walk:
                     yield Spot(CONTENT + path, owner, key, value, content=content)
                 else:
                     yield Spot(path, owner, key, value, travels=False)
-            elif (inner := self._within(value)) is not None and nested < MOST_NESTED and id(value) not in self.seen:
+            elif (inner := self._within(value)) is not None and nested < MOST_NESTED:
                 self.seen.add(id(value))
                 self.entered.append((owner, key, value))
                 yield from self.through(*inner, f"{path}.", nested + 1)
