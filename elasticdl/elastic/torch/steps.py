@@ -288,7 +288,8 @@ class Steps:
                 self.seed(given.batch)
                 with self.state.as_one_pass(len(samples)) as made:
                     for sample in samples:
-                        self.state.attributes.put_back(given.noted, since=counted)
+                        if given.noted is not None:
+                            self.state.attributes.put_back(given.noted, since=counted)
                         self._script.remake(given, sample.content, sample.weight)
                         made(sample.samples, sample.samples / given.part.samples)
         finally:

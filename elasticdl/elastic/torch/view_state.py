@@ -123,7 +123,7 @@ class Given:
     tape: Tape
     loss: torch.Tensor | None = None  # of backward(), if it was called once
     backwards: int = 0
-    noted: Noted = field(default_factory=Noted)  # in attributes, before the script has made anything of it
+    noted: Noted | None = None  # in attributes, before the script has made anything of it
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
