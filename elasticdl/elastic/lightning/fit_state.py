@@ -68,6 +68,10 @@ class ManualState(FitState):
     def sync(self, world: World) -> None:
         TrainingState.sync(self, world)  # all schedulers that Lightning knows travel
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._received = None  # the copies hold it
+
     def restore(self) -> None:
         self.go_back()
 

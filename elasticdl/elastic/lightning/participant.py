@@ -16,7 +16,8 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged
+from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged, bit
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
@@ -85,6 +86,7 @@ class Participant:
         place = Place()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
+        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.gather, state.complete = self._gather, self.trainer_state.complete
         state.begin_where(trainer)
         load, left = self._load_at_once, self._leave_for_good
@@ -132,6 +134,8 @@ class Participant:
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
+            if self._is_newcomer:
+                begin_epoch_as_others(trainer)
             place.put_back(epoch, batches.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
@@ -199,6 +203,7 @@ class Participant:
         given = self._given if self.is_making else None
         if given:
             given.asked = self._steps.place.answers.asked
+            given.noted = self._steps.state.attributes.note() if self.job.size > 1 else None
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
@@ -358,9 +363,9 @@ class Participant:
         hand = self._hand
         if self.job.size == 1 and not any(each.logged for each in hand):
             return objective
-        own = sum({_bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
+        own = sum({bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
         marks = self._logged.gather([each.logged for each in hand], own)
-        left_out = [given for number, given in enumerate(hand) if marks & _bit(number)]
+        left_out = [given for number, given in enumerate(hand) if marks & bit(number)]
         if not left_out or self.job.size == 1:
             return objective
         return self._leave_out(left_out)
@@ -393,8 +398,3 @@ class Participant:
 
     def _take_rank(self) -> None:
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
-
-
-def _bit(number: int) -> int:
-    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
-    return 1 << min(number, 50)

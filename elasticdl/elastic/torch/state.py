@@ -20,11 +20,13 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.attributes import Attributes
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.groups import dump_groups, load_groups
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
 from elasticdl.elastic.torch.optimizers import each_of, is_other_kind, require_summable
@@ -52,6 +54,7 @@ class TorchState(state.TrainingState):
     _leaves_absent_gradients = (
         False  # parameters that no worker has a gradient of have none after a step, instead of zeros
     )
+    _keeps_received = False  # what was received, until this worker stands where the job stands
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -78,6 +81,7 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
+        self.attributes = Attributes(self._modules, job.warn)
         self._moved = Saved()  # buffers as of the last step
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
@@ -178,6 +182,18 @@ class TorchState(state.TrainingState):
 
     # -- the parts of a state --
 
+    def sent(self) -> dict[str, Any]:
+        """Beside the state what modules and others hold in attributes, and the optimizer's groups."""
+        groups = dump_groups(self._modules(), self.optimizer)
+        return {**super().sent(), "held": {"attributes": self.attributes.dump(), "groups": groups}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        held = state.get("held")  # a checkpoint has none
+        if held is not None:
+            load_groups(held["groups"], self._modules(), self.optimizer)
+            self.attributes.load(held["attributes"], keep=self._keeps_received)
+        super().load_state_dict(state)
+
     def _own_rate(self) -> float:
         # Kept in each group as torch's schedulers do: it may come from a checkpoint.
         groups = self.optimizer.param_groups
@@ -271,11 +287,13 @@ class TorchState(state.TrainingState):
     def _restore_own(self) -> None:
         self._moved.restore()
         self._reducer.followers.restore()
+        self.attributes.restore()
         if self._snapshot:
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        return broadcast_state(self.state_dict(), self._job.collective, self._job.device)
+        received: dict[str, Any] = broadcast_state(self.sent(), self._job.collective, self._job.device)
+        return received
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {**self._dump_own(), "values": values}
@@ -283,6 +301,8 @@ class TorchState(state.TrainingState):
 
     def save(self, part: p.Part) -> None:
         super().save(part)
+        if part is p.Part.AT_COMMIT:
+            self.attributes.commit(may_be_torn=self._job.size > 1)
         if self._snapshot and part is p.Part.AT_COMMIT:
             self._saved["own"] = copied(self._dump_own(), self._saved.get("own"), self._copy_tensor)
         if self._snapshot or part is p.Part.WITH_PARAMETERS:

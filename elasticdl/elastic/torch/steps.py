@@ -7,6 +7,7 @@ the gradients are made again, from the same parameters.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import zlib
@@ -24,6 +25,7 @@ from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.groups import groups_are_there
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
@@ -84,6 +86,7 @@ class Steps:
         self.is_behind = (
             False  # another worker's state has come, and what the script does has no effect until it stands there
         )
+        self._on_the_way = contextlib.ExitStack()  # while this worker is behind
         self._ended_epoch = -1  # the last one of which this worker has made the last step
         self._load = load
         self._script = script
@@ -103,6 +106,7 @@ class Steps:
             self.job.post(p.On.EPOCH_ENDED)
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
+        self.state.attributes.begin()
         try:
             self.job.post(p.On.COMMIT)
             return True
@@ -128,7 +132,8 @@ class Steps:
 
     def arrive(self) -> None:
         """The script stands where the job stands: what it has done since another's state came is undone."""
-        self.state.go_back()
+        self._on_the_way.close()
+        self.state.arrive()
         self.is_behind = self.is_reduced = self.is_torn = False
         self.hand.clear()
 
@@ -297,13 +302,21 @@ class Steps:
         """Gradients of the batches in hand, of this worker's present part."""
         pieces = [(given, self.pieces(given)) for given in self.hand]
         self._script.begin_remake(pieces)
-        for given, samples in pieces:
-            self.job.advance(Activity.ALIVE)
-            self.seed(given.batch)
-            with self.state.as_one_pass(len(samples)) as made:
-                for sample in samples:
-                    self._script.remake(given, sample.content, sample.weight)
-                    made(sample.samples, sample.samples / (given.part.samples or 1))
+        # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
+        counted = self.state.attributes.note() if self._in_pieces else None
+        try:
+            for given, samples in pieces:
+                self.job.advance(Activity.ALIVE)
+                self.seed(given.batch)
+                with self.state.as_one_pass(len(samples)) as made:
+                    for sample in samples:
+                        if given.noted is not None:
+                            self.state.attributes.put_back(given.noted, since=counted)
+                        self._script.remake(given, sample.content, sample.weight)
+                        made(sample.samples, sample.samples / (given.part.samples or 1))
+        finally:
+            if counted is not None:
+                self.state.attributes.put_back(counted)
 
     def pieces(self, given: Given) -> list[Piece]:
         """This worker's part in the present world, loaded anew."""
@@ -326,6 +339,8 @@ class Steps:
             enter()
         except Stopped as stopped:
             self._end_process(stopped)
+        if self.state.was_loaded and not self.is_behind:
+            self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
         self.is_behind = self.is_behind or self.state.was_loaded
 
     def _end_process(self, stopped: Stopped) -> NoReturn:

@@ -215,6 +215,8 @@ class View:
             self._gradients.begin_step()
         self._means.steps_loss = None
         self._last = Given(batch, part, sample, Tape(sample))
+        if self._may_be_torn:
+            self._last.noted = self._steps.state.attributes.note()
         self._steps.give(self._last)
         self._watch.start(self._last.tape if self._may_be_torn else None)
 

@@ -19,6 +19,7 @@ from elasticdl.elastic.torch.answers import Answers
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.kept import Noted
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.state import TorchState
@@ -33,6 +34,7 @@ class ViewState(TorchState):
 
     _leaves_absent_gradients = True
     _ends_with_function = False
+    _keeps_received = True
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
@@ -45,10 +47,13 @@ class ViewState(TorchState):
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches: Batches | None = None  # of the script's loader, once they are known
+        self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.was_loaded = True
+        parts = [name for name in ("model", "optimizer", "outside") if name in state]
+        self._received = {name: state[name] for name in parts} if self.attributes.is_on_its_way else None
 
     def sync(self, world: World) -> None:
         super().sync(world)
@@ -113,7 +118,15 @@ class ViewState(TorchState):
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
         self._reducer.drop_gradients()
+        if self._received is not None:
+            self._load_own(self._received)
         super().restore()  # gradients that are part of the state come back
+
+    def arrive(self) -> None:
+        """The script stands where the job stands."""
+        self.go_back()
+        self._received = None
+        self.attributes.arrive()
 
     def begin_step(self) -> None:
         self._check.begin(self.progress)
@@ -151,6 +164,7 @@ class Given:
     loss: torch.Tensor | None = None  # of backward(), if it was called once
     backwards: int = 0
     most: int = 0  # samples of a part when it was given, which are those that a pass is made of
+    noted: Noted | None = None  # in attributes, before the script has made anything of it
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 

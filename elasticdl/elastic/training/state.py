@@ -196,13 +196,13 @@ class TrainingState(ABC):
         """Everything; the content of a checkpoint."""
         return {**self._dump_own(), **self._dump_rest()}
 
+    def sent(self) -> dict[str, Any]:
+        """All that another worker of the job is given, as it is between two steps."""
+        return self.state_dict()
+
     def _data_facts(self) -> DataFacts:
-        policy, order = self._job.policy, self.sampler.order if self.sampler is not None else None
-        settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
-        if order is not None:
-            settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
-            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
-        return DataFacts(self._job.session.core.worker_id, settings, tuple(self.sources))
+        order = self.sampler.order if self.sampler is not None else None
+        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
 
     def _dump_rest(self) -> dict[str, Any]:
         return {
@@ -221,7 +221,7 @@ class TrainingState(ABC):
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
         beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
-        self._dump_to({**self.state_dict(), **beside, **more}, file)
+        self._dump_to({**self.sent(), **beside, **more}, file)
 
     def unpack(self, file: IO[bytes]) -> Any:
         """What `write` has written; nothing is loaded."""
@@ -301,7 +301,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `state_dict`, on members that stand elsewhere."""
+        """Rank 0's state, as of `sent`, on members that stand elsewhere."""
 
     @abstractmethod
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -192,6 +192,7 @@ def patch(trainer: Any) -> Any:
     runtime.train_in_place(participant.finish)
     kind = type(trainer)
     trainer.add_callback(EndsItsStep(participant.decisions))
+    trainer.callback_handler.callbacks.insert(0, TellsEpoch(participant))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
     follow_rank(trainer.args, lambda: participant.is_first)
     return trainer
@@ -205,6 +206,16 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._decisions.put_off(control)
+
+
+class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+    """The first callback: where a worker that comes later passes by an epoch, the others hear of that one."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self._participant.tell_epoch()
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]

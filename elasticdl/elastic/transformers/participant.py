@@ -30,6 +30,7 @@ from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
+from elasticdl.elastic.transformers.holders import PACKAGES, holders_of
 from elasticdl.elastic.transformers.place import TrainersPlace
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Participant:
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._epoch = 0
+        self._next_epoch = 0  # that callbacks are told of
         self._first = 0  # the number of the batch that the epoch is begun with
         self._passes = 0  # made in this step
         self._given: Given | None = None  # that the present pass is made on
@@ -114,6 +116,7 @@ class Participant:
     def begin_at(self, epoch: int, batch: int) -> None:
         """The trainer begins there, as it resumes from a checkpoint perhaps."""
         state, at = self._trainer.state, self._place.boundary
+        self._next_epoch = epoch
         at.epoch, at.batch = epoch, batch
         at.logged_at, at.tokens = state.global_step, state.num_input_tokens_seen
 
@@ -126,6 +129,7 @@ class Participant:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = ViewState(self.job, trainer.model, optimizer, values)
+        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = self._batches, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
@@ -159,6 +163,12 @@ class Participant:
         return self._steps
 
     # -- an epoch --
+
+    def tell_epoch(self) -> None:
+        """Callbacks are about to hear that an epoch begins. On a worker that comes later ``state`` is as it was for the others."""
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        if self.is_behind and epoch:
+            self._place.stand_at(epoch)
 
     def begin_epoch(self, epoch: int, first: int) -> int | None:
         """The number of the batch to begin with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
@@ -282,6 +292,8 @@ class Participant:
         given = steps.hand[self._passes]
         self._passes += 1
         self.part = len(given.part.indices) / len(given.batch.indices)
+        if self.job.size > 1:
+            given.noted = steps.state.attributes.note()
         loss = self._run(given, given.part.weight, inputs, items)
         world = self.job.world
         if self._passes < len(steps.hand):

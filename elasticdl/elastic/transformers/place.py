@@ -114,6 +114,15 @@ class TrainersPlace(OfElasticDL):
             "outside": self.outside or RandomStreams.capture(),
         }
 
+    def stand_at(self, epoch: int) -> None:
+        """The trainer is on its way, at the beginning of this epoch."""
+        received, trainer = self.received, self._trainer
+        if received is None or not received["epoch"]:
+            return
+        steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
+        trainer.state.epoch = float(epoch)
+        trainer.state.global_step = steps * epoch // received["epoch"]
+
     def apply(self) -> None:
         """The trainer stands where the job stands."""
         content, self.received = self.received, None
