@@ -68,6 +68,8 @@ def is_plain(value: object) -> bool:
 
 def is_same(one: Any, other: Any) -> bool:
     """Whether both plain values would be written alike."""
+    if type(one) in AS_THEY_ARE:
+        return type(other) is type(one) and repr(one) == repr(other)
     arrays: tuple[dict[str, Array], dict[str, Array]] = {}, {}
     texts = [json.dumps(_take(value, found)) for value, found in zip((one, other), arrays, strict=True)]
     if texts[0] != texts[1]:
