@@ -258,7 +258,9 @@ class KerasState(state.TrainingState):
         return array_marks([self.host_array(each) for each in arrays])
 
     def host_array(self, value: Any) -> Array:
-        return np.asarray(value.numpy()) if hasattr(value, "numpy") else as_array(value)
+        if isinstance(value, keras.Variable | tf.Variable | tf.Tensor):
+            return np.asarray(_read(value).numpy())
+        return value if isinstance(value, np.ndarray) else as_array(value)
 
     def _variables(self) -> dict[str, list[Any]]:
         return {
@@ -278,7 +280,7 @@ def _path(variable: Any) -> str:
 
 def _read(variable: Any) -> tf.Tensor:
     """Of Keras, or of TensorFlow."""
-    return tf.convert_to_tensor(variable if isinstance(variable, tf.Variable) else variable.value)
+    return tf.convert_to_tensor(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:

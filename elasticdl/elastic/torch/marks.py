@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from elasticdl.elastic.torch.gpu import HostCopy
 from elasticdl.elastic.training.pieces import COLUMNS, WEIGHTS, WORD, Marks, mark
@@ -19,6 +20,8 @@ def marks_of(tensors: Sequence[Any]) -> Marks:
     on_devices: dict[torch.device, list[int]] = {}
     made: list[int] = [0] * len(tensors)
     for number, each in enumerate(tensors):
+        if is_lazy(each):
+            continue
         if isinstance(each, torch.Tensor) and each.device.type != "cpu":
             on_devices.setdefault(each.device, []).append(number)
         else:

@@ -116,10 +116,8 @@ def _is_flat(values: Sequence[Any]) -> bool:
 
 def is_array(value: Any) -> bool:
     """An array of NumPy's or of a framework's."""
-    try:
-        return type(value) not in PLAIN and hasattr(value, "shape") and hasattr(value, "dtype")
-    except RuntimeError:  # a lazy module's parameter has none yet
-        return False
+    kind = type(value)  # an object of a framework's would make its shape first
+    return kind not in PLAIN and hasattr(kind, "shape") and hasattr(kind, "dtype")
 
 
 def plain_mark(value: Any) -> int:
