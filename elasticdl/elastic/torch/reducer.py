@@ -46,12 +46,13 @@ class GradientReducer:
         collective: TorchCollective,
         *,
         keeps_absent: bool = False,
+        may_be_summed: bool = True,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``keeps_absent``: a parameter that no worker has a gradient
-        of ends with none, as on one device, instead of with zeros."""
+        of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers."""
         self._all = parameters
         self._collective = collective
-        self._buffers = Buffers(modules)
+        self._buffers = Buffers(modules, may_be_summed=may_be_summed)
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
         self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
@@ -257,6 +258,12 @@ class GradientReducer:
                 "depend on what a worker has computed"
             )
         present = self._present()
+        for each in present:
+            if each.is_floating_point() and each.itemsize == 1:
+                raise UserError(
+                    f"a parameter of shape {tuple(each.shape)} is trained in {str(each.dtype).removeprefix('torch.')}, whose gradients can't be "
+                    "summed: keep it in bfloat16 or float32, and convert it where it is used"
+                )
         if self._has_changed():
             self._trained, self._deltas = present, self._buffers.deltas
             self._drop_buckets()
