@@ -45,7 +45,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copy(item) for item in value)
+        return [_copy(item) for item in value] if isinstance(value, list) else tuple(map(_copy, value))
     return value
 
 

@@ -263,6 +263,11 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
 
 
+def test_the_global_batch_is_told(tmp_path):
+    trainer, _ = fit(tmp_path, make_strategy(), max_epochs=1, limit_train_batches=2, accumulate_grad_batches=2)
+    assert trainer.strategy._participant.job.policy.batch_size(1) == 16
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

@@ -227,6 +227,44 @@ def test_a_cache_is_each_workers_own():
     assert [len(member.model.kept) for member in members] == [4, 3]
 
 
+class Small(torch.nn.Module):
+    """Holds numbers of which there is no mean, and moves them perhaps."""
+
+    def __init__(self, dtype, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.net = torch.nn.Linear(3, 1)
+        self.register_buffer("small", torch.ones(3).to(dtype))
+
+    def forward(self, x):
+        if self.how == "in place":
+            self.small.copy_(torch.zeros(3))
+        elif self.how == "assigned":
+            self.small = torch.zeros(3).to(self.small.dtype)
+        return self.net(x * self.small.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16])
+@pytest.mark.parametrize("how", ["in place", "assigned", "not at all"])
+def test_a_buffer_that_moves_and_can_not_be_summed_is_refused_in_one_line(dtype, how):
+    member = Library(0, Board(1), 8, 4, 4, kind=lambda: Small(dtype, how))
+    if how == "not at all":
+        member.train()
+        return
+    with pytest.raises(UserError, match="the buffer small moves in the forward pass and is ") as refused:
+        member.train()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_whose_gradient_can_not_be_summed_is_refused_in_one_line():
+    member = Library(0, Board(1), 8, 4, 4, kind=Norm)
+    member.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))]})
+    with pytest.raises(UserError, match=r"shape \(2,\) is trained in float8_e4m3fn") as refused:
+        member.state._reducer._agree()
+    assert "\n" not in str(refused.value)
+
+
 class Comes(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -177,6 +177,20 @@ def test_processes_that_load_draw_anew_in_each_epoch():
     assert len(set(drawn)) == 8
 
 
+def test_a_world_that_begins_cuts_no_more_of_an_epoch_than_is_loaded():
+    batches = Batches(DataLoader(make_data(), batch_size=2))
+    cut = []
+
+    def part_of(batch):
+        cut.append(batch.number)
+        return Part.of(batch, 0, 2)
+
+    loaded = batches.load(map(part_of, batches.order_of(0)), seed=0)
+    next(loaded)
+    assert cut == [0]
+    assert batches.size == 2
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))

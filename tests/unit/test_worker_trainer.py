@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import uuid
+from collections import namedtuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
+from elasticdl.worker.torch_learner import TorchLearner
 
 # 40 samples in batches of 10: four steps an epoch.
 STEPS_PER_EPOCH = 4
@@ -31,6 +33,13 @@ def make_spec(tmp_path, monkeypatch):
         return JobSpec(model_zoo=str(zoo), model_def=name, **given)
 
     return make
+
+
+def test_a_checkpoint_holds_plain_containers_only():
+    Pair = namedtuple("Pair", ("first", "second"))
+    copied = TorchLearner.codec.copy({"state": Pair(torch.ones(2), [1, (2,)])})
+    assert type(copied["state"]) is tuple
+    assert copied["state"][1] == [1, (2,)]
 
 
 class Journal(Callback):

@@ -6,6 +6,7 @@ a second state. Only members that need the state keep what arrives, on the host 
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -133,10 +134,20 @@ def take_tensors(value: Any, kind: type | tuple[type, ...], tensors: list[Any]) 
         tensors.append(value)
         return _Slot(len(tensors) - 1)
     if isinstance(value, dict):
-        return {key: take_tensors(item, kind, tensors) for key, item in value.items()}
+        return _filled(value, [(key, take_tensors(item, kind, tensors)) for key, item in value.items()])
     if type(value) in (list, tuple):
         return type(value)(take_tensors(item, kind, tensors) for item in value)
     return value
+
+
+def _filled(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict like this one with other items: one with a default, or a module's of torch, which notes the versions of its parts."""
+    if type(value) is dict:
+        return dict(items)
+    made = copy.copy(value)
+    made.clear()
+    made.update(items)
+    return made
 
 
 def put_tensors(value: Any, tensors: list[Any]) -> Any:
@@ -144,7 +155,7 @@ def put_tensors(value: Any, tensors: list[Any]) -> Any:
     if isinstance(value, _Slot):
         return tensors[value.index]
     if isinstance(value, dict):
-        return {key: put_tensors(item, tensors) for key, item in value.items()}
+        return _filled(value, [(key, put_tensors(item, tensors)) for key, item in value.items()])
     if type(value) in (list, tuple):
         return type(value)(put_tensors(item, tensors) for item in value)
     return value

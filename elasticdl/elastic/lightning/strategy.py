@@ -14,6 +14,7 @@ import torch
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.participant import WHO, Participant
@@ -153,7 +154,10 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             require_loader(dataloader, WHO)
             if self._participant is None:
                 return dataloader
-            return TrainLoader(dataloader, self._participant, WHO)
+            loader = TrainLoader(dataloader, self._participant, WHO)
+            batches = self.lightning_module.trainer.accumulate_grad_batches
+            self._participant.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
+            return loader
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)

@@ -19,6 +19,8 @@ from elasticdl.elastic.torch.losses import LossCheck
 from elasticdl.elastic.torch.optimizers import each_of
 from elasticdl.elastic.training.pieces import OfElasticDL
 
+NONE = (0, 0)  # no gradient
+
 
 class WeighedGradients:
     """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
@@ -36,12 +38,13 @@ class WeighedGradients:
         self._parameters = parameters
         self._remedy = remedy
         self._may_be_summed = may_be_summed
-        self._seen: list[tuple[int, int]] = []  # after the last pass; empty: it is yet to come
+        self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
         self._is_expected = False
 
     def begin(self) -> None:
         """A step begins, without gradients."""
-        self._seen, self._is_expected = [], False
+        self._is_expected = False
+        self._seen = {id(each): NONE for each in self._parameters()} if self._may_be_summed else {}
 
     def note(self) -> None:
         """A pass was made."""
@@ -66,17 +69,17 @@ class WeighedGradients:
             self.note()
         if not self._may_be_summed or (present := self._present()) == self._seen:
             return
-        seen = self._seen or [(0, 0)] * len(present)
-        for parameter, now, before in zip(self._parameters(), present, seen, strict=False):
-            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
+        for parameter in self._parameters():
+            now = present[id(parameter)]
+            if now != self._seen.get(id(parameter), now) and parameter.grad is not None and bool(parameter.grad.any()):
                 raise UserError(
                     f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
                     f"are not weighed by this worker's part of the batch: call {self._remedy}"
                 )
 
-    def _present(self) -> list[tuple[int, int]]:
-        gradients = [parameter.grad for parameter in self._parameters()]
-        return [(0, 0) if each is None else (id(each), each._version) for each in gradients]
+    def _present(self) -> dict[int, tuple[int, int]]:
+        every = ((id(each), each.grad) for each in self._parameters())
+        return {key: NONE if gradient is None else (id(gradient), gradient._version) for key, gradient in every}
 
 
 class LoopGradients(OfElasticDL):

@@ -90,6 +90,12 @@ class Batches:
         self.draws = Draws(loader)
         self._guarded = False
 
+    @property
+    def size(self) -> int:
+        """Samples of a batch, as far as the loader tells."""
+        batch_sampler = self.loader.batch_sampler
+        return int(self.loader.batch_size or getattr(batch_sampler, "batch_size", None) or 1)
+
     def of_epoch(self, epoch: int) -> list[GlobalBatch]:
         """Draws what the loader itself would draw: the seed of its processes, and the order."""
         self.draw_seed()
@@ -108,7 +114,7 @@ class Batches:
         return batches
 
     def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
-        """By as many processes as the script's loader has. ``seed``: of what these draw at random."""
+        """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
         given = self.loader
         if given.num_workers and not self._guarded:
             require_guard(given.num_workers)
@@ -116,7 +122,7 @@ class Batches:
         return iter(
             DataLoader(
                 given.dataset,
-                batch_sampler=[list(part.indices) for part in parts],
+                batch_sampler=(list(part.indices) for part in parts),
                 num_workers=given.num_workers,
                 collate_fn=given.collate_fn,
                 pin_memory=given.pin_memory,

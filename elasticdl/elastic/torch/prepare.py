@@ -18,7 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
-from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
+from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import PREPARED
 from elasticdl.elastic.training.state import Stateful
@@ -59,8 +59,7 @@ class PreparedLoader:
         turn = self._turns
         view = self._view
         view.begin_epoch()
-        number, first, version = 0, 0, -1
-        parts: list[Part] = []
+        number, version = 0, -1
         loaded: Iterator[Any] = iter(())
         stand_in = None
         try:
@@ -73,12 +72,11 @@ class PreparedLoader:
                 else:
                     batch = view.drawn[number]
                     if version != view.world_version:
-                        version, first = view.world_version, number
-                        parts = [view.part_of(each) for each in view.drawn[number:]]
-                        loaded = view.load(batch, parts)
+                        version = view.world_version
+                        loaded = view.load(batch, map(view.part_of, view.drawn[number:]))
                     view.seed(batch)
                     sample = next(loaded)
-                    view.give(batch, parts[number - first], sample)
+                    view.give(batch, view.part_of(batch), sample)
                     yield sample
                 self._require_one_loop(turn)
                 number += 1

@@ -85,7 +85,11 @@ class TorchState(state.TrainingState):
         self._moved = Saved()  # buffers as of the last step
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
-            self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
+            self._summed,
+            self._modules(),
+            job.collective,
+            keeps_absent=self._leaves_absent_gradients,
+            may_be_summed=job.under_master,
         )
         self._weighed = WeighedGradients(
             self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -204,7 +204,7 @@ class View:
     def seed(self, batch: GlobalBatch) -> None:
         self._steps.seed(batch)
 
-    def load(self, batch: GlobalBatch, parts: Sequence[Part]) -> Iterator[Any]:
+    def load(self, batch: GlobalBatch, parts: Iterable[Part]) -> Iterator[Any]:
         """These parts of this batch and the next ones."""
         return self.batches.load(parts, self._steps.seed_of_processes(batch))
 

@@ -211,20 +211,18 @@ class Participant:
         batches = data.of_epoch(epoch)
         if not self._has_arrived_within:
             self._place.outside = RandomStreams.capture()
-        number, first, version = self._first, 0, -1
-        parts: list[Any] = []
+        number, version = self._first, -1
         loaded: Iterator[Any] = iter(())
         while number < len(batches):
             batch = batches[number]
             if not steps.hand or steps.is_reduced:
                 self._begin_step(epoch, number)
             if version != self.job.world.version:
-                version, first = self.job.world.version, number
-                parts = [steps.part_of(each) for each in batches[number:]]
-                loaded = data.load(parts, steps.seed_of_processes(batch))
+                version = self.job.world.version
+                loaded = data.load(map(steps.part_of, batches[number:]), steps.seed_of_processes(batch))
             steps.seed(batch)
             sample = next(loaded)
-            steps.give(Given(batch, parts[number - first], sample, Tape(None)))
+            steps.give(Given(batch, steps.part_of(batch), sample, Tape(None)))
             yield sample
             number += 1
 

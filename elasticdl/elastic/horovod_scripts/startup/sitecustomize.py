@@ -41,6 +41,7 @@ PATCHED = frozenset(
         "horovod.common.elastic",
         "horovod.tensorflow",
         "horovod.tensorflow.elastic",
+        "horovod.torch.elastic.state",
     }
 )
 
