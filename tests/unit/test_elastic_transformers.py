@@ -242,7 +242,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     job = SimpleNamespace(advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    participant = SimpleNamespace(_job=job, _count=len)
+    participant = SimpleNamespace(job=job, _count=len)
     assert Participant._sum(participant, 0.0, ["a", "b"]) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 

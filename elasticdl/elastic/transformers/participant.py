@@ -56,7 +56,7 @@ class Participant:
 
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
         self._trainer = trainer
-        self._job = job
+        self.job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
@@ -82,7 +82,7 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.known_rank == 0 and not self.is_behind
+        return self.job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -126,11 +126,11 @@ class Participant:
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = ViewState(self._job, trainer.model, optimizer, values)
+        state = ViewState(self.job, trainer.model, optimizer, values)
         state.batches, state.begins_as_told = self._batches, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
-            self._job.post(p.Loaded(done))
-        self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
+            self.job.post(p.Loaded(done))
+        self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         self._place.outside = RandomStreams.capture()
@@ -155,7 +155,7 @@ class Participant:
 
     @property
     def comes_later(self) -> bool:
-        return self._job.comes_later
+        return self.job.comes_later
 
     @property
     def _begun(self) -> Steps:
@@ -212,8 +212,8 @@ class Participant:
             batch = batches[number]
             if not steps.hand or steps.is_reduced:
                 self._begin_step(epoch, number)
-            if version != self._job.world.version:
-                version, first = self._job.world.version, number
+            if version != self.job.world.version:
+                version, first = self.job.world.version, number
                 parts = [steps.part_of(each) for each in batches[number:]]
                 loaded = data.load(parts, steps.seed_of_processes(batch))
             steps.seed(batch)
@@ -230,7 +230,7 @@ class Participant:
     def _begin_step(self, epoch: int, number: int) -> None:
         """The world may change here."""
         steps = self._begun
-        self._job.advance(Activity.DATA)
+        self.job.advance(Activity.DATA)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             steps.close()
         while True:
@@ -258,7 +258,7 @@ class Participant:
         items = count(samples)
         if items is None or not self._begun.hand:
             return items
-        if self._job.size > 1:
+        if self.job.size > 1:
             hand = self._begun.hand
             items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
         self._items = items
@@ -267,13 +267,13 @@ class Participant:
     def _sum(self, like: Any, samples: list[Any]) -> Any:
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        self._job.advance(Activity.WAIT)
+        self.job.advance(Activity.WAIT)
         try:
-            self._job.collective.sum_([total], "elasticdl.items")
+            self.job.collective.sum_([total], "elasticdl.items")
         except WorldBroken as failure:
             log.info("items are counted again: %s", failure)  # as the step that follows is torn
             total.fill_(1.0)
-        self._job.advance(Activity.COMPUTE)
+        self.job.advance(Activity.COMPUTE)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
@@ -286,7 +286,7 @@ class Participant:
         self._passes += 1
         self.part = len(given.part.indices) / len(given.batch.indices)
         loss = self._run(given, given.part.weight, inputs, items)
-        world = self._job.world
+        world = self.job.world
         if self._passes < len(steps.hand):
             if world.size > 1:  # the whole step's comes with its last batch
                 return torch.zeros_like(loss)
@@ -296,7 +296,7 @@ class Participant:
         self.tell_rank()
         self._write_unwritten()
         vote = steps.state.vote
-        if steps.is_behind or vote is None or (world.size == 1 and self._job.world.version == world.version):
+        if steps.is_behind or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
         return torch.full_like(loss, vote.loss) - self._reported
 
@@ -304,7 +304,7 @@ class Participant:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
         streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
-        seed_step(streams, given.batch.number, self._job.world.rank)
+        seed_step(streams, given.batch.number, self.job.world.rank)
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
@@ -341,8 +341,8 @@ class Participant:
         """Until it is there, or has not come for long."""
         deadline = time.monotonic() + CHECKPOINT_SECONDS
         while not is_whole(folder) and time.monotonic() < deadline:
-            self._job.advance(Activity.WAIT)
-            if self._job.session.core.broken:
+            self.job.advance(Activity.WAIT)
+            if self.job.session.core.broken:
                 self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
                 self.tell_rank()
             if self.is_first:
@@ -376,7 +376,7 @@ class Participant:
         self._place.outside = RandomStreams.capture()
 
     def advance(self) -> None:
-        self._job.advance(Activity.ALIVE)
+        self.job.advance(Activity.ALIVE)
 
     def end_of_training(self) -> None:
         """There is no further step."""
