@@ -47,6 +47,8 @@ EVENTS = {
     "decision": "workers (that the job wants from now on), reason",
     "stop_requested": "reason, checkpoint",
     "phase": "phase, reason",
+    "steps_over": "step, seconds: a script has made its last step, and since its last step, evaluation or checkpoint it has done "
+    "something else for so long",
     "steps": "step (the last), world, steps, samples, loss (mean over samples), learning_rate, seconds, again (how many of them "
     "were made before), waited (seconds a step that members waited for others, mean), slowest (of these, those for the slowest)",
     "job_finished": "phase, reason, steps, epochs, samples, metrics",

@@ -73,6 +73,7 @@ class JobHistory:
             "steps": self._steps,
             "evaluation": self._evaluation,
             "checkpoint": lambda entry, now: self._line.take(Doing.CHECKPOINT, f.seconds(entry, "held")),
+            "steps_over": self._steps_over,
             "collective": self._collective,
             "resumed": self._resumed,
             "epoch_finished": self._compared,
@@ -152,6 +153,12 @@ class JobHistory:
             line = line.copy()
             line.advance(until)
             line.relabel(change.doing, change.since, line.now)
+        pauses, changes = tuple(self._pauses), dict(self._changes)
+        if change and not change.told and facts.over and change.doing in _KINDS.values() and self._worlds.last:
+            # No step came after it that would have told it.
+            lasted = line.now - change.since
+            pauses += (PauseRecord(self._worlds.last.version, str(change.doing), line.now, lasted, 0, 0),)
+            changes[str(change.doing)] = changes.get(str(change.doing), 0) + 1
         return History(
             job=facts.job,
             phase=facts.phase,
@@ -168,13 +175,13 @@ class JobHistory:
             metrics=facts.metrics,
             lanes=self._lanes.result(),
             worlds=tuple(self._worlds),
-            pauses=tuple(self._pauses),
+            pauses=pauses,
             marks=tuple(self._marks),
             warnings=tuple(self._warnings),
             points=self._curve.result(),
             spent=line.spent(until),
             counts={**self._counts, "pauses": self._pauses.count},
-            changes=dict(self._changes),
+            changes=changes,
             causes=dict(self._causes),
             advice=facts.advice,
             speedup=facts.speedup,
@@ -371,6 +378,15 @@ class JobHistory:
         self._line.relabel(doing, now - total, now)
 
     # ---- steps ----
+
+    def _steps_over(self, entry: Entry, now: float) -> None:
+        """What a script does after its last step is the job's end, however long that takes."""
+        line = self._line
+        since = now - f.seconds(entry, "seconds")
+        line.relabel(Doing.ENDING, since, now)
+        if line.doing is Doing.PRODUCTIVE:
+            line.change(Doing.ENDING)
+        self._lanes.rest(since, "has made its last step")
 
     def _steps(self, entry: Entry, now: float) -> None:
         line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")

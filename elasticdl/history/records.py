@@ -21,7 +21,7 @@ class Doing(StrEnum):
     FAILURE = "failure"
     WAITING = "waiting"  # fewer workers than the minimum
     STARTING = "starting"  # up to the first step
-    ENDING = "ending"  # from the decision that it ends to the end
+    ENDING = "ending"  # from the last step, or the decision that it ends, to the end
 
 
 class Post(StrEnum):

@@ -96,6 +96,16 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
     assert not anew.told("resumed")
 
 
+def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
+    for steps in (3, 2):
+        job = Job(tmp_path / "none").train(stop_after=steps, checkpoint=False)
+        KeptState(str(place)).write(job.state, "")
+    assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
+    later = Job(place)
+    take_over(later.context, later.state)
+    assert later.state.step == 3
+
+
 def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
     kept = tmp_path / "kept"
     Job(kept).train(stop_after=1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.wording import by_writer, merged, prefix
+from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.journal import parse_entry
 from elasticdl.kubernetes.api_error import NotDoneError
@@ -71,14 +71,15 @@ def read_logs(client: Client, job: str, worker: int | None) -> Lines:
         names = ", ".join(by_writer({writer_of(pod) for pod in find_pods(client, job, None)})) or "nobody"
         raise UserError(f"job {job} has no worker {worker}; it has logs of {names}")
     written: dict[str, list[tuple[str, str]]] = {}
+    datings: dict[str, Dating] = {}
     for pod in pods:
         writer, name = writer_of(pod), pod["metadata"]["name"]
         start = prefix(writer) if worker is None else ""
-        lines = written.setdefault(writer, [])
+        lines, dating = written.setdefault(writer, []), datings.setdefault(writer, Dating())
         try:
             with contextlib.closing(client.log(name, timestamps=True)) as response:
                 every = bytes(response.data).decode(errors="replace").splitlines()
-                lines += ((when, start + line) for when, line in map(timed, every))
+                lines += ((dating.of("", when), start + line) for when, line in map(timed, every))
         except NotDoneError as error:  # else its container has not begun yet
             if error.by_rights:
                 raise

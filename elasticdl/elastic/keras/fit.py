@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -268,12 +269,20 @@ class Fit(EpochDriver[FitLedger]):
             before = sum(map(options.validates, range(options.initial_epoch, epoch)))
             data.validation.tell(3 * before + 2, seed)
             with self.callbacks.testing() as found:
+                began = time.monotonic()
                 found.update(self._validate(data.validation))
+                self._tell_validation(epoch, len(data.validation), found, time.monotonic() - began)
             data.validation.tell(3 * before + 3, seed)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
         self._context.post(p.On.CLOCK_RESUMED)
+
+    def _tell_validation(self, epoch: int, samples: int, found: dict[str, Any], seconds: float) -> None:
+        if self._context.rank == 0:
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            about = {"step": self.state.step, "epoch": epoch, "samples": samples}
+            self._context.tell_work("evaluation", **about, metrics=numbers, seconds=seconds)
 
     def _agree(self, *, entering: bool) -> bool:
         self._context.advance(Activity.WAIT)

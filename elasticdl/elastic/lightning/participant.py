@@ -20,6 +20,7 @@ from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others,
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged, bit
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
+from elasticdl.elastic.lightning.told import Told
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
@@ -46,6 +47,7 @@ class Participant:
         self._writing = writing
         self._begun: Steps | None = None
         self.decisions = Decisions(job)
+        self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
@@ -93,7 +95,6 @@ class Participant:
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
         self._begun.join()
-        self._take_rank()
         self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
@@ -101,7 +102,8 @@ class Participant:
             warnings.filterwarnings(
                 "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
             )
-            self.trainer_state.enter()
+            self.trainer_state.enter()  # after which it is known where the others have written
+        self._take_rank()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
@@ -397,4 +399,5 @@ class Participant:
         self.trainer_state.arrive()
 
     def _take_rank(self) -> None:
-        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
+        goes_on = self._is_newcomer or self._steps.state.resumed is not None
+        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)

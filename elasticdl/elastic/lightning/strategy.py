@@ -6,6 +6,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,22 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
             return step() if self._participant is None else self._participant.training_step(step)
+
+        def on_validation_start(self) -> None:
+            super().on_validation_start()
+            if self._participant is not None:
+                self._participant.told.validation_begins()
+
+        def on_validation_end(self) -> None:
+            super().on_validation_end()
+            if self._participant is not None:
+                self._participant.told.validation_ends()
+
+        def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+            began = time.monotonic()
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            if self._participant is not None:
+                self._participant.told.saved(str(filepath), time.monotonic() - began)
 
         def validation_step(self, *args: Any, **kwargs: Any) -> Any:
             self._advance()

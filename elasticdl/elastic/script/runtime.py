@@ -218,6 +218,8 @@ class ScriptRuntime(Generic[ContextT]):
             self._tell_failure(error)
         elif state is not None:
             self._finished = True
+            if self.rank() == 0:
+                self.context().tell_steps_over(state.step)
             self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
 
     def _tell_failure(self, error: Exception) -> None:

@@ -97,10 +97,11 @@ class CheckpointStore:
             raise
         self._tidy(step)
 
-    def remove(self, *, but: int | None = None) -> None:
-        """All of them, except for one step: nobody goes on from them any more."""
+    def remove(self, *, before: int | None = None, but: int | None = None) -> None:
+        """All of them, or those of steps ``before`` one, except for one step: nobody goes on from them any more."""
         for name in self._names():
-            if (match := self._whole.fullmatch(name)) and int(match[1]) != but:
+            step = int(match[1]) if (match := self._whole.fullmatch(name)) else but
+            if step != but and (before is None or (step is not None and step < before)):
                 self._remove(self._at(name))
 
     def set_aside(self, step: int) -> None:

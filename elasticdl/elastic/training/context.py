@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -73,6 +74,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
+        self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
         self.sigterm = Sigterm(session)
 
     @classmethod
@@ -241,13 +243,24 @@ class JobContext(ABC, Generic[CollectiveT]):
         self._tell(event)
         if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
             raise WorldChanged(leave.reason)
-        if self.record is not None and isinstance(event, p.StepMade):
-            self.record.commit(self.world, self.progress)
+        if isinstance(event, p.StepMade):
+            self._worked_at = time.monotonic()
+            if self.record is not None:
+                self.record.commit(self.world, self.progress)
 
     def warn(self, message: str) -> None:
         """Into the job's journal, which everybody is shown; of a script that runs alone, into its log."""
         log.log(logging.INFO if self.under_master else logging.WARNING, "%s", message)
         self.session.notify("warning", message=message)
+
+    def tell_work(self, event: str, **fields: Any) -> None:
+        """That a script has just evaluated, or written a checkpoint: so that this does not count as training."""
+        self._worked_at = time.monotonic()
+        self.session.notify(event, **fields)
+
+    def tell_steps_over(self, step: int) -> None:
+        """There will be no further step; this may come long after the last one."""
+        self.session.notify("steps_over", step=step, seconds=time.monotonic() - self._worked_at)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""

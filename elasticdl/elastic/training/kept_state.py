@@ -32,7 +32,7 @@ class KeptState:
         self._resume = resume
 
     def write(self, state: TrainingState, learnt: str) -> str:
-        """Keep this state, and no earlier one; returns where.
+        """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
 
         Raises:
             Exception: whatever may go wrong; what was there before is untouched.
@@ -40,7 +40,8 @@ class KeptState:
         store = self._store()
         about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin, "learnt": learnt}
         store.write(state.step, lambda file: state.write(file, **{KEPT: about}))
-        store.remove(but=state.step)
+        # Of a world that broke several write, and one may be a step further than the others.
+        store.remove(before=state.step if self._resume else None, but=state.step)
         return store.path(state.step)
 
     def read(self, state: TrainingState, tell: Callable[[str], None]) -> tuple[str, str] | None:

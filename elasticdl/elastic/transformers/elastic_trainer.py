@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
+from elasticdl.elastic.transformers.told import tell_checkpoint, tell_evaluation
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -118,12 +120,17 @@ class Elastic:
         self._elastic.decisions.settle(self.control, is_behind=self._elastic.is_behind)
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
+        began = time.monotonic()
         if not skip_scheduler:
-            return super()._evaluate(*args)  # type: ignore[misc]
-        if self._elastic.is_behind:  # it is the evaluation before the job's first step
+            found = super()._evaluate(*args)  # type: ignore[misc]
+        elif self._elastic.is_behind:  # it is the evaluation before the job's first step
             return {}
-        with self._elastic.outside():
-            return super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+        else:
+            with self._elastic.outside():
+                found = super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+        if self._elastic.is_first:
+            tell_evaluation(self._elastic.job, self, found, time.monotonic() - began)
+        return found
 
     def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._elastic.advance()
@@ -138,12 +145,14 @@ class Elastic:
         return self._elastic.is_first
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        if self._elastic.is_first:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            return
-        self.store_flos()
         state = self.state
         prefix = os.path.join(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-")
+        if self._elastic.is_first:
+            began = time.monotonic()
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            tell_checkpoint(self._elastic.job, self, f"{prefix}{state.global_step}", time.monotonic() - began)
+            return
+        self.store_flos()
         best = f"{prefix}{state.best_global_step}"
         if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
             state.best_model_checkpoint = best

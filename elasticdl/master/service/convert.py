@@ -19,6 +19,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "checkpoint": {"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER},
     "checkpoint_failed": {"step": int, "path": str, "reason": str},
     "resumed": {"step": int, "epoch": int, "samples": int, "path": str, "learnt": str},
+    "steps_over": {"step": int, "seconds": _NUMBER},
     "collective": {"engine": str},
     "exported": {"path": str},
     "warning": {"message": str},
