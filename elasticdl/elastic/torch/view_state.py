@@ -73,6 +73,10 @@ class ViewState(TorchState):
         buffers.close(None)
         buffers.update(total)
 
+    def moved_by_passes(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        return self._reducer.moved()
+
     def reset_buffers(self) -> None:
         """They are as before the batches in hand."""
         self._reducer.reset_buffers()

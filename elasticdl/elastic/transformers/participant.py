@@ -318,6 +318,10 @@ class Participant:
 
     # -- a step that is torn --
 
+    def take_back(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         if self._items is not None:
             self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
