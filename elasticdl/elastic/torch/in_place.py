@@ -133,6 +133,10 @@ class InPlace:
             if isinstance(leaf, torch.Tensor) and (storage := storage_of(leaf)) not in given:
                 self._made.add(storage)
 
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Of the batch, or since it was given."""
+        return storage_of(tensor) in self._made
+
     def is_kept(self, tensor: torch.Tensor) -> bool:
         """Whether it may be changed."""
         storage = storage_of(tensor)

@@ -37,3 +37,25 @@ def ended_on_stand_ins(epoch: int, jobs_epoch: int) -> str:
         f"{jobs_epoch}: what is computed while elastic.catching_up() says nothing of the model, so decide only when that is False, "
         "and give elastic.prepare() what the decision goes by, as an object with state_dict"
     )
+
+
+OTHER_THREAD = (
+    "the prepared loader is looped over in another thread than the one that trains, as by a background generator: workers come and go "
+    "between two batches, so loop over it where optimizer.step() is called. The loader's own processes load ahead (num_workers)"
+)
+
+
+def left_out_by_size(place: str, whole: int, mine: int) -> str:
+    """``whole``: samples of a batch, of which ``mine`` are this worker's."""
+    return (
+        f"{place}: the script looks at the size of a batch and leaves the batch out: this worker's part has {mine} of its {whole} samples, "
+        "as there are several workers. Give the loader drop_last=True to leave out what is not full, or look at the size after "
+        "loss.backward()"
+    )
+
+
+def works_on_another_batch(place: str) -> str:
+    return (
+        f"{place}: the script works on a batch after the next one was given, as with a prefetcher: workers come and go between two batches, so "
+        "ask for the next batch after optimizer.step(). The loader's own processes load ahead (num_workers)"
+    )

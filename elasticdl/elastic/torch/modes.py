@@ -21,6 +21,7 @@ class Modes:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = _modules_of(model)
         self._training = [each.training for each in self._modules]
+        self.trains = any(self._training)
         self._numbers = [(each, _numbers_of(each)) for each in self._modules if not _is_of_torch(each)]
         self._parameters = self._present_parameters()
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import Changes, storage_of
+from elasticdl.elastic.torch.loop_faults import left_out_by_size
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch.trace import Trace
 from elasticdl.elastic.torch.view_state import Given
 
 
@@ -26,14 +29,38 @@ class Replay:
         self._steps = steps
         self._scale = scale
         self._give_again = give_again
+        self._unused: list[Trace] = []  # of batches of this loop since the last step, without gradients
         self._changes: Changes | None = None  # in place, by the script in the step that is torn
 
     def new_tape(self, sample: Any) -> Tape:
         """Of a batch that the script is given next."""
-        tape = Tape(sample, self._settled)
+        tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=self._steps().job.size > 1)
         for given in self._steps().hand:
             given.tape.followed_by(tape)
         return tape
+
+    def turn(self, *, is_new_loop: bool = False) -> None:
+        """The script is done with the batch that it was given last, if it was given one since the last step: it asks for another, or
+        begins a new loop. One of which it has made nothing is no part of the step.
+
+        Raises:
+            UserError: it has left the batch out by the number of this worker's samples.
+        """
+        steps = self._steps()
+        if is_new_loop:
+            self._unused.clear()
+        if not steps.hand or steps.is_reduced or steps.hand[-1].backwards or not steps.job.under_master:
+            return
+        last, trace = steps.hand[-1], steps.hand[-1].tape.trace
+        if not is_new_loop:
+            if trace.looks_at_size and not trace.is_for_model and steps.job.size > 1:
+                raise UserError(left_out_by_size(trace.looks_at_size, len(last.batch.indices), last.part.samples))
+            self._unused.append(trace)
+        if trace.is_untouched:
+            steps.hand.pop()
+
+    def step_made(self) -> None:
+        self._unused.clear()
 
     def take_back(self) -> None:
         changes = self._steps().hand[0].tape.undo()

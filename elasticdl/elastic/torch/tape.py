@@ -11,16 +11,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree
 
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
 from elasticdl.elastic.torch.modes import Modes
+from elasticdl.elastic.torch.trace import Trace
 
-GET_GRADIENT: Callable[..., Any] = vars(torch._C.TensorBase)["grad"].__get__
 BACKWARD = torch.Tensor.backward
 _SHAPE: Callable[..., Any] = vars(torch._C.TensorBase)["shape"].__get__
 _NAMES_OF_READS = frozenset(
@@ -38,6 +37,7 @@ _NAMES_OF_READS = frozenset(
         "__index__",
     }
 )
+_NAMES_OF_SIZES = ("size", "numel", "__len__")
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _UNNOTED = frozenset({"_set_grad_enabled", "__repr__", "__format__"})
 _NOTED_ATTRIBUTES = ("data", "requires_grad")
@@ -61,8 +61,16 @@ class _Call:
 class Tape:
     """Of one batch, from its being given to its last backward pass."""
 
-    def __init__(self, sample: Any, settled: Callable[[], Container[int]] = tuple) -> None:
-        """``settled``: storages whose content others put back when a step is torn."""
+    def __init__(
+        self,
+        sample: Any,
+        settled: Callable[[], Container[int]] = tuple,
+        *,
+        unused: Sequence[Trace] = (),
+        may_be_torn: bool = True,
+    ) -> None:
+        """``settled``: storages whose content others put back when a step is torn. ``unused``: of batches before it in the same loop,
+        of which no gradients were made. ``may_be_torn``: else it is only noted what comes of the batch."""
         self._sample = sample
         self._settled = settled
         self._calls: list[_Call] = []
@@ -70,6 +78,9 @@ class Tape:
         self._later: list[Tape] = []  # of batches of the same step
         self._dropped: dict[int, torch.Tensor] = {}  # whose gradients the script has dropped, by ids
         self._is_first_piece = True  # that is made again
+        self._may_be_torn = may_be_torn
+        self._trains = False  # the model was called in training
+        self.trace = Trace(sample, unused)
         self._known: set[int] = set()  # ids of the tensors that come from the batch
         self._without_gradient: set[int] = set()  # of these, as they were made
         self._last_backward = 0  # so many calls are to be made again
@@ -94,7 +105,14 @@ class Tape:
         if name in _NAMES_OF_READS or function == _SHAPE:
             if not (name == "size" and _of_another_dimension(*args, **kwargs)):
                 self._read = _place_in_script(name)
+                if name in _NAMES_OF_SIZES or function == _SHAPE:
+                    self.trace.look_at_size(args[0], self._read)
             return function(*args, **kwargs)
+        self.require_present(args, kwargs)
+        if not self._may_be_torn:
+            result = function(*args, **kwargs)
+            self._trace(_pytree.tree_leaves((args, kwargs)), result)
+            return result
         self._require_made(_pytree.tree_leaves((args, kwargs)), name)
         versions = [(each, _version_of(each)) for each in args if isinstance(each, torch.Tensor)]
         self._in_place.before(function, args, kwargs)
@@ -115,6 +133,12 @@ class Tape:
         modes: Modes | None = None,
     ) -> None:
         """The script has called it. ``modes``: in which the model was, if it is the model."""
+        self.require_present(args, kwargs)
+        self._trains = self._trains or (modes is not None and modes.trains)
+        self.trace.is_for_model = True
+        if not self._may_be_torn:
+            self._trace(_pytree.tree_leaves((args, kwargs)), result)
+            return
         self._require_made(_pytree.tree_leaves((args, kwargs)), type(function).__name__)
         self._note(function, args, kwargs, result, modes)
 
@@ -130,8 +154,17 @@ class Tape:
         if any(isinstance(leaf, torch.Tensor) for leaf in (*leaves, *_pytree.tree_leaves(result))):
             if self._read:
                 self._doubt = self._read
-            self._in_place.after(leaves, result)
+            self._trace(leaves, result)
             self._add(function, args, kwargs, result, modes)
+
+    def _trace(self, leaves: Sequence[Any], result: Any) -> None:
+        self._in_place.after(leaves, result)
+        self.trace.follow(leaves, result, self._in_place.is_made)
+
+    def require_present(self, args: Any, kwargs: Any) -> None:
+        """As `Trace.require_present`."""
+        if self.trace.unused:
+            self.trace.require_present(_pytree.tree_leaves((args, kwargs)), lambda: _place_in_script(""))
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         self._obstacle = self._obstacle or (f"{self._doubt} looks at a number before backward()" if self._doubt else "")
@@ -172,6 +205,8 @@ class Tape:
         Raises:
             CannotRemake: it can't be known that this is what the script would have made of them.
         """
+        if not self._last_backward and not self._trains:
+            return {}  # it has led to nothing
         if self._obstacle or not self._last_backward:
             raise CannotRemake(self._obstacle or "there was no loss.backward()")
         calls = self._calls[: self._last_backward]
@@ -271,108 +306,5 @@ def _place_in_script(what: str) -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "elasticdl"):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}"
-
-
-class Listener(Protocol):
-    """Who wants to know what the script does with a batch."""
-
-    def before_look(self, tensor: torch.Tensor) -> None:
-        """The script looks at a tensor's gradient."""
-
-    def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """The script replaces a tensor's gradient."""
-
-    def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        """The script calls ``loss.backward``."""
-
-
-class _NoWatch:
-    """What a copy of the model has in the place of a `Watch`: never active."""
-
-    _active, _within = False, 0
-
-    def _enter_model(self, *_: Any, **__: Any) -> None: ...
-
-    def _leave_model(self, *_: Any, **__: Any) -> None: ...
-
-
-class Watch(TorchFunctionMode):
-    """Sees the functions of torch's that the script calls while it works on a batch."""
-
-    def __init__(self, model: torch.nn.Module, listener: Listener) -> None:
-        super().__init__()
-        self._listener = listener
-        self._tape: Tape | None = None
-        self._active = False
-        self._within = 0  # calls of the model, one in another
-        self._modes: Modes | None = None  # in which it was called
-        model.register_forward_pre_hook(self._enter_model, prepend=True)
-        model.register_forward_hook(self._leave_model, with_kwargs=True, always_call=True)
-
-    def __reduce__(self) -> tuple[type[_NoWatch], tuple[()]]:
-        return _NoWatch, ()
-
-    def start(self, tape: Tape | None) -> None:
-        """``tape``: what is to be noted is noted there."""
-        self._tape = tape
-        if not self._active:
-            self._active = True
-            self.__enter__()  # type: ignore[no-untyped-call]
-
-    def stop_noting(self) -> None:
-        self._tape = None
-
-    def stop(self) -> None:
-        self._tape = None
-        if self._active and self._is_innermost:
-            self._active = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    @property
-    def _is_innermost(self) -> bool:
-        return _get_current_function_mode() is self  # type: ignore[no-untyped-call]
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within, torch's functions are called as ever."""
-        pausing = self._active and self._is_innermost
-        if pausing:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            if pausing:
-                self.__enter__()  # type: ignore[no-untyped-call]
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func == GET_GRADIENT:
-            self._listener.before_look(args[0])
-        elif func is BACKWARD:
-            given = dict(zip(("gradient", "retain_graph", "create_graph", "inputs"), args[1:], strict=False))
-            return self._listener.backward(args[0], {**given, **kwargs})
-        elif attribute_set_by(func) == "grad":
-            self._listener.before_set(args[0], args[1] if len(args) > 1 else None)
-        elif self._tape is not None and not self._within:
-            return self._tape.call(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _enter_model(self, model: torch.nn.Module, args: Any) -> None:
-        if self._active and not self._within and self._is_innermost:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._within = 1
-            self._modes = Modes(model) if self._tape is not None else None
-        elif self._within:
-            self._within += 1
-
-    def _leave_model(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        if not self._within:
-            return
-        self._within -= 1
-        if not self._within:
-            if self._tape is not None:
-                self._tape.note(model, args, kwargs, result, self._modes)
-            self.__enter__()  # type: ignore[no-untyped-call]
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{place}: {what}" if what else place

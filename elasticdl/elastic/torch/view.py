@@ -31,8 +31,8 @@ from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Steps
-from elasticdl.elastic.torch.tape import Watch
 from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
+from elasticdl.elastic.torch.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ class View:
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
         epoch = self._epochs
+        if self._begun is not None:
+            self._replay.turn(is_new_loop=True)
         if epoch == 0:
             self._approach = self._job.session.jobs_place()
         if self._begun is None and (epoch, 0) >= self._approach:
@@ -159,6 +161,7 @@ class View:
         self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
+        self._replay.turn()
         if not self._begun.is_behind:
             self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
@@ -186,6 +189,7 @@ class View:
             batch = self.drawn[number]
         steps = self._steps
         self._job.advance(Activity.DATA)
+        self._replay.turn()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
         while not steps.hand:
@@ -219,7 +223,7 @@ class View:
         self._steps_loss = None
         self._last = Given(batch, part, sample, self._replay.new_tape(sample))
         self._steps.give(self._last)
-        self._watch.start(self._last.tape if self._may_be_torn else None)
+        self._watch.start(self._last.tape if self._job.under_master else None)
 
     def stand_in(self, batch: GlobalBatch) -> Any:
         return self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN])
@@ -260,6 +264,8 @@ class View:
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
+        if not self._may_be_torn:
+            self._watch.stop_noting()
         self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
         self._gradients.made()
 
@@ -283,7 +289,9 @@ class View:
         with self._watch.paused():
             has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
-                raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
+                raise UserError(
+                    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
+                )
             self._reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
@@ -299,6 +307,8 @@ class View:
     def mean(self, value: Any) -> float:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
+            if self._last is not None:
+                self._last.tape.trace.is_untouched = False  # something comes of its batch
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             if self._begun is None or self.is_idle or self._job.size == 1:
                 return own
@@ -375,6 +385,7 @@ class View:
         self._steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
         self._gradients.close_step()
+        self._replay.step_made()
         self._is_fresh = True
         self._skipped_means = 0
         self._watch.stop_noting()

@@ -39,6 +39,7 @@ class ViewState(TorchState):
         values: dict[str, Any],
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
+        self._was_given = False
         self.was_loaded = False  # another worker's state has taken the place of this one's
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,7 +87,12 @@ class ViewState(TorchState):
         self._reducer.drop_gradients()
         super().restore()  # gradients that are part of the state come back
 
+    @property
+    def was_given_batches(self) -> bool:
+        return self._was_given
+
     def begin_step(self) -> None:
+        self._was_given = True
         self._check.begin(self.progress)
         self._reducer.begin_counting()
 
