@@ -21,14 +21,16 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callbacks, plain_data
+from elasticdl.elastic.keras import callbacks
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
 from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings, with_added
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
+from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
@@ -92,6 +94,9 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
+        context.tell_couplings(
+            couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
+        )
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)

@@ -44,7 +44,7 @@ class Trainer(EpochDriver[Ledger]):
         self._told_step = self._reported_step = 0
         self._evaluation_seconds = 0.0  # that the last one took; no part of the state, which all members share
         if self._checkpoints is not None:
-            context.handover = None
+            context.handover = context.kept = None
 
     def run(self) -> None:
         """Train to the end.

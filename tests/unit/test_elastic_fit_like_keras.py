@@ -142,3 +142,48 @@ def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
     assert len(ours) == len(theirs) == len(X) // BATCH
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+class Doubled(keras.optimizers.SGD):
+    """Has its own word on gradients, where Keras's fit asks it."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(2 * gradient, variable) for gradient, variable in grads_and_vars])
+
+
+class OnceScaled(keras.layers.Layer):
+    """Scales by what its first batch is like, and never again."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", trainable=False)
+        self.knows = self.add_weight(shape=(), dtype="bool", initializer=lambda *_, **__: False, trainable=False)
+
+    def call(self, inputs):
+        self.scale.assign(keras.ops.where(self.knows.value, self.scale.value, 1 / keras.ops.std(inputs)))
+        self.knows.assign(keras.ops.ones((), "bool"))
+        return inputs * self.scale
+
+
+def two_headed():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    middle = keras.layers.Dense(4)(inputs)
+    heads = {"a": keras.layers.Dense(1, name="a")(middle), "b": keras.layers.Dense(3, name="b")(middle)}
+    model = keras.Model(inputs, heads)
+    model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), {"a": "mse", "b": None}, jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "workers", "labels"),
+    [
+        (lambda: dense(optimizer=Doubled(0.02)), 2, Y),
+        (lambda: dense(OnceScaled()), 1, Y),
+        (two_headed, 1, {"a": Y}),
+        (two_headed, 2, {"a": Y}),
+    ],
+    ids=["apply_gradients", "flag", "head without a loss", "head without a loss, two workers"],
+)
+def test_a_step_is_that_of_keras(make, workers, labels):
+    plain = plainly(make(), X, labels)
+    assert_as_plain(fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels))), plain)

@@ -80,6 +80,22 @@ class TestStartup:
         for env in (ENVIRONMENT, {**ENVIRONMENT, CONNECTED: ENVIRONMENT[MASTER]}):
             assert self.run(tmp_path, code, **env) == [ours]
 
+    def test_a_strategy_that_was_not_imported_is_told_of_in_one_line(self, tmp_path):
+        """Lightning is made up here: it takes seconds to import."""
+        folder = tmp_path / "lightning" / "pytorch"
+        folder.mkdir(parents=True)
+        for package in (folder, folder.parent):
+            (package / "__init__.py").touch()
+        (folder / "strategies.py").write_text(
+            "class StrategyRegistry(dict):\n    def register(self, name, make, **_): self[name] = make\n"
+            "StrategyRegistry = StrategyRegistry()\n"
+        )
+        code = "from lightning.pytorch.strategies import StrategyRegistry as known; known['elastic'](accelerator='cpu')"
+        env = {**python_path({"PYTHONPATH": str(tmp_path)}), **ENVIRONMENT}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        told = 'Trainer(strategy="elastic"): `import elasticdl.elastic.lightning` is missing\n'
+        assert (done.returncode, done.stderr) == (2, told)
+
     def test_a_mere_folder_named_triton_is_imported_as_ever(self, tmp_path):
         """Such as the model repository of an inference server; PyTorch imports it, and goes on if it lacks something."""
         (tmp_path / "triton").mkdir()

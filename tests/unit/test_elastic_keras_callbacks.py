@@ -15,7 +15,8 @@ import tensorflow as tf
 from elastic_fit_kit import Fitting, data_of, dense, fit_together, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
+from elasticdl.elastic.training import plain_data
 
 X, Y = numbers()
 Pair = namedtuple("Pair", "first second")

@@ -16,6 +16,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.sampler import ElasticSampler
 
 
@@ -67,7 +68,7 @@ class Ahead:
 
 def make_sampler(samples, policy, seed=3, drop_last=False):
     sampler = ElasticSampler(Host(policy, seed), samples, drop_last=drop_last)
-    sampler.attach(NoGradients(), lambda backward: None)
+    sampler.attach(NoGradients(), lambda backward: None, WeighedGradients(list, "", print, may_be_summed=True))
     return sampler
 
 

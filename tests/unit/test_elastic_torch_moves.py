@@ -251,6 +251,15 @@ def test_a_buffer_that_comes_in_the_forward_pass_is_refused_in_one_line():
     in_threads(train, members)
 
 
+@pytest.mark.parametrize(("samples", "batch"), [(11, 8), (9, 3), (20, 5)])
+def test_with_batch_norm_the_librarys_loop_makes_no_pass_on_one_sample(samples, batch):
+    """Which raises."""
+    board = Board(2)
+    members = [Library(rank, board, samples, batch, 4, kind=Norm) for rank in range(2)]
+    one, other = in_threads(lambda member: member.train(), members)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 def test_buffers_may_change_between_two_steps_on_all_workers_alike():
     board = Board(2)
     members = [Library(rank, board, 32, 8, 8, kind=Norm) for rank in range(2)]

@@ -14,12 +14,13 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.steps import Steps, least_samples
+from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import Given, Place
@@ -98,12 +99,12 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
 @pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
     batch = GlobalBatch(0, 0, 0, list(range(samples)))
-    least = least_samples(make_model())
+    least = least_samples([make_model()])
     parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
     assert [part.samples for part in parts] == sizes
     assert [index for part in parts for index in part.numbers] == batch.indices
     assert all(part.indices for part in parts)
-    assert least_samples(torch.nn.Linear(1, 1)) == 1
+    assert least_samples([torch.nn.Linear(1, 1)]) == 1
 
 
 @pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
@@ -113,7 +114,7 @@ def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_n
     steps.part_of = lambda batch: Part.of(batch, 0, 1)
     steps.seed = lambda batch: None
     before = Part(list(range(most)), most, 0.5)
-    made = steps._load_anew(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None)))
+    made = steps.pieces(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -588,12 +589,24 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
     assert list(ours.batch_sampler) == list(theirs.batch_sampler)
 
 
-def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():
+def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
+    """An empty batch is none that a script could take."""
+    steps = Steps.__new__(Steps)
+    steps._in_pieces, steps._least, steps._load = True, 1, list
+    steps.seed, steps.part_of = lambda batch: None, lambda batch: Part.of(batch, 2, 3)
+    batch = GlobalBatch(0, 0, 0, [7, 8])
+    (piece,) = steps.pieces(Given(batch, Part.of(batch, 0, 1), None, Tape(None)))
+    assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
+
+
+def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
     steps = Steps.__new__(Steps)
     steps.hand, steps.place, steps.is_reduced = [], Place(), True
-    steps.place.means = 1
+    steps.place.answers.begin_step(1)
+    steps.place.answers.add(2.5)
     steps.close()
-    assert steps.place.state_dict()["means"] == 0
+    steps.place.answers.begin_step(1)
+    assert not steps.place.answers.known(0)
 
 
 @pytest.mark.filterwarnings("error")

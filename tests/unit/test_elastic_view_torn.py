@@ -75,11 +75,18 @@ class Member:
     def loss(self, x, y):
         return cross_entropy(self.model(x), y)
 
-    def step(self):
-        self.steps += 1
-        if self.rank == 1 and self.steps > TORN:
+    def lose(self):
+        if self.rank == 1 and self.steps >= TORN:
             self.script.context.collective._board.barrier.abort()
             raise Lost
+
+    def mean(self, value):
+        self.lose()
+        return value.item() if self.rank is None else self.script.view.mean(value)
+
+    def step(self):
+        self.lose()
+        self.steps += 1
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -120,6 +127,19 @@ def disturbs(member):
         member.loss(x, y).backward()
         weight.data.sub_(noise)
         member.model.body[2].bias.data = kept
+        member.step()
+
+
+def asks_before_the_step(member):
+    """It goes on in another world than it has begun in."""
+    for x, y in member.loader:
+        member.counter += 1
+        with torch.no_grad():
+            member.model.body[0].weight.mul_(0.9)
+        out = member.model(x)
+        scale = member.mean(out.square().mean())
+        member.counter += 1
+        (cross_entropy(out, y) * scale * member.counter / 20).backward()
         member.step()
 
 
@@ -187,7 +207,7 @@ def labels_itself(member):
 @pytest.mark.parametrize(
     "loop",
     [
-        *(counts, decays, disturbs, moves_a_buffer, fills_a_table, accumulates),
+        *(counts, decays, disturbs, asks_before_the_step, moves_a_buffer, fills_a_table, accumulates),
         *(drops_a_part, drops_what_a_batch_has_made, labels_itself),
     ],
 )

@@ -114,9 +114,12 @@ class Position:
         if event.difference:
             return event.difference
         if vote.ended or batch is None:
+            remedy = (
+                "the training function must return" if self.order is not None else "the scripts must leave their loops"
+            )
             return (
                 f"{vote.ended} of {workers} workers ended their training after step {step} and the others go on: "
-                "the training function must return after the same step on all workers"
+                f"{remedy} after the same step on all workers"
             )
         remedy = f": {event.remedy}" if event.remedy else ""
         return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"

@@ -171,7 +171,7 @@ class WorkerCore:
                     self._entries.append(entry)
                 return [p.Send(entry)]
             case p.StateMade(progress, has_state, order, copies):
-                if self.under_master and self.state in IN_WORLD and self.state is not S.COMPLETE:
+                if self.under_master and self.state in (S.CONNECTING, *TRAINING):
                     return []  # the members have not got one of it each
                 self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
             case p.Loaded(progress):

@@ -17,9 +17,11 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import CONTENT
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.tensorflow import keras
@@ -301,9 +303,7 @@ class KerasCallbacks:
         shown = [
             name if names.count(name) == 1 else f"{name}#{number}" for name, number in zip(names, kept, strict=True)
         ]
-        every = (
-            {name.removeprefix(callback_state.CONTENT): each for name, each in one.items()} for one in kept.values()
-        )
+        every = ({name.removeprefix(CONTENT): each for name, each in one.items()} for one in kept.values())
         return {"callbacks": dict(zip(shown, every, strict=True))}
 
     def _kept(self, number: int) -> Attributes:

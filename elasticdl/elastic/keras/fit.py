@@ -18,6 +18,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -106,6 +107,12 @@ class FitStep(TrainStep):
         means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
         model.compute_metrics(inputs, labels, outputs, weights)
         model.reset_metrics()
+
+        def loss_of(given: Any, wanted: Any, predicted: Any) -> Any:
+            labels, weights = _split(wanted, self._weighted)
+            return model.compute_loss(given, labels, predicted, weights)
+
+        self.couplings = couplings(model, inputs, targets, loss_of)
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -196,6 +203,7 @@ class Fit(EpochDriver[FitLedger]):
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         context.warm_up(self._step, inputs, targets)
+        context.tell_couplings(self._step.couplings)
         loader = ElasticDataLoader(
             context,
             training.dataset,
@@ -225,6 +233,9 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
+        state.beside = self.callbacks.pack, self.callbacks.unpack
+        if stages.present > 1:
+            state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
         self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
 
     def before_sync(self, world: World) -> None:

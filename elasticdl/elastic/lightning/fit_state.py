@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
@@ -27,6 +28,12 @@ class FitState(ViewState):
     gather: Callable[[torch.Tensor], torch.Tensor]
     complete: Callable[[], None]
 
+    def begin_where(self, trainer: Any) -> None:
+        """The trainer may have loaded a checkpoint of the script's own."""
+        if trainer.global_step:
+            self.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
+            self._job.post(p.Loaded(Progress(trainer.current_epoch, 0, trainer.global_step)))
+
     def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
         self._job.advance(Activity.WAIT)
         super().reduce(plan, self.gather(objective), samples)
@@ -35,9 +42,9 @@ class FitState(ViewState):
         self.gather(torch.zeros(()))  # as the others do before they vote on a step
         return super()._cast_end_vote(state)
 
-    def write(self, file: IO[bytes]) -> None:
+    def write(self, file: IO[bytes], **more: Any) -> None:
         self.complete()
-        super().write(file)
+        super().write(file, **more)
 
     def _broadcast(self) -> dict[str, Any]:
         if self._job.world.rank == 0:  # the others' is not sent
@@ -60,6 +67,10 @@ class ManualState(FitState):
 
     def sync(self, world: World) -> None:
         TrainingState.sync(self, world)  # all schedulers that Lightning knows travel
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._received = None  # the copies hold it
 
     def restore(self) -> None:
         self.go_back()
@@ -92,3 +103,10 @@ class Gradients(OfElasticDL):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for parameter, gradient in zip(self._parameters, state["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def _is_latest(checkpoint: Path) -> bool:
+    """Of those in its folder; else the script means this one."""
+    if not checkpoint.exists():  # it is in some storage
+        return False
+    return all(each.stat().st_mtime <= checkpoint.stat().st_mtime for each in checkpoint.parent.glob("*.ckpt"))

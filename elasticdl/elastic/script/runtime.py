@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
-from elasticdl.common.reason import reason
+from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
@@ -73,6 +73,7 @@ class ScriptRuntime(Generic[ContextT]):
         gpus = None if gpus is None else whole_number("gpus", gpus)
         seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
+        tell_uncaught_in_one_line()
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
         if not self._in_child:  # processes that load data are forked from one that has the framework imported
@@ -195,7 +196,9 @@ class ScriptRuntime(Generic[ContextT]):
                     self._last = finish()
                     self._look_back()
                 except Exception as error:  # noqa: BLE001  whatever it is, the master is told
-                    traceback.print_exception(error)
+                    print(reason(error), file=sys.stderr) if isinstance(
+                        error, UserError
+                    ) else traceback.print_exception(error)
                     self._tell_failure(error)
             self._tell_end()
             self._context.close()
@@ -227,4 +230,6 @@ class ScriptRuntime(Generic[ContextT]):
     def _tell_failure(self, error: Exception) -> None:
         self._failed = True
         users = not isinstance(error, ShortOfMemoryError)
-        self.context().fail(reason(error), "".join(traceback.format_exception(error)), users=users)
+        # A UserError says all in its line.
+        trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+        self.context().fail(reason(error), trace, users=users)

@@ -12,13 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.flat import Kind, flat_views
-from elasticdl.elastic.torch.named import Followers, NamedBuffers, NamedTensor, is_alike
+from elasticdl.elastic.torch.named import Followers, NamedBuffers, NamedTensor, is_alike, modules_of
 
 # Counts batches, whatever numbers a step has by chance.
 BATCH_COUNTER = "num_batches_tracked"
+
+
+def least_samples(modules: Iterable[torch.nn.Module]) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in modules_of(modules)) else 1
 
 
 class _BufferGroup:
@@ -232,7 +238,7 @@ class Buffers:
         if self._are_moves and not self._counted and (followers := self.followers.known()):
             raise UserError(
                 f"this worker has no sample in this step, and {followers[0].name_in(self.found.roots)} moves in the forward pass: make no batch "
-                "smaller than the number of workers, as by drop_last=True"
+                "smaller than the number of workers, with batch norm twice as many, as by drop_last=True"
             )
 
     def update(self, samples: int) -> None:

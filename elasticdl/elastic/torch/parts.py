@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import split
+from elasticdl.elastic.core.batch_plan import shares_of
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.training.data_facts import TRAINING, Source
@@ -61,8 +61,7 @@ class Part:
     @classmethod
     def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
         """``least``: samples of a part that is not empty, if the batch has as many."""
-        dividing = max(1, min(workers, len(batch.indices) // least))
-        shares = (*split(len(batch.indices), dividing), *[0] * (workers - dividing))
+        shares = shares_of(len(batch.indices), workers, least)
         if not shares[rank]:
             return cls(batch.indices[: shares[0]], 0, 0.0)
         first = sum(shares[:rank])

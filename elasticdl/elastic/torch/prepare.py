@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
@@ -113,7 +112,6 @@ class PlainLoop:
         streams = RandomStreams.capture()
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        tell_uncaught_in_one_line()
         job = self._runtime.init(global_batch_size=size)
         RandomStreams.restore(streams)  # they are the script's
         optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]

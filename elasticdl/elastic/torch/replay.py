@@ -34,8 +34,10 @@ class Replay:
 
     def new_tape(self, sample: Any) -> Tape:
         """Of a batch that the script is given next."""
-        tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=self._steps().job.size > 1)
-        for given in self._steps().hand:
+        steps = self._steps()
+        may_be_torn = steps.job.size > 1 or steps.is_torn
+        tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=may_be_torn)
+        for given in steps.hand:
             given.tape.followed_by(tape)
         return tape
 

@@ -20,12 +20,16 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.attributes import Attributes
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.groups import dump_groups, load_groups
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
-from elasticdl.elastic.torch.optimizers import each_of, require_summable
+from elasticdl.elastic.torch.optimizers import each_of, is_other_kind, require_summable
 from elasticdl.elastic.torch.outside import dump_outside, load_outside, outside_parameters
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
@@ -50,6 +54,7 @@ class TorchState(state.TrainingState):
     _leaves_absent_gradients = (
         False  # parameters that no worker has a gradient of have none after a step, instead of zeros
     )
+    _keeps_received = False  # what was received, until this worker stands where the job stands
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -76,13 +81,17 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
+        self.attributes = Attributes(self._modules, job.warn)
         self._moved = Saved()  # buffers as of the last step
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
             self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
         )
+        self._weighed = WeighedGradients(
+            self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
+        )
         if sampler is not None:
-            sampler.attach(self._reducer, self._reduce)
+            sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._save_moved()
@@ -138,6 +147,8 @@ class TorchState(state.TrainingState):
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
         batch = self.sampler.current if self.sampler is not None else None
+        if batch and backward is None:
+            self._weighed.require()
         part = 1 / self._job.world.size
         self._reducer.cast(
             leaving=self._job.leaving,
@@ -162,14 +173,26 @@ class TorchState(state.TrainingState):
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
-        return self._parameters()
+        return self.parameters()
 
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Each once, also where two optimizers have it."""
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of the optimizer; each once, also where two optimizers have it."""
         every = {id(each): each for group in self.optimizer.param_groups for each in group["params"]}
         return iter(every.values())
 
     # -- the parts of a state --
+
+    def sent(self) -> dict[str, Any]:
+        """Beside the state what modules and others hold in attributes, and the optimizer's groups."""
+        groups = dump_groups(self._modules(), self.optimizer)
+        return {**super().sent(), "held": {"attributes": self.attributes.dump(), "groups": groups}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        held = state.get("held")  # a checkpoint has none
+        if held is not None:
+            load_groups(held["groups"], self._modules(), self.optimizer)
+            self.attributes.load(held["attributes"], keep=self._keeps_received)
+        super().load_state_dict(state)
 
     def _own_rate(self) -> float:
         # Kept in each group as torch's schedulers do: it may come from a checkpoint.
@@ -193,15 +216,20 @@ class TorchState(state.TrainingState):
     def _dump_own(self) -> dict[str, Any]:
         """Tensors by reference."""
         own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        outside = dump_outside(self._modules(), self._parameters())
+        outside = dump_outside(self._modules(), self.parameters())
         return {**own, "outside": outside} if outside else own
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        load_outside(state.get("outside", {}), self._modules(), self._parameters())
+        load_outside(state.get("outside", {}), self._modules(), self.parameters())
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def misfit(self, saved: dict[str, Any]) -> str:
+        if is_other_kind(saved["optimizer"], self.optimizer.state_dict()):
+            return "its optimizer is of another kind"
+        return super().misfit(saved)
 
     def settings(self) -> Mapping[str, Any]:
         groups = [
@@ -217,7 +245,7 @@ class TorchState(state.TrainingState):
         ]
         # Buffers that are not persistent may be caches of each worker's own.
         held: dict[str, Any] = {"model": self.model.state_dict(), "optimizer": slots if len(slots) > 1 else slots[0]}
-        if outside := outside_parameters(self._modules(), self._parameters()):
+        if outside := outside_parameters(self._modules(), self.parameters()):
             held["outside"] = outside
         kinds: dict[str, dict[str, Any]] = {}
         for name, value in self.values.items():
@@ -259,11 +287,13 @@ class TorchState(state.TrainingState):
     def _restore_own(self) -> None:
         self._moved.restore()
         self._reducer.followers.restore()
+        self.attributes.restore()
         if self._snapshot:
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        return broadcast_state(self.state_dict(), self._job.collective, self._job.device)
+        received: dict[str, Any] = broadcast_state(self.sent(), self._job.collective, self._job.device)
+        return received
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {**self._dump_own(), "values": values}
@@ -271,6 +301,8 @@ class TorchState(state.TrainingState):
 
     def save(self, part: p.Part) -> None:
         super().save(part)
+        if part is p.Part.AT_COMMIT:
+            self.attributes.commit(may_be_torn=self._job.size > 1)
         if self._snapshot and part is p.Part.AT_COMMIT:
             self._saved["own"] = copied(self._dump_own(), self._saved.get("own"), self._copy_tensor)
         if self._snapshot or part is p.Part.WITH_PARAMETERS:

@@ -214,6 +214,22 @@ class Tape:
         with self._in_place.undone([each._in_place for each in self._later], self._settled()), self._own_gradients():
             return self._remake(calls, sample, backward)
 
+    def remake_number(self, value: Any, sample: Any) -> float:
+        """What the script would have in the place of ``value`` now, from these samples in the place of the batch's.
+
+        Raises:
+            CannotRemake: it can't be known.
+        """
+        doubt = f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else ""
+        if self._obstacle or doubt:
+            raise CannotRemake(self._obstacle or doubt)
+        calls = [each for each in self._calls if each.function is not _drop]
+        with self._in_place.undone([each._in_place for each in self._later], self._settled()):
+            made = self._remake(calls, sample, lambda loss, kwargs: None).get(id(value))
+        if made is None:
+            raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
+        return float(made.detach())
+
     def _remake(
         self, calls: Sequence[_Call], sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
     ) -> dict[int, torch.Tensor]:

@@ -25,6 +25,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
 from elasticdl.elastic.torch.loop_faults import ended_on_stand_ins, require_backward
+from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
@@ -67,12 +68,11 @@ class View:
         self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
-        self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
-        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
+        self._means = Means(job)
+        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self._steps, lambda: self._scale, self._give_again)
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._skipped_means = 0  # that the others have made already
 
     @property
     def is_idle(self) -> bool:
@@ -88,9 +88,9 @@ class View:
         assert self.repeats is not None, "there are batches to repeat"
         self._watch.stop()
         number, self.repeats = self.repeats.number, None
-        made = self._steps.place.means
+        answers = self._steps.place.answers.state_dict()
         self._steps.state.go_back()
-        self._skipped_means = made
+        self._steps.place.answers.load_state_dict(answers)
         return number
 
     @property
@@ -138,6 +138,7 @@ class View:
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         state.sources.append(self.batches.source)
+        state.batches = self.batches
         self._begun = Steps(self._job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place)
         self._begun.join()
         at = state.progress
@@ -220,8 +221,10 @@ class View:
         if not self._steps.hand:
             self._is_fresh = True
             self._gradients.begin_step()
-        self._steps_loss = None
+        self._means.steps_loss = None
         self._last = Given(batch, part, sample, self._replay.new_tape(sample))
+        if self._may_be_torn:
+            self._last.noted = self._steps.state.attributes.note()
         self._steps.give(self._last)
         self._watch.start(self._last.tape if self._job.under_master else None)
 
@@ -258,6 +261,7 @@ class View:
             is_reduced=self._steps.is_reduced,
         )
         assert given is not None, "it is in hand"
+        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
         self._gradients.begin()
         self._is_fresh = False
         if self._may_be_torn:
@@ -310,16 +314,7 @@ class View:
             if self._last is not None:
                 self._last.tape.trace.is_untouched = False  # something comes of its batch
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self._begun is None or self.is_idle or self._job.size == 1:
-                return own
-            if value is self._steps_loss and self._begun.state.vote is not None:
-                return self._begun.state.loss
-            if self._begun.hand:
-                self._begun.place.means += 1
-                if self._skipped_means >= self._begun.place.means:
-                    return own
-            total = self._begun.sum_of(self._last.weighed(value, own) if self._last else 0.0)
-            return own if total is None else total
+            return own if self._begun is None or self.is_idle else self._means.of(value, own, self._begun, self._last)
 
     # -- the end of the script --
 
@@ -365,7 +360,7 @@ class View:
     @property
     def _may_be_torn(self) -> bool:
         """Whether the step in hand may have to be made again."""
-        return self._job.size > 1
+        return self._job.size > 1 or self._steps.is_torn
 
     @property
     def _scale(self) -> float:
@@ -382,12 +377,11 @@ class View:
 
     def _close_step(self) -> None:
         hand = self._steps.hand
-        self._steps_loss = hand[0].loss if len(hand) == 1 else None
+        self._means.steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
         self._gradients.close_step()
         self._replay.step_made()
         self._is_fresh = True
-        self._skipped_means = 0
         self._watch.stop_noting()
 
     def _arrive(self) -> None:
@@ -396,5 +390,4 @@ class View:
         self._from_memory.end()
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
         self._steps.arrive()
-        self._skipped_means = self._steps.place.means
-        self._last = self._steps_loss = None
+        self._last = self._means.steps_loss = None

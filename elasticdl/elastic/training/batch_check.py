@@ -16,6 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.training.data_facts import DataFacts
 
@@ -36,14 +37,17 @@ class BatchCheck:
         is_first, self._world = version != self._world, version
         return plan.checksum ^ zlib.crc32(repr(self._facts().sources).encode()) if is_first else plan.checksum
 
-    def difference(self, mine: BatchFacts) -> str:
+    def difference(self, position: Position) -> str:
         """What differs between the batches, or the data, of the members, who all ask for it now. Empty if it is rounding alone.
 
         Raises:
             UserError: this worker is refused, as it came later and has others than the rest.
             WorldBroken: another worker is.
         """
-        told = self._collective.gather(_packed((mine, self._facts())), "elasticdl.batches")
+        facts, plan, progress = self._facts(), position.batch, position.progress
+        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (progress.epoch, progress.step + 1, ())
+        mine = BatchFacts.of(facts.worker, epoch, step, samples, trained=position.made > 0)
+        told = self._collective.gather(_packed((mine, facts)), "elasticdl.batches")
         every = [pickle.loads(each.tobytes()) for each in told]  # of other members of the same job
         judged = (
             Disagreement.of([batch for batch, _ in every], [data.differs(every[0][1]) for _, data in every])

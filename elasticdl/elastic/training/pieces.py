@@ -9,7 +9,7 @@ import random
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,21 +66,32 @@ class OfElasticDL(ABC):
 # -- pieces --
 
 
-def leaves(name: str, value: Any, nested: int = 0) -> Iterator[tuple[str, Any]]:
-    """All that a nested value holds, each with a name that begins with ``name``; a list of plain values is one."""
-    value = _opened(value)
-    if isinstance(value, Mapping) and nested < MOST_NESTED:
-        for key, each in value.items():
-            yield from leaves(f"{name}.{_word(key)}" if name else _word(key), each, nested + 1)
-    elif isinstance(value, list | tuple) and not _is_flat(value) and nested < MOST_NESTED:
-        for number, each in enumerate(value):
-            yield from leaves(f"{name}.{number}", each, nested + 1)
-    else:
-        yield name, value
+def leaves(value: Any) -> dict[str, Any]:
+    """All that a nested value holds, each by a name; a list of plain values is one."""
+    found: dict[str, Any] = {}
+    _collect("", value, found, MOST_NESTED)
+    return found
+
+
+def _collect(name: str, value: Any, found: dict[str, Any], depth: int) -> None:
+    if type(value) not in PLAIN and not is_array(value) and depth:
+        value = _opened(value)
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                word = key if type(key) is str else plain_text(key)
+                _collect(f"{name}.{word}" if name else word, each, found, depth - 1)
+            return
+        if isinstance(value, list | tuple) and not _is_flat(value):
+            for number, each in enumerate(value):
+                _collect(f"{name}.{number}", each, found, depth - 1)
+            return
+    found[name] = value.item() if isinstance(value, np.generic) else value
 
 
 def _opened(value: Any) -> Any:
     """What is compared in the place of a value."""
+    if type(value) is dict:
+        return value
     match value:
         case set() | frozenset():
             return sorted(map(plain_text, value))
@@ -96,15 +107,11 @@ def _opened(value: Any) -> Any:
             return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
-    return value.item() if isinstance(value, np.generic) else value
+    return value
 
 
 def _is_flat(values: Sequence[Any]) -> bool:
     return all(type(each) in PLAIN for each in values)
-
-
-def _word(key: Any) -> str:
-    return key if isinstance(key, str) else plain_text(key)
 
 
 def is_array(value: Any) -> bool:
@@ -184,8 +191,8 @@ class Survey:
 
     @classmethod
     def of(cls, state: Compared, step: int, *, others: bool = True) -> Survey:
-        model = dict(leaves("", state.model_parts()))
-        rest = dict(leaves("", state.other_parts())) if others else {}
+        model = leaves(state.model_parts())
+        rest = leaves(state.other_parts()) if others else {}
         arrays = [each for each in (*model.values(), *rest.values()) if is_array(each)]
         return cls(step, model, rest, state.marks_of(arrays))
 
@@ -201,7 +208,9 @@ class Survey:
         """Of all, in whatever order."""
         marks = self.marks()
         names = sorted(marks)
-        return zlib.crc32(np.array([marks[name] for name in names], np.uint64), zlib.crc32("\n".join(names).encode()))
+        return zlib.crc32(
+            np.array([marks[name] for name in names], np.uint64).tobytes(), zlib.crc32("\n".join(names).encode())
+        )
 
 
 # -- how far two are apart --

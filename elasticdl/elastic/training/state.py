@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.agreement import BatchFacts
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
@@ -26,9 +25,12 @@ from elasticdl.elastic.training.batch_check import BatchCheck
 from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
+from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.pieces import Array, Marks, OfElasticDL
 from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import StateCheck
+
+BESIDE = "beside"
 
 
 @runtime_checkable
@@ -72,6 +74,12 @@ class TrainingState(ABC):
         self.values = values
         self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
+        self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
+        self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
+        self.cannot_be_kept = ""  # why no other job could go on from it, if so
+        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = (
+            None  # takes and puts what else a file holds
+        )
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._snapshot = snapshot
@@ -189,13 +197,13 @@ class TrainingState(ABC):
         """Everything; the content of a checkpoint."""
         return {**self._dump_own(), **self._dump_rest()}
 
+    def sent(self) -> dict[str, Any]:
+        """All that another worker of the job is given, as it is between two steps."""
+        return self.state_dict()
+
     def _data_facts(self) -> DataFacts:
-        policy, order = self._job.policy, self.sampler.order if self.sampler is not None else None
-        settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
-        if order is not None:
-            settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
-            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
-        return DataFacts(self._job.session.core.worker_id, settings, tuple(self.sources))
+        order = self.sampler.order if self.sampler is not None else None
+        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
 
     def _dump_rest(self) -> dict[str, Any]:
         return {
@@ -211,13 +219,33 @@ class TrainingState(ABC):
             self.rate.state = RateState(**state["rate"])
         self._job.post(p.Loaded(Progress(**state["progress"])))
 
-    def write(self, file: IO[bytes]) -> None:
-        """All of the state, for a worker of the same job."""
-        self._dump_to(self.state_dict(), file)
+    def write(self, file: IO[bytes], **more: Any) -> None:
+        """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
+        beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
+        self._dump_to({**self.sent(), **beside, **more}, file)
+
+    def unpack(self, file: IO[bytes]) -> Any:
+        """What `write` has written; nothing is loaded."""
+        return self._load_from(file)
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
-        self.load_state_dict(self._load_from(file))
+        self.load(self.unpack(file))
+
+    def load(self, unpacked: dict[str, Any]) -> None:
+        self.load_state_dict(unpacked)
+        if self.beside is not None and BESIDE in unpacked:
+            self.beside[1](unpacked[BESIDE])
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a position within an epoch depends on, as far as it is known."""
+        order = self.sampler.order if self.sampler is not None else None
+        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle} if order is not None else {}
+
+    def misfit(self, saved: dict[str, Any]) -> str:
+        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
+        return difference(saved["model"], self._dump_own()["model"])
 
     @property
     def was_given_batches(self) -> bool:
@@ -291,7 +319,7 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `state_dict`, on members that stand elsewhere."""
+        """Rank 0's state, as of `sent`, on members that stand elsewhere."""
 
     @abstractmethod
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -354,16 +382,11 @@ class TrainingState(ABC):
         """
         difference = ""
         if not vote.one_batch and not vote.ended:
-            difference = self._batch_check.difference(self._batch_facts())
+            difference = self._batch_check.difference(self._position)
             vote = replace(vote, one_batch=not difference)
         if not difference and not vote.ended:
             self._check.voted(one_state=vote.one_state)
         self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
-
-    def _batch_facts(self) -> BatchFacts:
-        plan, worker_id = self._position.batch, self._job.session.core.worker_id
-        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
-        return BatchFacts.of(worker_id, epoch, step, samples, trained=self._position.made > 0)
 
     def _before_update(self) -> None:
         """The parameters change next."""

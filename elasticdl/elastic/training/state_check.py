@@ -134,7 +134,7 @@ class StateCheck:
             return
         if not one_state:
             try:
-                self._judge(self._compare(survey, dict(leaves("", self._settings))))
+                self._judge(self._compare(survey, leaves(self._settings)))
             except WorldBroken as failure:  # the next step finds that as well, where it can be mended
                 log.info("the states were not compared: %s", failure)
                 return
@@ -263,14 +263,14 @@ def _found(every: Sequence[Any], told: Sequence[Any]) -> Found:
     """``every``: of each member the worker and its marks, of model and others. ``told``: of those that differ, of each member
     how far it is from rank 0's, and as text."""
     first, *roots = every[0]
-    model, others = [], []
+    found: tuple[list[Difference], list[Difference]] = ([], [])
     for (worker, *marks), (_, *pieces) in zip(every, told, strict=True):
-        for found, root, mine, texts, differing in zip((model, others), roots, marks, told[0][1:], pieces, strict=True):
-            for (name, by, text), (_, _, roots_text) in zip(differing, texts, strict=False):
-                if by and root.get(name) != mine.get(name):
-                    found.append(Difference(name, worker, by, roots_text, text))
-    model.sort(key=lambda each: (_order(each.piece), -each.distance))
-    return Found(first, _who(model[0].piece, every) if model else "", tuple(model), tuple(others))
+        for kind in (0, 1):
+            for (name, by, text), (*_, roots_text) in zip(pieces[kind], told[0][1 + kind], strict=False):
+                if by and roots[kind].get(name) != marks[kind].get(name):
+                    found[kind].append(Difference(name, worker, by, roots_text, text))
+    model = sorted(found[0], key=lambda each: (_order(each.piece), -each.distance))
+    return Found(first, _who(model[0].piece, every) if model else "", tuple(model), tuple(found[1]))
 
 
 def _order(piece: str) -> int:

@@ -16,7 +16,7 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
-from elasticdl.elastic.transformers.checkpoints import to_resume_from
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
@@ -60,7 +60,10 @@ class Elastic:
         if first is None:
             return
         if has_come_later:
-            given.update(resume_from_checkpoint=FROM_THE_JOB, epochs_trained=given["epoch"])
+            # Those of the first world have resumed from the same checkpoint, whose random streams rank 0 takes now.
+            begins = resumes and self._elastic.job.world.is_first
+            given.update(resume_from_checkpoint=given["resume_from_checkpoint"] if begins else FROM_THE_JOB)
+            given["epochs_trained"] = given["epoch"]
             given["steps_trained_in_current_epoch"] = first
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
@@ -85,6 +88,11 @@ class Elastic:
         run = partial(super().training_step, model)  # type: ignore[misc]
         loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
         return loss
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+        self._elastic.look(result[0] if isinstance(result, tuple) else result)
+        return result
 
     def floating_point_ops(self: Any, inputs: Any) -> int:
         own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
@@ -140,10 +148,10 @@ class Elastic:
         if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
             state.best_model_checkpoint = best
         write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
-        self._elastic.leave_to_first(f"{prefix}{state.global_step}", write)
+        self._elastic.unwritten.leave(f"{prefix}{state.global_step}", write)
 
     def _load_best_model(self: Any) -> None:
-        self._elastic.await_checkpoint(self.state.best_model_checkpoint)
+        self._elastic.unwritten.wait(self.state.best_model_checkpoint)
         super()._load_best_model()  # type: ignore[misc]
 
     # -- the end --
@@ -157,7 +165,8 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
+    trainer._elastic.begins_as_told = is_meant(given)
+    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 
 def patch(trainer: Any) -> Any:
@@ -183,6 +192,7 @@ def patch(trainer: Any) -> Any:
     runtime.train_in_place(participant.finish)
     kind = type(trainer)
     trainer.add_callback(EndsItsStep(participant.decisions))
+    trainer.callback_handler.callbacks.insert(0, TellsEpoch(participant))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
     follow_rank(trainer.args, lambda: participant.is_first)
     return trainer
@@ -196,6 +206,16 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._decisions.put_off(control)
+
+
+class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+    """The first callback: where a worker that comes later passes by an epoch, the others hear of that one."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self._participant.tell_epoch()
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.training.pieces import OfElasticDL
 
@@ -63,6 +64,13 @@ class TrainersPlace(OfElasticDL):
         at.total_loss, at.logged_at = trainer._total_loss_scalar, trainer._globalstep_last_logged
         at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
 
+    def done(self) -> Progress | None:
+        """Where the trainer begins, if not at the beginning."""
+        args, at, step = self._trainer.args, self.boundary, self._trainer.state.global_step
+        size = args.train_batch_size
+        made = step * size * args.gradient_accumulation_steps
+        return Progress(at.epoch, at.batch * size, step, made) if step else None
+
     # -- as a value of the training state --
 
     def compared(self) -> dict[str, Any]:
@@ -105,6 +113,15 @@ class TrainersPlace(OfElasticDL):
             "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
             "outside": self.outside or RandomStreams.capture(),
         }
+
+    def stand_at(self, epoch: int) -> None:
+        """The trainer is on its way, at the beginning of this epoch."""
+        received, trainer = self.received, self._trainer
+        if received is None or not received["epoch"]:
+            return
+        steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
+        trainer.state.epoch = float(epoch)
+        trainer.state.global_step = steps * epoch // received["epoch"]
 
     def apply(self) -> None:
         """The trainer stands where the job stands."""
