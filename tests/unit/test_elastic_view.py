@@ -21,9 +21,10 @@ from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStre
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.steps import Steps
-from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
+from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import Given, Place
+from elasticdl.elastic.torch.watch import Watch
 
 
 def make_data(samples=50):

@@ -35,7 +35,7 @@ class Position:
         self.batch: StepPlan | None = None  # that the present step is made on
         self.vote: Vote | None = None  # of the last step
         self.unsaved = False  # a step was made since all was saved
-        self.made = self.commits = 0  # steps and commits, by this process
+        self.given = self.made = self.commits = 0  # batches, steps and commits, by this process
         self._copies_parameters = copies_parameters
         self._committed = False  # the last thing that was done
         self._warned = False
@@ -59,6 +59,7 @@ class Position:
             out += self._save()
         self._committed = False
         self.batch = plan
+        self.given += 1
         return out
 
     def step_made(self) -> list[Instruction]:

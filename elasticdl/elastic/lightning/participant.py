@@ -266,6 +266,10 @@ class Participant:
 
     # -- a step that is torn --
 
+    def take_back(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         for given in self._hand:
             given.logged.clear()

@@ -142,7 +142,7 @@ class ScriptRuntime(Generic[ContextT]):
         """
 
         result = self.train_stage(train, state, hooks)
-        self._warn_of_oversights()
+        self._look_back()
         self._tell_end()
         return result
 
@@ -194,7 +194,7 @@ class ScriptRuntime(Generic[ContextT]):
             if finish is not None and getattr(sys, "last_value", None) is None:
                 try:
                     self._last = finish()
-                    self._warn_of_oversights()
+                    self._look_back()
                 except Exception as error:  # noqa: BLE001  whatever it is, the master is told
                     print(reason(error), file=sys.stderr) if isinstance(
                         error, UserError
@@ -203,7 +203,14 @@ class ScriptRuntime(Generic[ContextT]):
             self._tell_end()
             self._context.close()
 
-    def _warn_of_oversights(self) -> None:
+    def _look_back(self) -> None:
+        """Training is complete.
+
+        Raises:
+            UserError: nothing was made of the batches.
+        """
+        if self._last is not None and self.context().under_master:
+            self._last.require_steps()
         if self._last is not None and self.rank() == 0:
             for oversight in self._last.oversights():
                 self.context().warn(oversight)

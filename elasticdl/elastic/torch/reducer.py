@@ -121,6 +121,11 @@ class GradientReducer:
         """Of the step's micro-batches the first comes next."""
         self._buffers.begin_passes()
 
+    def moved(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        every = [*self.buffers.find(anew=False), *self.followers.possible()]
+        return [tensor for each in every if (tensor := each.tensor) is not None]
+
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()

@@ -45,6 +45,9 @@ class Piece:
 class Script(Protocol):
     """What trains: it is given batches, and makes gradients of them."""
 
+    def take_back(self) -> None:
+        """A step is torn: what has been changed in place for it is as before. Others may be sent the state then."""
+
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         """A step is torn: these batches, of which this worker has these samples now, are to be made again."""
 
@@ -54,6 +57,9 @@ class Script(Protocol):
         Raises:
             WorldBroken: the step is torn again.
         """
+
+    def give_back(self) -> None:
+        """The step was made again, here or by others: what `take_back` has taken back is as the script has left it."""
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         """A step with these batches is torn, and `remake` has raised this. Unless this raises, the step is dropped here."""
@@ -269,10 +275,12 @@ class Steps:
     def _tear(self, failure: WorldBroken) -> None:
         """Be in another world, in which the batches in hand are divided anew."""
         self.state.reset_buffers()
+        self._script.take_back()
         self.leave(failure)
         self.is_torn = not self.is_behind
         if self.is_behind:
             self.hand.clear()
+        self._script.give_back()
 
     def _mend(self) -> None:
         """Have gradients of the batches in hand, of this worker's present part; see `reduce`.
@@ -281,10 +289,12 @@ class Steps:
             WorldBroken: of the present world.
         """
         self.state.reset_buffers()  # the script may have gone on
+        self._script.take_back()
         self.state.begin_step()
         self.state.drop_gradients()
         try:
             self.remake()
+            self._script.give_back()
         except WorldBroken:
             raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples

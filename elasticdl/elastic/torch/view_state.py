@@ -45,6 +45,7 @@ class ViewState(TorchState):
         values: dict[str, Any],
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
+        self._was_given = False
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches: Batches | None = None  # of the script's loader, once they are known
         self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
@@ -111,6 +112,10 @@ class ViewState(TorchState):
         buffers.close(None)
         buffers.update(total)
 
+    def moved_by_passes(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        return self._reducer.moved()
+
     def reset_buffers(self) -> None:
         """They are as before the batches in hand."""
         self._reducer.reset_buffers()
@@ -122,6 +127,10 @@ class ViewState(TorchState):
             self._load_own(self._received)
         super().restore()  # gradients that are part of the state come back
 
+    @property
+    def was_given_batches(self) -> bool:
+        return self._was_given
+
     def arrive(self) -> None:
         """The script stands where the job stands."""
         self.go_back()
@@ -129,6 +138,7 @@ class ViewState(TorchState):
         self.attributes.arrive()
 
     def begin_step(self) -> None:
+        self._was_given = True
         self._check.begin(self.progress)
         self._reducer.begin_counting()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
@@ -245,6 +246,23 @@ class TrainingState(ABC):
     def misfit(self, saved: dict[str, Any]) -> str:
         """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
         return difference(saved["model"], self._dump_own()["model"])
+
+    @property
+    def was_given_batches(self) -> bool:
+        """The training function, by its loader."""
+        return self._position.given > 0
+
+    def require_steps(self) -> None:
+        """Training has ended.
+
+        Raises:
+            UserError: it has made nothing of its batches.
+        """
+        if self.step == 0 and self.was_given_batches:
+            raise UserError(
+                "training has ended without a step, though its loop was given batches: no step() was called of the optimizer that "
+                "trains, or each batch was left out"
+            )
 
     def oversights(self) -> list[str]:
         """What looks forgotten in a training that has ended, a line each."""

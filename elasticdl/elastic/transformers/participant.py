@@ -336,6 +336,10 @@ class Participant:
 
     # -- a step that is torn --
 
+    def take_back(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         self._weighed.begin()
         if self._items is not None:
