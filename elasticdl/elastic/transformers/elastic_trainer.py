@@ -68,7 +68,6 @@ class Elastic:
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
         super()._run_epoch(**given)  # type: ignore[misc]
-        self._elastic.end_epoch()
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint != FROM_THE_JOB:
@@ -110,8 +109,7 @@ class Elastic:
         self._settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
-            with self._elastic.outside():
-                super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+            super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
             self._settle()
 
     def _settle(self: Any) -> None:
@@ -122,7 +120,7 @@ class Elastic:
             return super()._evaluate(*args)  # type: ignore[misc]
         if self._elastic.is_behind:  # it is the evaluation before the job's first step
             return {}
-        with self._elastic.outside():
+        with self._elastic.apart():
             return super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
 
     def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
