@@ -1,6 +1,7 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
 import pickle
+import random
 import sys
 from types import SimpleNamespace
 
@@ -46,9 +47,9 @@ def alone(monkeypatch):
 
 
 def make_texts(samples=37):
-    random = torch.Generator().manual_seed(1)
-    lengths = torch.randint(4, 12, (samples,), generator=random).tolist()
-    return [{"input_ids": torch.randint(1, 32, (length,), generator=random).tolist()} for length in lengths]
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(4, 12, (samples,), generator=generator).tolist()
+    return [{"input_ids": torch.randint(1, 32, (length,), generator=generator).tolist()} for length in lengths]
 
 
 def pad(texts):
@@ -118,6 +119,34 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+class Draws(transformers.TrainerCallback):
+    """Draws wherever a callback is asked, between the passes of the model."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def draw(self, *_, **__):
+        self.drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
+
+    on_train_begin = on_epoch_begin = on_step_begin = on_pre_optimizer_step = on_optimizer_step = draw
+    on_substep_end = on_step_end = on_log = on_evaluate = on_epoch_end = draw
+
+
+def drawing(kind, folder, **options):
+    random.seed(3)
+    callback = Draws()
+    trainer = make(kind, folder, {"gradient_accumulation_steps": 2, **options}, callbacks=[callback])
+    trainer.train()
+    return trainer, callback.drawn
+
+
+def test_what_callbacks_draw_is_drawn_as_on_one_device(tmp_path):
+    options = {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2}
+    (theirs, expected), (ours, drawn) = (drawing(kind, tmp_path, **options) for kind in (transformers.Trainer, Trainer))
+    assert drawn == expected
+    assert numbers_of(ours) == numbers_of(theirs)
 
 
 class OwnOrder(torch.utils.data.Sampler):

@@ -70,7 +70,6 @@ class Elastic:
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
         super()._run_epoch(**given)  # type: ignore[misc]
-        self._elastic.end_epoch()
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint != FROM_THE_JOB:
@@ -112,8 +111,7 @@ class Elastic:
         self._settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
-            with self._elastic.outside():
-                super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+            super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
             self._settle()
 
     def _settle(self: Any) -> None:
@@ -126,7 +124,7 @@ class Elastic:
         elif self._elastic.is_behind:  # it is the evaluation before the job's first step
             return {}
         else:
-            with self._elastic.outside():
+            with self._elastic.apart():
                 found = super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
         if self._elastic.is_first:
             tell_evaluation(self._elastic.job, self, found, time.monotonic() - began)

@@ -180,14 +180,10 @@ class Participant:
                 return None
             self._arrive()
             self._first = received["batch"]
-            RandomStreams.restore(self._place.outside)
             self._begun.place.put_back(epoch, self._data.draws)
             if self._trainer.control.should_training_stop:
                 return None
         return self._first
-
-    def end_epoch(self) -> None:
-        RandomStreams.restore(self._place.outside)
 
     def take(self) -> Iterator[Any]:
         """The batches of this epoch that are left, each as this worker's part of it."""
@@ -209,8 +205,8 @@ class Participant:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         batches = data.of_epoch(epoch)
-        if not self._has_arrived_within:
-            self._place.outside = RandomStreams.capture()
+        if self._has_arrived_within:  # and has drawn the order once more
+            RandomStreams.restore(self._place.outside)
         number, version = self._first, -1
         loaded: Iterator[Any] = iter(())
         while number < len(batches):
@@ -220,8 +216,9 @@ class Participant:
             if version != self.job.world.version:
                 version = self.job.world.version
                 loaded = data.load(map(steps.part_of, batches[number:]), steps.seed_of_processes(batch))
-            steps.seed(batch)
-            sample = next(loaded)
+            with self.apart():
+                steps.seed(batch)
+                sample = next(loaded)
             steps.give(Given(batch, steps.part_of(batch), sample, Tape(None)))
             yield sample
             number += 1
@@ -242,6 +239,7 @@ class Participant:
                 self._arrive()
                 at = (self._place.boundary.epoch, self._place.boundary.batch)
                 assert at == (epoch, number), f"the job stands at batch {at}, and this worker at {(epoch, number)}"
+            self._place.outside = RandomStreams.capture()
             self._place.note(epoch, number)
             if steps.commit(epoch):
                 break
@@ -253,6 +251,7 @@ class Participant:
         """This worker stands where the job stands, with the state that it was sent."""
         self._begun.arrive()
         self._place.apply()
+        RandomStreams.restore(self._place.outside)
         self.tell_rank()
 
     # -- a step --
@@ -300,7 +299,8 @@ class Participant:
             self._reported = self._reported + loss
             return loss
         self._weighed.require()
-        steps.reduce()
+        with self.apart():  # a step that is torn is made again
+            steps.reduce()
         self.tell_rank()
         self.unwritten.write()
         vote = steps.state.vote
@@ -312,12 +312,13 @@ class Participant:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
         streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
-        seed_step(streams, given.batch.number, self.job.world.rank)
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
-            return self._pass(inputs, partial)
+            with self.apart():
+                seed_step(streams, given.batch.number, self.job.world.rank)
+                return self._pass(inputs, partial)
         finally:
             self._given = None
 
@@ -359,15 +360,13 @@ class Participant:
     # -- between steps --
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """What is drawn within is drawn by all workers alike."""
-        within = RandomStreams.capture()
-        RandomStreams.restore(self._place.outside)
+    def apart(self) -> Iterator[None]:
+        """What is drawn within is this worker's. Whatever else a script draws, as in a callback, all workers draw alike."""
+        outside = RandomStreams.capture()
         try:
             yield
         finally:
-            self._place.outside = RandomStreams.capture()
-            RandomStreams.restore(within)
+            RandomStreams.restore(outside)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
