@@ -254,8 +254,3 @@ def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -
     # By its own number of samples, or by one that the script has given for the whole batch.
     size = logged / loaded * samples if logged % loaded == 0 else logged * weight
     return Amounts(step * weight, value / logged * size, size)
-
-
-def bit(number: int) -> int:
-    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
-    return 1 << min(number, 50)

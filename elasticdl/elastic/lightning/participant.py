@@ -17,7 +17,8 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged, bit
+from elasticdl.elastic.lightning.left_out import gathered
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.told import Told
@@ -358,38 +359,18 @@ class Participant:
         self._step_before = steps.state.progress.step
         steps.reduce(failure)
         if was_torn or self.job.world.version != version:
-            if self._before is not None:  # which what was made again has drawn from
-                restore_streams(self._before)
+            self._restore_before()
             self._take_rank()
         if steps.is_reduced:
             self._logged.apply()
 
     def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        """What the workers say before they sum gradients. Returns this worker's part of the loss, as it is then."""
-        hand = self._hand
-        if self.job.size == 1 and not any(each.logged for each in hand):
-            return objective
-        own = sum({bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
-        marks = self._logged.gather([each.logged for each in hand], own)
-        left_out = [given for number, given in enumerate(hand) if marks & bit(number)]
-        if not left_out or self.job.size == 1:
-            return objective
-        return self._leave_out(left_out)
+        return gathered(self._steps, self._hand, self._logged, objective, self._restore_before)
 
-    def _leave_out(self, batches: list[GivenBatch]) -> torch.Tensor:
-        """One device makes no gradients of a batch for which the training step returns None. Nor does any worker."""
-        for given in batches:
-            given.is_left_out = True
-        steps = self._steps
-        steps.state.drop_gradients()
-        if len(batches) < len(self._hand):  # which have been added to those of the others
-            steps.state.reset_buffers()
-            steps.state.begin_step()
-            steps.remake()
-            if self._before is not None:
-                restore_streams(self._before)
-        kept = [each.objective for each in self._hand if not each.is_left_out]
-        return sum(kept, torch.zeros(()))
+    def _restore_before(self) -> None:
+        """What was made again has drawn from them."""
+        if self._before is not None:
+            restore_streams(self._before)
 
     @property
     def _hand(self) -> list[GivenBatch]:

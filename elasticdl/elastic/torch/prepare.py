@@ -21,7 +21,7 @@ from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import PREPARED
-from elasticdl.elastic.training.state import Stateful
+from elasticdl.elastic.training.stateful import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.
 WRAPPERS = {

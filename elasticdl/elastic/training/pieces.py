@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.training.copies import UNCHANGING as PLAIN
+from elasticdl.elastic.training.stateful import is_stateful
 
 Array = npt.NDArray[Any]
 Marks = Callable[[], list[int]]  # waits for them, if a device is at work on them
@@ -61,6 +62,19 @@ class OfElasticDL(ABC):
     @abstractmethod
     def compared(self) -> dict[str, Any]:
         """Further ones of `Compared.other_parts`."""
+
+
+def others_of(values: Mapping[str, Any], shown_name: Callable[[str], str]) -> dict[str, Any]:
+    """`Compared.other_parts` of what is given along with a model. ``shown_name``: of a value, for people."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, OfElasticDL):
+            found |= value.compared()
+            continue
+        shown_as = shown_name(name)
+        shown_as = shown_as if shown_as not in found else f"{shown_as} ({name})"
+        found[shown_as] = value.state_dict() if is_stateful(value) else value
+    return found
 
 
 # -- pieces --

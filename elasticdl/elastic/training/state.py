@@ -11,7 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import IO, Any, ClassVar, Protocol, runtime_checkable
+from typing import IO, Any, ClassVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
@@ -26,25 +26,12 @@ from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.kept_state import difference
-from elasticdl.elastic.training.pieces import Array, Marks, OfElasticDL
+from elasticdl.elastic.training.pieces import Array, Marks, others_of
 from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import StateCheck
+from elasticdl.elastic.training.stateful import Stateful, is_stateful
 
 BESIDE = "beside"
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A scheduler of torch, a GradScaler, a metric: anything with the usual two methods."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-def _is_stateful(value: Any) -> bool:
-    """As isinstance() says after a hundred times the time, which each commit would pay."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 class TrainingState(ABC):
@@ -77,9 +64,8 @@ class TrainingState(ABC):
         self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
         self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
         self.cannot_be_kept = ""  # why no other job could go on from it, if so
-        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = (
-            None  # takes and puts what else a file holds
-        )
+        # Takes what else a file holds, and puts it.
+        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._snapshot = snapshot
@@ -332,15 +318,7 @@ class TrainingState(ABC):
     # -- what the members compare --
 
     def other_parts(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in self.values.items():
-            if isinstance(value, OfElasticDL):
-                found |= value.compared()
-            elif not self._makes_the_model(value):
-                shown = self._shown_name(name)
-                shown = shown if shown not in found else f"{shown} ({name})"
-                found[shown] = value.state_dict() if _is_stateful(value) else value
-        return found
+        return others_of({n: v for n, v in self.values.items() if not self._makes_the_model(v)}, self._shown_name)
 
     def _shown_name(self, name: str) -> str:
         """Of a value, for people."""
@@ -407,7 +385,7 @@ class TrainingState(ABC):
     # -- saving --
 
     def _dump_values(self) -> dict[str, Any]:
-        return {name: v.state_dict() if _is_stateful(v) else v for name, v in self.values.items()}
+        return {name: v.state_dict() if is_stateful(v) else v for name, v in self.values.items()}
 
     def _load_values(self, saved: dict[str, Any]) -> None:
         for name, value in saved.items():
