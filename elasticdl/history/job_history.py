@@ -150,8 +150,7 @@ class JobHistory:
 
     def result(self, until: float = 0.0) -> History:
         """``until``: the present, for a job that goes on."""
-        facts = self._facts
-        line = self._time or Timeline(until, Doing.STARTING)
+        facts, line = self._facts, self._time or Timeline(until, Doing.STARTING)
         if facts.over:
             until = line.now
         change = self._changing
