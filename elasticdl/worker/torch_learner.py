@@ -108,7 +108,9 @@ class TorchLearner(Learner):
             )
 
     def follow_rules(self) -> None:
-        self.state.follow(rate_rules(self._spec, self.callbacks))
+        rules = rate_rules(self._spec, self.callbacks)
+        if rules.schedule is not None or rules.scaling is not None:  # else a callback of the module's may set the rate
+            self.state.follow(rules)
 
     def make_step(self, batch: StepBatch) -> float:
         for inputs, labels in batch:

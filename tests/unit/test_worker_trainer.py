@@ -270,6 +270,19 @@ def test_the_schedule_is_asked_in_each_epoch_and_world_and_keeps_the_ratio_of_gr
     assert [group["lr"] for group in job.learner.state.optimizer.param_groups] == [0.2, pytest.approx(0.04)]
 
 
+def test_a_rate_that_a_callback_of_the_modules_sets_stays(make_spec):
+    """As one that steps a scheduler of torch's."""
+
+    class Halves(Callback):
+        def on_epoch_end(self, epoch, logs):
+            for group in job.learner.state.optimizer.param_groups:
+                group["lr"] /= 2
+
+    job = make_job(make_spec(num_epochs=2), callbacks=[Halves()])
+    job.trainer.run()
+    assert [report.learning_rate for report in job.script.reports] == [0.1] * 4 + [0.05] * 4
+
+
 def test_warns_once_of_correcting_twice(make_spec, monkeypatch):
     workers = [1]
 
