@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, r
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
+from elasticdl.worker.own_callbacks import OwnCallbacks
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
 
@@ -113,8 +114,10 @@ class KerasLearner(Learner):
         # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
         steps = self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum)
         params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
+        ours = [each for each in made if isinstance(each, Callback)]
+        self._own_callbacks = OwnCallbacks(ours, context.collective)
         self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
-        self.callbacks = [*(each for each in made if isinstance(each, Callback)), self._keras_callbacks]
+        self.callbacks = [*ours, self._keras_callbacks]
 
     def follow_rules(self) -> None:
         """If there are several schedules, the last of Keras's own counts, else the last of ours."""
@@ -139,6 +142,10 @@ class KerasLearner(Learner):
 
     def enter(self, world: World) -> None:
         self._keras_callbacks.enter(world)
+        self._own_callbacks.enter(world)
+
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        self._own_callbacks.catch_up(begin_epoch)
 
     def agree(self, *, entering: bool) -> bool:
         self._context.advance(Activity.WAIT)

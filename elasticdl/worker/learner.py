@@ -211,6 +211,10 @@ class Learner(ABC):
     def enter(self, world: World) -> None:  # noqa: B027
         """In each world, before the members are brought to one state."""
 
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:  # noqa: B027
+        """In each world, when training has begun for the callbacks. On a worker that has come later, let the epoch begin for them as well,
+        and then let them keep what those of the others keep."""
+
     def agree(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 

@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.torch.attributes import holders_of_callbacks
 from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
@@ -95,6 +96,8 @@ class TorchLearner(Learner):
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
+        self.state.attributes.add(*holders_of_callbacks(self.callbacks, ("elasticdl",), is_noted=False))
+        self.state.attributes.keeps_received = True
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
             self.evaluator = TorchEvaluator(
@@ -113,10 +116,18 @@ class TorchLearner(Learner):
             self.state.follow(rules)
 
     def make_step(self, batch: StepBatch) -> float:
+        self.state.attributes.begin()
         for inputs, labels in batch:
             batch.backward(self._loss(labels, self._model(inputs)))
         self._optimizer.step()
         return self.state.loss
+
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        attributes = self.state.attributes
+        if attributes.is_on_its_way:
+            begin_epoch()
+            attributes.restore()
+            attributes.arrive()
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"

@@ -98,6 +98,7 @@ class Trainer(EpochDriver[Ledger]):
             self._begun = True
             self._reported_step = self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
+        self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
         self._call("on_world_change", world.size, world.rank)
         self._tell_totals()
         self._stopping = self._learner.agree(entering=True)
@@ -105,10 +106,13 @@ class Trainer(EpochDriver[Ledger]):
     # -- training --
 
     def _begin_epoch(self, epoch: int) -> None:
+        self._tell_epoch(epoch)
+        self._after_commit()  # of the step after which the last world was left
+
+    def _tell_epoch(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
             self._call("on_epoch_begin", epoch)
-        self._after_commit()  # of the step after which the last world was left
 
     def _make_step(self, batch: Any) -> float:
         return self._learner.make_step(batch)

@@ -665,3 +665,12 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     assert ours[4:] == theirs[4:]
     metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
     assert {key: float(value) for key, value in lost[0].callback_metrics.items()} == pytest.approx(metrics)
+
+
+def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
+    """As sharpness-aware minimization does: the second gradients would be each worker's own."""
+    taking_part = participant.Participant.__new__(participant.Participant)
+    taking_part._given, taking_part._manual = object(), None
+    taking_part._begun, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
+    with pytest.raises(UserError, match="sharpness-aware minimization"):
+        taking_part.backward(torch.ones(()), torch.ones(()), lambda loss: None)

@@ -15,7 +15,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.optimizers import Optimizers
+from elasticdl.elastic.torch.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch.view_state import ViewState
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.pieces import OfElasticDL
@@ -62,7 +62,8 @@ class ManualState(FitState):
         self, job: ElasticContext, model: torch.nn.Module, optimizers: Optimizers, values: dict[str, Any]
     ) -> None:
         self._copies: dict[str, Any] = {}
-        gradients = Gradients(optimizers.parameters)
+        self._groups: list[int] = []  # of each optimizer, as many as the copies have
+        gradients = Gradients(lambda: optimizers.parameters)
         super().__init__(job, model, optimizers, {**values, "gradients": gradients})
 
     def sync(self, world: World) -> None:
@@ -79,29 +80,32 @@ class ManualState(FitState):
         super().save(part)
         if part is p.Part.AT_COMMIT:
             self._copies = copied(self._dump_own(), self._copies, self._copy_tensor)
+            self._groups = [len(each.param_groups) for each in each_of(self.optimizer)]
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         return iter(())  # gradients are summed after each backward pass
 
     def _restore_own(self) -> None:
         super()._restore_own()
+        for optimizer, number in zip(each_of(self.optimizer), self._groups, strict=True):
+            del optimizer.param_groups[number:]  # which the torn training step has added
         self._load_own(copy.deepcopy(self._copies))  # an optimizer works on what it is given
 
 
 class Gradients(OfElasticDL):
     """As they are between two steps: a script may accumulate them over several batches."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Callable[[], Sequence[torch.nn.Parameter]]) -> None:
         self._parameters = parameters
 
     def compared(self) -> dict[str, Any]:
         return {}  # sums
 
     def state_dict(self) -> dict[str, Any]:
-        return {"gradients": [parameter.grad for parameter in self._parameters]}
+        return {"gradients": [parameter.grad for parameter in self._parameters()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for parameter, gradient in zip(self._parameters, state["gradients"], strict=True):
+        for parameter, gradient in zip(self._parameters(), state["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
@@ -34,6 +35,10 @@ from elasticdl.elastic.torch.view_state import Given, Place
 from elasticdl.elastic.training.kept_state import require_origin
 
 WHO = 'Trainer(strategy="elastic")'
+SECOND_PASS = (
+    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
+    "gradients each worker would have its own part's: take manual optimization"
+)
 
 
 class Participant:
@@ -240,6 +245,8 @@ class Participant:
             self._weighed.look(loss, len(given.part.indices))
             self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
+        if self._steps.is_reduced and self.job.size > 1:
+            raise UserError(SECOND_PASS)
         self._weighed.require()
         self._backward(given, given.part.weight, loss, scaled, run)
         self._weighed.note()

@@ -49,14 +49,20 @@ class Holder:
     remedy: str = "keep it as plain data"
 
 
-def holders_of_callbacks(callbacks: Iterable[Any], packages: tuple[str, ...], remedy: str) -> Iterator[Holder]:
+def holders_of_callbacks(
+    callbacks: Iterable[Any],
+    packages: tuple[str, ...],
+    remedy: str = "keep it as plain data",
+    *,
+    is_noted: bool = True,
+) -> Iterator[Holder]:
     """Of the script's own. Those of these packages have a state of their own, or need none."""
     numbers: dict[str, Iterator[int]] = defaultdict(count)
     for callback in callbacks:
         kind: Any = type(callback)
         if kind.__module__.partition(".")[0] not in packages:
             name = f"callback {kind.__qualname__} {next(numbers[kind.__qualname__])}"
-            yield Holder(name, f"the callback {kind.__name__}", callback, set_by(kind, packages), remedy=remedy)
+            yield Holder(name, f"the callback {kind.__name__}", callback, set_by(kind, packages), is_noted, remedy)
 
 
 @dataclass(slots=True)
@@ -73,6 +79,7 @@ class Attributes:
 
     def __init__(self, modules: Callable[[], Sequence[torch.nn.Module]], tell: Callable[[str], None]) -> None:
         """``tell``: for the journal."""
+        self.keeps_received = False  # until `arrive`, for `restore`
         self._modules = modules
         self._tell = tell
         self._packages: tuple[str, ...] = ()
@@ -172,10 +179,10 @@ class Attributes:
         arrays = {name: each.detach() if is_tensor(each) else each for name, each in arrays.items()}
         return {"outline": outline, "arrays": arrays, "trained": flags, "has_begun": self._has_begun}
 
-    def load(self, dumped: dict[str, Any], *, keep: bool) -> None:
-        """``keep``: until `arrive`, for `restore`; unless hooks are yet to begin training on all workers alike."""
+    def load(self, dumped: dict[str, Any]) -> None:
         self._put(dumped)
-        self._received = dumped if keep and dumped["has_begun"] else None
+        # Hooks that are yet to begin training do so on all workers alike.
+        self._received = dumped if self.keeps_received and dumped["has_begun"] else None
         if self._received is None:
             self._tell_missing()
 

@@ -259,7 +259,7 @@ class GradientReducer:
         if differ[:4].any():
             raise UserError(
                 f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
-                "so that a worker that comes later does the same, as in `if epoch >= 3: ...` and not `if epoch == 3: ...`"
+                "alike on all, by the epoch or the step, and not by what one worker has seen of a batch"
             )
         if differ.any():
             raise UserError(

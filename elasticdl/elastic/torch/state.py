@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
@@ -54,7 +55,6 @@ class TorchState(state.TrainingState):
     _leaves_absent_gradients = (
         False  # parameters that no worker has a gradient of have none after a step, instead of zeros
     )
-    _keeps_received = False  # what was received, until this worker stands where the job stands
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -195,7 +195,7 @@ class TorchState(state.TrainingState):
         held = state.get("held")  # a checkpoint has none
         if held is not None:
             load_groups(held["groups"], self._modules(), self.optimizer)
-            self.attributes.load(held["attributes"], keep=self._keeps_received)
+            self.attributes.load(held["attributes"])
         super().load_state_dict(state)
 
     def _own_rate(self) -> float:
@@ -224,7 +224,13 @@ class TorchState(state.TrainingState):
         return {**own, "outside": outside} if outside else own
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(
+                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                "pruning, does not reach a worker that comes later: make it with the model"
+            ) from error
         load_outside(state.get("outside", {}), self._modules(), self.parameters())
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once

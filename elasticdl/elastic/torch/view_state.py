@@ -34,7 +34,6 @@ class ViewState(TorchState):
 
     _leaves_absent_gradients = True
     _ends_with_function = False
-    _keeps_received = True
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
@@ -46,6 +45,7 @@ class ViewState(TorchState):
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self._was_given = False
+        self.attributes.keeps_received = True
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches: Batches | None = None  # of the script's loader, once they are known
         self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
