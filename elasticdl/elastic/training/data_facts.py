@@ -108,9 +108,10 @@ class DataFacts:
 
     @classmethod
     def of(cls, worker: int, policy: BatchPolicy, order: SampleOrder | None, sources: Iterable[Source]) -> Self:
-        """``order``: of the samples, if it is ours."""
-        settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
+        """``order``: of the samples, if it is ours. Else batches are the script's, which it may not have made yet."""
+        settings: dict[str, Any] = {}
         if order is not None:
+            settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
             settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
             settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
         return cls(worker, settings, tuple(sources))
