@@ -208,6 +208,14 @@ class Learner(ABC):
     def enter(self, world: World) -> None:  # noqa: B027
         """In each world, before the members are brought to one state."""
 
+    def stops_after_step(self) -> bool:
+        """Whether a callback has wished so when it saw a step; all members call it, and are told the same.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        return False
+
     def agree(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 
