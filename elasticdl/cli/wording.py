@@ -112,6 +112,7 @@ def why(worker: pb.WorkerStatus) -> str:
 _NEWS = {
     "world_formed": "world {world}: {who}{since}: {reason}",
     "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
+    "worker_waits": "worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}",
     "worker_left": "worker {worker} left: {reason}",
     "evaluation": "evaluation at step {step}: {measured}",
     "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",

@@ -26,6 +26,7 @@ EVENTS = {
     "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, "
     "state (of its process, if it can't run; of the master that it tries), "
     "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
+    "worker_waits": "worker, where (as in train.py:31 in load), seconds: not ready yet, as its own code takes long at the start",
     "worker_left": "worker, cause, reason, code: its process is gone",
     "change_announced": "world, reason: members will leave the world after their step",
     "world_broken": "world, reason: a member is gone; the others leave the world at once",

@@ -153,6 +153,9 @@ class KerasLearner(Learner):
         self._context.advance(Activity.UPDATE)
         return agreed
 
+    def stops_after_step(self) -> bool:
+        return self._keras_callbacks.stop_after_step(self._context.collective)
+
     def complete(self) -> None:
         self.state.optimizer.finalize_variable_values(self._model.trainable_variables)
         self._keras_callbacks.end()

@@ -215,6 +215,14 @@ class Learner(ABC):
         """In each world, when training has begun for the callbacks. On a worker that has come later, let the epoch begin for them as well,
         and then let them keep what those of the others keep."""
 
+    def stops_after_step(self) -> bool:
+        """Whether a callback has wished so when it saw a step; all members call it, and are told the same.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        return False
+
     def agree(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 

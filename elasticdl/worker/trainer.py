@@ -121,6 +121,9 @@ class Trainer(EpochDriver[Ledger]):
         self._call("on_train_batch_end", self.state.step, {"loss": loss, "learning_rate": self.state.learning_rate})
         self._report_evaluation()
 
+    def _stops_after_step(self) -> bool:
+        return self._learner.stops_after_step()
+
     def _after_commit(self) -> None:
         step, spec = self.state.step, self._spec
         if spec.evaluation_steps and step % spec.evaluation_steps == 0:

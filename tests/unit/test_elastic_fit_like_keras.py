@@ -118,6 +118,46 @@ def test_batches_that_change_from_pass_to_pass_are_refused():
         samples.dataset[len(X) - 4]
 
 
+class StopsAt(keras.callbacks.Callback):
+    """At the hook of this name, the second time that it is called in the second epoch."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.epoch, self.called, self.steps = -1, 0, 0
+        setattr(self, hook, self.count)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def count(self, number, logs=None):
+        self.called += self.epoch == 1
+        if self.called == 2:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs=None):
+        """The last thing before the end of an epoch."""
+        self.steps = int(self.model.optimizer.iterations)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
+    theirs, ours = StopsAt(hook), [StopsAt(hook) for _ in range(2)]
+    validation = {"validation_data": (X[:20], Y[:20])}
+    plain = plainly(dense(), X, Y, [theirs], **validation)
+    members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
+    assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
+    assert_as_plain(members, plain)
+
+
+def test_a_loss_that_is_no_number_ends_the_training_where_it_is_seen():
+    bad = np.where(np.arange(len(X))[:, None] == 20, np.nan, X).astype("float32")
+    plainly(theirs := dense(), bad, Y, [keras.callbacks.TerminateOnNaN()])
+    members = fit_together(2, lambda rank: Fitting(dense(), data_of(bad, Y), [keras.callbacks.TerminateOnNaN()]))
+    assert (
+        [int(each.model.optimizer.iterations) for each in members] == [int(theirs.optimizer.iterations)] * 2 == [2, 2]
+    )
+
+
 class OlderName(keras.callbacks.Callback):
     def __init__(self, seen):
         super().__init__()

@@ -38,6 +38,9 @@ class Alone:
 
     def leave(self): ...
 
+    def rank(self):
+        return 0
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
@@ -426,6 +429,13 @@ def test_a_loss_that_is_a_sum_is_one_line(tmp_path):
     with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
         make(SumLoss, tmp_path).train()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
+    monkeypatch.setattr(Alone, "rank", lambda self: rank)
+    trainer = make(Trainer, tmp_path)
+    assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
 
 
 def test_a_second_training_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
@@ -147,6 +148,23 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     loop._view = View(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
     assert loop.catching_up() == (place > (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 0),
+        ({MASTER: "m:1", WORKER_ID: "0"}, 0),
+        ({MASTER: "m:1", WORKER_ID: "3"}, 1),
+        ({MASTER: "m:1", WORKER_ID: "0", CONNECTED: "m:1"}, 1),  # a process that the worker has started
+    ],
+)
+def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, environ, expected):
+    for name in (MASTER, WORKER_ID, CONNECTED):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
 def test_random_streams_go_on_from_where_they_were():

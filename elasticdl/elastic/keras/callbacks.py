@@ -31,6 +31,14 @@ ON_RANK_0 = tuple(
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
 )
+# That look at steps and never end the training by what they see. OrbaxCheckpoint and the like are of no account: they are told on rank 0.
+NEVER_STOP = (
+    *ON_RANK_0,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+)
 KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 
@@ -159,6 +167,7 @@ class KerasCallbacks:
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
+        self._may_stop_after_step = any(looks_at_steps(each) and type(each) not in NEVER_STOP for each in callbacks)
         model.stop_training = False
 
     # -- what the members do together --
@@ -199,6 +208,19 @@ class KerasCallbacks:
             self._load(received["kept"]["callbacks"])
         self._model.stop_training = received["stop"]
         return bool(received["stop"])
+
+    def stop_after_step(self, collective: KerasCollective) -> bool:
+        """Whether rank 0 wants to stop, now that its callbacks have seen a step.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        stop = bool(self._model.stop_training)
+        if self._may_stop_after_step and collective.world.size > 1:
+            wish = np.asarray([float(stop and collective.world.rank == 0)])
+            stop = self._model.stop_training = bool(np.asarray(collective.sum(wish, "elasticdl.stop"))[0])
+            return stop
+        return stop and collective.world.size == 1
 
     def pack(self, callbacks: Iterable[keras.callbacks.Callback] | None = None) -> Attributes:
         """What a newcomer or a resumed training needs; by reference."""
@@ -329,6 +351,13 @@ class KerasCallbacks:
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
                 callback_state.put(callback, {**deepcopy(first), **changed})
+
+
+def looks_at_steps(callback: keras.callbacks.Callback) -> bool:
+    """After each, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
+    base = keras.callbacks.Callback
+    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
+    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
 
 
 def _counts(callback: keras.callbacks.Callback) -> bool:

@@ -17,7 +17,7 @@ from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
+from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.coupling import couplings
 from elasticdl.elastic.keras.fit_arguments import FitOptions
@@ -175,13 +175,6 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim else float(array)
 
 
-def _asks_for_logs(callback: keras.callbacks.Callback) -> bool:
-    """After each step, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
-    base = keras.callbacks.Callback
-    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
-    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
-
-
 @dataclass(frozen=True, slots=True)
 class FitCall:
     """What ``fit`` was given; ``callbacks`` with the history among them."""
@@ -237,7 +230,7 @@ class Fit(EpochDriver[FitLedger]):
         state.beside = self.callbacks.pack, self.callbacks.unpack
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
-        self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
+        self._asks_for_logs = any(map(looks_at_steps, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -259,6 +252,9 @@ class Fit(EpochDriver[FitLedger]):
     def _after_step(self, loss: float) -> None:
         self._ledger.add_deltas(self._step.last_deltas)
         self.callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
+
+    def _stops_after_step(self) -> bool:
+        return self.callbacks.stop_after_step(self._context.collective)
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()

@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from elasticdl.common.environment import MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
@@ -28,6 +29,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
+
+
+def rank_by_launcher(environ: Mapping[str, str]) -> int:
+    """Before anything is known of other workers: 0 on the job's very first one, and not in processes that it starts."""
+    if MASTER not in environ:
+        return 0
+    return int(belongs_to_a_worker(environ) or imports_the_script_anew() or environ.get(WORKER_ID) != "0")
 
 
 class ScriptRuntime(Generic[ContextT]):
@@ -116,8 +124,9 @@ class ScriptRuntime(Generic[ContextT]):
         return self._context
 
     def rank(self) -> int:
-        """This worker's place in the present world; before the first it is 0 on one worker, and never on one that comes later."""
-        return self.context().known_rank
+        """This worker's place in the present world; before the first, and before `init`, it is 0 on one worker, and never on one that
+        comes later."""
+        return rank_by_launcher(os.environ) if self._context is None else self.context().known_rank
 
     def size(self) -> int:
         """Number of workers in the present world."""

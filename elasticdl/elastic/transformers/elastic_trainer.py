@@ -225,14 +225,24 @@ class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
         self._participant.tell_epoch()
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class BeforeTraining:
+    """Where nothing is known of other workers yet, one of them writes already."""
+
+    def is_local_process_zero(self) -> bool:
+        return runtime.rank() == 0
+
+    def is_world_process_zero(self) -> bool:
+        return runtime.rank() == 0
+
+
+class Trainer(BeforeTraining, transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer``, elastically; its arguments are unchanged."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)
 
 
-class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # type: ignore[misc]
+class Seq2SeqTrainer(BeforeTraining, transformers.Seq2SeqTrainer):  # type: ignore[misc]
     """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "collective": {"engine": str},
     "exported": {"path": str},
     "warning": {"message": str},
+    "worker_waits": {"where": str, "seconds": _NUMBER},
     "worker_stuck": {"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list},
 }
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
