@@ -145,6 +145,7 @@ class DataCursor:
         if self.current is not None:
             self.current.over = True
         self.current = None
+        self._over = (-1, Progress())
 
     @property
     def at_end(self) -> bool:
