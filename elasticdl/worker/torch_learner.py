@@ -89,7 +89,7 @@ class TorchLearner(Learner):
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
         if (
             len(data.training) > 1
-            and context.known_rank == 0
+            and context.session.core.worker_id == 0
             and (why := coupling(self._model, self._loss, data.training, context.device))
         ):
             context.warn(why)
