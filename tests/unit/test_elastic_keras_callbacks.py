@@ -137,6 +137,7 @@ class Everything(keras.callbacks.Callback):
 
 
 def test_a_newcomer_decides_as_the_others_do(caplog):
+    caplog.set_level("INFO")
     callbacks = [Everything(), Everything()]
     members = fit_with_a_newcomer(
         lambda rank: Fitting(dense(), data_of(X, Y), [callbacks[rank]], epochs=6), joins_after=17

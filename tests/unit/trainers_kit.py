@@ -29,6 +29,9 @@ class JobOfThreads:
         self._own = threading.local()
         self.told = []  # for the journal
 
+    def rank(self):
+        return getattr(self._own, "rank", 0)
+
     def init(self, global_batch_size):
         rank = self._own.rank
         collective = SumOfThreads(rank, self._board)
