@@ -114,6 +114,27 @@ def _trainers(workers: int, reference: str) -> Ladder:
     )
 
 
-LADDERS = (PYTORCH, KERAS_ALONE, KERAS, _trainers(1, "alone"), _trainers(2, "ddp"))
+def _checks(name: str, framework: str, program: str, loop: str) -> Ladder:
+    """What `--check_state epoch` costs, beside `off`."""
+    ways = {f"{name}-checked": "epoch", f"{name}-unchecked": "off"}
+    return Ladder(
+        f"the workers compare their states, or do not: {name}, two workers",
+        framework,
+        workers=2,
+        references=(f"{name}-unchecked",),
+        main=(),
+        loops={
+            each: Loop(program, loop, elastic=True, options={"collective": "torch", "check_state": how})
+            for each, how in ways.items()
+        },
+    )
+
+
+CHECKS = (
+    _checks("library", "torch", "elastic", "elastic"),
+    *(_checks(name, "torch", "trainers_measured", f"{name}-elastic-2") for name in TRAINERS),
+    _checks("keras", "keras", "keras_elastic", "fit"),
+)
+LADDERS = (PYTORCH, KERAS_ALONE, KERAS, _trainers(1, "alone"), _trainers(2, "ddp"), *CHECKS)
 LOOPS = tuple(name for ladder in LADDERS for name in ladder.loops)
 MAIN_LOOPS = tuple(name for ladder in LADDERS for name in ladder.main)

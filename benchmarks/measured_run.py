@@ -26,12 +26,13 @@ TIMEOUT = 120.0  # beyond the measured seconds: start, imports, warm-up
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all loops of a ladder have in common; ``warm_up``: steps before the measured ``seconds``."""
+    """What all loops of a ladder have in common; ``warm_up``: steps before the measured ``seconds``; ``samples``: of an epoch."""
 
     model: str
     workers: int
     warm_up: int
     seconds: float
+    samples: int = SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def measure(loop: Loop, setting: Setting) -> Sample:
         Failed: it did not come to its end.
     """
     with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch, Processes(Path(scratch)) as processes:
-        arguments = ["--model", setting.model, "--samples", str(SAMPLES), "--warm_up", str(setting.warm_up)]
+        arguments = ["--model", setting.model, "--samples", str(setting.samples), "--warm_up", str(setting.warm_up)]
         arguments += ["--seconds", str(setting.seconds), "--folder", scratch]
         if loop.name:
             arguments += ["--loop", loop.name]

@@ -27,10 +27,10 @@ from benchmarks.harness import (
     summarise,
 )
 from benchmarks.ladders import LADDERS, LOOPS, MAIN_LOOPS, Ladder
-from benchmarks.measured_run import Sample, Setting, measure
+from benchmarks.measured_run import SAMPLES, Sample, Setting, measure
 from benchmarks.models import LAYERS, TORCH_MODELS
 
-LAPS = ("load", "compute", "reduce", "update", "step", "commit")
+LAPS = ("load", "compute", "reduce", "update", "step", "commit", "check")
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
             for model in args.models:
                 if ladder.framework == "keras" and model not in LAYERS:
                     continue
-                setting = Setting(model, ladder.workers, args.warm_up, args.seconds)
+                setting = Setting(model, ladder.workers, args.warm_up, args.seconds, args.samples)
                 report(ladder, model, climb(ladder, chosen, setting, args.rounds, results), results)
     print(f"results: {results.path}")
     return 0
@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="measured part of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm_up", type=int, default=30, help="steps before the measured part")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of an epoch")
     parser.add_argument("--models", type=names, default=["1m", "25m"], help=",".join(TORCH_MODELS))
     parser.add_argument("--loops", type=names, default=list(MAIN_LOOPS), help=f"all, or some of {', '.join(LOOPS)}")
     parser.add_argument(
@@ -113,6 +114,8 @@ def report(ladder: Ladder, model: str, runs: Mapping[str, Sequence[Sample]], res
         laps = {lap: statistics.median(sample.laps_ms[lap] for sample in samples) for lap in samples[0].laps_ms}
         step = statistics.median(sample.step_ms for sample in samples)
         numbers = {"rate": rate, "cpu_ms": cpu, "step_ms": step, "laps_ms": laps}
+        if "check" in laps:
+            numbers["check_share"] = summarise(sample.laps_ms["check"] / sample.step_ms for sample in samples)
         over = {f"over_{reference}": value for reference, value in ratios.items()}
         results.add("summary", **identity(ladder, model, name), **numbers, **over)
         shown = [value.show(2) if value else "-" for value in ratios.values()]

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
+from benchmarks.loops.check_timer import time_checks
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.models import worker_batch
@@ -33,6 +34,7 @@ def main() -> None:
     loader = elastic.DataLoader(make_dataset(args.model, args.samples))
     state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
     meter = Meter(args.warm_up, args.seconds, agree)
+    time_checks(meter)
 
     @elastic.run
     def train(state: TorchState) -> None:

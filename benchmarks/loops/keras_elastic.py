@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import elasticdl.elastic.keras as elastic
 from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
+from benchmarks.loops.check_timer import time_checks
 from benchmarks.loops.keras_meter import BatchMeter
 from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
@@ -60,6 +61,7 @@ def main() -> None:
     use_one_thread()
     elastic.init(batch_size_per_worker=WORKER_BATCH)
     meter = Meter(args.warm_up, args.seconds, agree)
+    time_checks(meter)
     LOOPS[args.loop](args, meter)
     meter.write(args.folder, elastic.rank())
 

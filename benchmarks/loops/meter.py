@@ -22,6 +22,7 @@ class Meter:
         self._seconds = seconds
         self._agree = agree
         self._laps: dict[str, list[float]] = {}
+        self._spent: dict[str, float] = {}
         self._steps = 0
         self._target = 0
         self._started_at = self._cpu_before = self._half_at = self._last = 0.0
@@ -37,6 +38,10 @@ class Meter:
         now = time.perf_counter()
         self._laps.setdefault(name, []).append(now - self._last)
         self._last = now
+
+    def spend(self, name: str, seconds: float) -> None:
+        """Some time of a step, whatever lap it is in, went into this."""
+        self._spent[name] = self._spent.get(name, 0.0) + seconds
 
     @property
     def is_last(self) -> bool:
@@ -60,17 +65,19 @@ class Meter:
         self._target = self._agree(max(1, round(self._seconds / step)))
         self._steps = 0
         self._laps.clear()
+        self._spent.clear()
         self._started_at = self._last = time.perf_counter()
         self._cpu_before = time.process_time()
 
     def _finish(self) -> None:
         seconds = time.perf_counter() - self._started_at
+        spent = {name: 1e3 * each / self._target for name, each in self._spent.items()}
         self._result = {
             "steps": self._target,
             "seconds": seconds,
             "cpu_ms_per_step": 1e3 * (time.process_time() - self._cpu_before) / self._target,
-            "laps_ms": {name: 1e3 * statistics.fmean(laps) for name, laps in self._laps.items()},
-            "laps_median_ms": {name: 1e3 * statistics.median(laps) for name, laps in self._laps.items()},
+            "laps_ms": {**{name: 1e3 * statistics.fmean(laps) for name, laps in self._laps.items()}, **spent},
+            "laps_median_ms": {**{name: 1e3 * statistics.median(laps) for name, laps in self._laps.items()}, **spent},
         }
 
     def write(self, folder: Path, rank: int) -> None:

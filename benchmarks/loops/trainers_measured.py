@@ -24,6 +24,10 @@ def main() -> None:
 
     def begin(team: Team) -> OnStep:
         meter = Meter(args.warm_up, args.seconds, team.agree)
+        if way == ELASTIC:
+            from benchmarks.loops.check_timer import time_checks
+
+            time_checks(meter)
 
         def on_step(number: int) -> bool:
             if not meter.begun:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ import click
 
 import elasticdl
 from elasticdl.cli.parsing import Commands
-from elasticdl.cli.signals import Interrupted, caught, interrupt
+from elasticdl.cli.signals import CAUGHT, Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
 
 _START, _JOBS, _LOOK, _ZOO = (f"elasticdl.cli.commands.{name}" for name in ("start", "jobs", "look", "zoo_image"))
@@ -68,8 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{who}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except Interrupted as interrupted:
+        ignore_more()
         return interrupted.exit_code
     except KeyboardInterrupt:
+        ignore_more()
         return 130
     except BrokenPipeError:
         print_no_more()  # the reader has gone, as in `elasticdl events | head`
@@ -82,6 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{who}: {error.strerror}: neither what it prints nor its files can be written", file=sys.stderr)
         return 1
     return code
+
+
+def ignore_more() -> None:
+    """Once more, while this process ends, a signal changes nothing."""
+    for number in CAUGHT:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def open_closed_streams() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 
 def main() -> int:
     try:
         from elasticdl.cli.__main__ import main as command
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more changes nothing
         return 130
     return command()

@@ -65,6 +65,10 @@ class Command(click.Command):
             found += [each.opposite] if isinstance(each, Switch) else []
         return found
 
+    def needy_flags(self) -> set[str]:
+        """Those that a value follows."""
+        return {flag for each in self.params if isinstance(each, Option) and each.needs_value for flag in each.opts}
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """
         Raises:
@@ -98,7 +102,7 @@ class Command(click.Command):
 
     def _require_values(self, ctx: click.Context, words: Sequence[str]) -> None:
         """What begins as an option is no value of another: click itself would take it for one."""
-        needy = {flag for each in self.params if isinstance(each, Option) and each.needs_value for flag in each.opts}
+        needy = self.needy_flags()
         for word, following in itertools.pairwise(words):
             if word in needy and following.startswith("--"):
                 raise UserError(f"{word}: expected one argument; {_see(ctx)}")

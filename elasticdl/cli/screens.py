@@ -1,4 +1,4 @@
-"""Where the course of a job is shown: a live panel on a terminal, plain lines anywhere else."""
+"""Where the course of a job is shown: on stderr, a live panel on a terminal, plain lines anywhere else. And what its workers print."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import wording
+from elasticdl.cli.outlets import Outlet, Stream, tell
+from elasticdl.cli.printed import Printer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PASSING_SECONDS = 10.0
 
 
-class Screen(Protocol):
+class Screen(Printer, Protocol):
     """Shows a job while it runs."""
 
     def show(self, status: pb.JobStatus) -> None:
@@ -35,6 +37,22 @@ class Screen(Protocol):
         """Something that happens again and again, of which the newest is enough."""
 
 
+class Printing:
+    """What workers print, on this command's own stdout and stderr, as it is. One of them that can't be written any more is left."""
+
+    def __init__(self, *outlets: Outlet) -> None:
+        self.outlets = {outlet.stream: outlet for outlet in outlets}
+        self._told: set[Stream] = set()
+
+    def write(self, lines: bytes, stream: Stream, line: Callable[[str], None]) -> None:
+        """``line``: takes what is to be said of it."""
+        outlet = self.outlets[stream]
+        outlet.write(lines)
+        if outlet.trouble and stream not in self._told:
+            self._told.add(stream)
+            line(f"{stream.value} can't be written ({outlet.trouble}): what workers print goes on in their logs")
+
+
 class PlainScreen:
     """Lines: what happened, what workers wait for, and progress each so many steps.
 
@@ -42,9 +60,14 @@ class PlainScreen:
     """
 
     def __init__(
-        self, write: Callable[[str], None], log_loss_steps: int, clock: Callable[[], float] = time.monotonic
+        self,
+        write: Callable[[str], None],
+        log_loss_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+        printing: Printing | None = None,
     ) -> None:
         self._write = write
+        self._printing = printing or Printing()
         self._every = log_loss_steps
         self._clock = clock
         self._shown = 0
@@ -70,6 +93,12 @@ class PlainScreen:
         self._newest[kind] = text
         self._write_due(self._clock() - PASSING_SECONDS)
 
+    def printed(self, lines: bytes, stream: Stream) -> None:
+        self._printing.write(lines, stream, self._write)
+
+    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
+        """Shown when it is finished, as something else may be written meanwhile."""
+
     def write_newest(self) -> None:
         """What was held back must not come after what happened later."""
         self._write_due(math.inf)
@@ -84,16 +113,26 @@ class PlainScreen:
 class LiveScreen:
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, clock: Callable[[], float] = time.monotonic, printing: Printing | None = None
+    ) -> None:
         self._console = console
         self._clock = clock
+        self._printing = printing or Printing()
+        self._unfinished: dict[tuple[Stream, str], str] = {}
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
         self._newest: dict[str, str] = {}
 
     def live(self) -> Live:
         """Holds the terminal while its context lasts."""
-        return Live(console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True)
+        return Live(
+            self,
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+            redirect_stdout=False,  # which may lead elsewhere
+        )
 
     def show(self, status: pb.JobStatus) -> None:
         self._status, self._received = status, self._clock()
@@ -104,27 +143,54 @@ class LiveScreen:
     def passing(self, kind: str, text: str) -> None:
         self._newest[kind] = text
 
+    def printed(self, lines: bytes, stream: Stream) -> None:
+        if self._printing.outlets[stream].is_terminal:
+            text = lines.decode(errors="replace")
+            self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
+        else:
+            self._printing.write(lines, stream, self.line)
+
+    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
+        if line and self._printing.outlets[stream].is_terminal:
+            last = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+            self._unfinished[stream, prefix] = prefix + last
+        else:
+            self._unfinished.pop((stream, prefix), None)
+
     def write_newest(self) -> None:
         """On the terminal as the panel has left it."""
         for text in self._newest.values():
             self.line(text)
 
-    def _render(self) -> RenderableType:
-        return render(self._status, self._clock() - self._received, tuple(self._newest.values()))
+    def __rich__(self) -> RenderableType:
+        """As it is at this moment, also when it is drawn again since something was printed above it."""
+        panel = render(self._status, self._clock() - self._received, tuple(self._newest.values()))
+        lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in tuple(self._unfinished.values())]
+        return Group(*lines, panel) if lines else panel
+
+
+class _AsItIs:
+    """Text whose colours, and whatever else it has for the terminal, are its own."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, *_: Any) -> Iterator[Segment]:
+        yield Segment(self._text)
 
 
 @contextmanager
-def open_screen(log_loss_steps: int) -> Iterator[Screen]:
-    console = Console(highlight=False)
+def open_screen(log_loss_steps: int, printing: Printing) -> Iterator[Screen]:
+    console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        live = LiveScreen(console)
+        live = LiveScreen(console, printing=printing)
         try:
             with live.live():
                 yield live
         finally:
             live.write_newest()
     else:
-        plain = PlainScreen(partial(print, flush=True), log_loss_steps)
+        plain = PlainScreen(tell, log_loss_steps, printing=printing)
         try:
             yield plain
         finally:
@@ -150,7 +216,7 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
-    parts += [Text(said, style="dim") for said in wording.scaling_lines(status)]
+    parts += [Text(said, style="dim") for said in (*wording.scaling_lines(status), *wording.compared_lines(status))]
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")

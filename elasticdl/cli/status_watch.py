@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from elasticdl.cli.master_client import MasterClient
+from elasticdl.cli.outlets import tell
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import PASSING, is_over, news, summary_lines
 from elasticdl.common.errors import UnreachableError
@@ -95,9 +95,14 @@ def show_news(journal: Iterable[str], screen: Screen) -> None:
                 screen.line(text)
 
 
-def show_end(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> None:
-    """What a job that is over has to show; for a failed one the user's traceback, if that was the cause."""
-    if status.phase == "failed" and status.traceback:
-        print(status.traceback.rstrip(), file=sys.stderr)
+def show_end(
+    status: pb.JobStatus, journal: Iterable[Entry], output: str, has_shown: Callable[[str], bool] = lambda text: False
+) -> None:
+    """What a job that is over has to show; for a failed one the user's traceback, if that was the cause.
+
+    ``has_shown``: whether a text stands on the screen already, as a worker has printed it.
+    """
+    if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
+        tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        print("\n".join(summary_lines(status, journal, output)), flush=True)
+        tell("\n".join(summary_lines(status, journal, output)))

@@ -9,9 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from elasticdl.common.jobdir import STOPPED
 from elasticdl.common.journal import Entry, standing
 from elasticdl.proto import elasticdl_pb2 as pb
 
+LATEST = "~"  # later than any moment
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
@@ -70,6 +72,14 @@ def scaling_lines(status: pb.JobStatus) -> list[str]:
     return [f"scaling: {said}" for said in (status.advice, status.decision) if said]
 
 
+def compared_lines(status: pb.JobStatus) -> list[str]:
+    """When the workers' states were last seen to be one."""
+    workers = status.compared_workers
+    return (
+        [f"state last compared after step {status.compared_step:,}: the same on {workers} workers"] if workers else []
+    )
+
+
 def wanted_workers(status: pb.JobStatus) -> str:
     if status.min_workers == status.max_workers:
         return str(status.min_workers)
@@ -85,8 +95,8 @@ def progress_line(status: pb.JobStatus) -> str:
     parts = [f"epoch {epoch_text(status)}", f"step {count_of(status.step, status.total_steps)}"]
     if status.samples and (status.samples_per_second or not math.isnan(status.loss)):  # else it has only been resumed
         parts += [f"loss {status.loss:.4g}", f"{status.samples_per_second:,.0f} samples/s"]
-    if not is_over(status):
-        parts.append(plural(len(members(status)), "worker"))
+    if training := members(status):  # else they are between two worlds, or have finished
+        parts.append(plural(len(training), "worker"))
     parts.append(f"elapsed {duration(status.elapsed)}")
     if not is_over(status) and status.time_left >= 0:
         parts.append(f"left {duration(status.time_left)}")
@@ -100,8 +110,9 @@ def why(worker: pb.WorkerStatus) -> str:
 
 # The entries that somebody who watches a job wants to see go by.
 _NEWS = {
-    "world_formed": "world {world}: {who} from step {step}: {reason}",
+    "world_formed": "world {world}: {who}{since}: {reason}",
     "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
+    "worker_waits": "worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}",
     "worker_left": "worker {worker} left: {reason}",
     "evaluation": "evaluation at step {step}: {measured}",
     "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
@@ -112,7 +123,7 @@ _NEWS = {
     "worker_slow": "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it",
     "worker_recovered": "worker {worker} is no longer slow",
     "warning": "warning: {message}",
-    "scale_requested": "asked for {workers} workers",
+    "scale_requested": "asked for {wanted}",
     "advice": "scaling: {text}",
     "decision": "scaling: {reason}",
 }
@@ -127,6 +138,8 @@ def news(entry: Entry) -> str | None:
         return None
     ids = entry.get("members", [])
     said = {
+        "since": f" from step {entry['step']}" if entry.get("step") else "",
+        "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
         "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
         "measured": metrics_text(entry.get("metrics", {})),
         "standing": standing(entry) or "at an unknown place: no stack could be had",
@@ -141,9 +154,8 @@ _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for p
 
 def event_line(entry: Entry) -> str:
     """A journal entry for a person: time, event, fields."""
-    moment = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
-    head = f"{moment}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+    head = f"{moment(entry['time'])}  {entry['event']:17} {'  '.join(fields)}".rstrip()
     return "\n".join([head, *(f"{'':25}  {line}" for line in entry.get("stack", ()))])
 
 
@@ -168,14 +180,37 @@ def pauses_text(journal: Iterable[Entry]) -> str:
     return f"{len(longest)}, the longest {max(longest.values()):.2f} s"
 
 
+_IN_SUMMARY = ("pause", "checkpoint", "stop_requested")
+
+
+def kept_text(status: pb.JobStatus, journal: Iterable[Entry]) -> str:
+    """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
+    path, asked = "", False
+    for entry in journal:
+        if entry.get("event") == "checkpoint" and entry.get("step") == status.step:
+            path = str(entry.get("path"))
+        elif entry.get("event") == "stop_requested":
+            asked = bool(entry.get("checkpoint"))
+    if not path:
+        return "nothing is kept of it" if asked and status.step else ""
+    # In the job's own folder it is found by the name.
+    named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
+    return f"kept in {path}: the same command{named} goes on from there"
+
+
 def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
     """What a finished job has to show."""
+    journal = [entry for entry in journal if entry.get("event") in _IN_SUMMARY]  # of a long one the few that matter
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
+    if status.phase == "succeeded" and status.samples and not math.isfinite(status.loss):
+        lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  pauses   {pauses_text(journal)}")
+    if status.phase == "stopped" and (kept := kept_text(status, journal)):
+        lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")
     return lines
@@ -190,16 +225,25 @@ def by_writer(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "master", len(name), name))
 
 
-def merged(written: Mapping[str, list[str]]) -> list[str]:
-    """Lines by their prefix, in the order of time as far as they tell it."""
-    streams = (_dated(start, lines) for start, lines in written.items())
-    return [line for _, line in heapq.merge(*streams, key=lambda item: item[0])]
+def merged(streams: Iterable[Iterable[tuple[str, str]]]) -> Iterator[str]:
+    """The lines of several writers in the order of time. Each writer's lines come in their order, with the moments of `Dating`."""
+    return (line for _, line in heapq.merge(*streams, key=lambda item: item[0]))
 
 
-def _dated(start: str, lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Each line with the time that it, or a line before it, begins with."""
-    moment = ""
-    for line in lines:
+class Dating:
+    """Says when the lines of one log were written, one after the other, as text that sorts by time."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def of(self, line: str, earliest: str = "", latest: str = LATEST) -> str:
+        """The time that the line begins with, if it was written then: between these moments. Else the first moment that it may be."""
         found = _TIMESTAMP.match(line)
-        moment = found[0].replace("T", " ").replace(",", ".") if found else moment
-        yield moment, start + line
+        told = found[0].replace("T", " ").replace(",", ".") if found else ""
+        self._last = max(self._last, told if earliest <= told <= latest else earliest)
+        return self._last
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch as logs have it."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -5,7 +5,8 @@
     master.json    address, token and process of the master; removed when the job has ended
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
-    logs/          master.log, worker-N.log
+    stopped-...    the state that its training was stopped with, as `KeptName` says
+    logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import platformdirs
 import psutil
@@ -53,6 +54,19 @@ class MasterAddress:
         return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
 
 
+class KeptName(NamedTuple):
+    """Of files with the state that a training was stopped with: with its step between these."""
+
+    stem: str
+    suffix: str
+
+    def matches(self, name: str) -> bool:
+        return name.startswith(f"{self.stem}-") and name.endswith(self.suffix)
+
+
+STOPPED = KeptName("stopped", ".state")
+
+
 @dataclass(frozen=True, slots=True)
 class JobDir:
     """Paths of one job's files; see the module's docstring."""
@@ -69,9 +83,18 @@ class JobDir:
     status = Below("status.json")
     logs = Below("logs")
     master_log = Below("logs/master.log")
+    marks = Below("logs/marks.jsonl")  # see `elasticdl.common.log_marks`
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"
+
+    def worker_out(self, worker_id: int) -> Path:
+        """What the worker prints on stdout, if that is kept apart from its log."""
+        return self.logs / f"worker-{worker_id}.out"
+
+    def kept_states(self) -> list[Path]:
+        """That the job's training was stopped with."""
+        return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
 
     def write_master(self, address: MasterAddress) -> None:
         write_aside(self.master, json.dumps(asdict(address)))

@@ -26,6 +26,7 @@ EVENTS = {
     "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, "
     "state (of its process, if it can't run; of the master that it tries), "
     "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
+    "worker_waits": "worker, where (as in train.py:31 in load), seconds: not ready yet, as its own code takes long at the start",
     "worker_left": "worker, cause, reason, code: its process is gone",
     "change_announced": "world, reason: members will leave the world after their step",
     "world_broken": "world, reason: a member is gone; the others leave the world at once",
@@ -40,12 +41,15 @@ EVENTS = {
     "worker_slow": "worker, host, phase (data|compute|update), factor (of the median worker's), seconds (a step, by which the others wait)",
     "worker_recovered": "worker: no longer slow",
     "warning": "message",
-    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them)",
+    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them), compared (the step after which the "
+    "workers' states were compared last), compared_workers (of how many they were one)",
     "scale_requested": "workers",
     "advice": "text, curve [{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]",
     "decision": "workers (that the job wants from now on), reason",
     "stop_requested": "reason, checkpoint",
     "phase": "phase, reason",
+    "steps_over": "step, seconds: a script has made its last step, and since its last step, evaluation or checkpoint it has done "
+    "something else for so long",
     "steps": "step (the last), world, steps, samples, loss (mean over samples), learning_rate, seconds, again (how many of them "
     "were made before), waited (seconds a step that members waited for others, mean), slowest (of these, those for the slowest)",
     "job_finished": "phase, reason, steps, epochs, samples, metrics",

@@ -7,6 +7,7 @@ from typing import Final
 
 AUTO: Final = "auto"
 CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
+RANKS_ALL, RANKS_NONE = "all", "none"  # of --log_ranks
 
 
 def parse_limit(value: object) -> object:
@@ -28,3 +29,19 @@ def parse_check(value: object) -> object:
     if not re.fullmatch("off|epoch|repair|[1-9][0-9]*", text):
         raise ValueError(f"{value!r} is neither off, epoch nor repair, nor a number of steps")
     return text
+
+
+def parse_ranks(value: object) -> object:
+    """Accept ``all``, ``none``, and one rank or several with commas between them; a YAML file may have a number or a list."""
+    listed = value if isinstance(value, list) else [value]
+    text = ",".join(str(each).replace(" ", "") for each in listed)
+    if isinstance(value, bool) or not re.fullmatch(r"all|none|\d{1,5}(,\d{1,5})*", text):
+        raise ValueError(f"{value!r} is neither all nor none, nor ranks as in 0,1")
+    return text
+
+
+def ranks_of(text: str) -> tuple[int, ...] | None:
+    """The ranks that a value of --log_ranks names, each once; None for all."""
+    if text == RANKS_ALL:
+        return None
+    return () if text == RANKS_NONE else tuple(dict.fromkeys(map(int, text.split(","))))

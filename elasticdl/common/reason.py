@@ -30,9 +30,13 @@ PLACE_IN_GRAPH = re.compile(r"^\{\{.*?\}\} ?| ?\[Op:\w+\].*$")
 PLACED = re.compile(r"\S+:\d+: ")  # errors of this package may say their place themselves
 DETAILS = ("expected:", "received:")  # what is said of these on further lines is kept
 GUARD = 'put what the script does below `if __name__ == "__main__":`, as processes that load data import it anew'
-HELP = {  # by what is said
+LAUNCHED = "(?:LOCAL_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT"  # variables that torchrun sets
+HELP = {  # by type and text
     "finished its bootstrapping phase": GUARD,
     "exited unexpectedly": "what it said stands further up in this worker's log",
+    f"environment variable (?:{LAUNCHED}) expected|KeyError: '(?:{LAUNCHED})'|Default process group has not been initialized": (
+        'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
+    ),
 }
 _LIBRARIES = frozenset({"site-packages", "dist-packages"})
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
@@ -44,8 +48,13 @@ def reason(error: BaseException) -> str:
     line = str(error) if isinstance(error, ElasticDLError) else ""
     line = line or one_line(error)
     where = "" if PLACED.match(line) else place(error, is_users)
-    helps = next((hint for said, hint in HELP.items() if said in str(error)), "")
-    return f"{where + ': ' if where else ''}{line.rstrip('.') if helps else line}{'; ' + helps if helps else ''}"
+    return f"{where + ': ' if where else ''}{with_help(line, f'{type(error).__name__}: {error}')}"
+
+
+def with_help(line: str, said: str = "") -> str:
+    """A line about an exception, and what helps if that is known. ``said``: type and text of the exception, if there is more of it."""
+    helps = next((hint for told, hint in HELP.items() if re.search(told, said or line)), "")
+    return f"{line.rstrip('.')}; {helps}" if helps else line
 
 
 def tell_uncaught_in_one_line() -> None:

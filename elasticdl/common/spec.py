@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from elasticdl.common import quantities
-from elasticdl.common.option_values import AUTO, parse_check, parse_limit
+from elasticdl.common.option_values import AUTO, parse_check, parse_limit, parse_ranks
 
 # Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
 MOST_WORKERS = 10_000
@@ -152,17 +152,22 @@ class EvaluationOptions(OptionGroup):
     """also evaluate each so many steps; 0: at the end of each epoch only"""
 
 
-class CheckpointOptions(OptionGroup):
+class ResumeOptions(OptionGroup):
     """Checkpoints"""
 
     checkpoint_dir: str = ""
-    """folder or fsspec URL for checkpoints"""
+    """folder or fsspec URL for checkpoints; a script has one there when it is stopped, and else in its job's own folder"""
+    resume: bool = True
+    """continue from the newest checkpoint in --checkpoint_dir if there is one, or from what a job of this name was stopped with"""
+
+
+class CheckpointOptions(OptionGroup):
+    """Checkpoints"""
+
     checkpoint_steps: int = Field(0, ge=0)
     """write one each so many steps; 0: at the end of each epoch"""
     keep_checkpoint_max: int = Field(3, ge=0)
     """checkpoints to keep; 0: all"""
-    resume: bool = True
-    """continue from the newest checkpoint in --checkpoint_dir if there is one"""
 
 
 class OutputOptions(OptionGroup):
@@ -176,6 +181,8 @@ class OutputOptions(OptionGroup):
     """least severe messages in the logs"""
     log_loss_steps: int = Field(100, ge=1)
     """steps between two lines of progress when the output is not a terminal"""
+    log_ranks: Annotated[str, BeforeValidator(parse_ranks)] = "0"
+    """ranks whose prints are shown, as in 0,1; all: of all workers; none. Of more than one each line has its worker before it"""
     sample_record: str = ""
     """folder where each worker records the indices of the samples it consumes"""
 
@@ -353,6 +360,7 @@ class JobSpec(
     DataOptions,
     BatchOptions,
     EvaluationOptions,
+    ResumeOptions,
     CheckpointOptions,
     OutputOptions,
     TimingOptions,

@@ -39,7 +39,7 @@ _STOPPED_BY_FORKS = ("jemalloc_bg_thd",)  # jemalloc, as in pyarrow, knows of fo
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Asks for one worker. With it come two file descriptors: the log, and the gate.
+    """Asks for one worker. With it come three file descriptors: its stdout, its stderr, and the gate.
 
     A worker that exists waits at its gate, a pipe, until the launcher writes `GO`; at its end instead, the worker ends.
     """
@@ -78,15 +78,15 @@ def serve(arguments: str) -> None:
             problem = _prepare(modules)
             channel.send(Reply(problem=problem).encode())
             while True:
-                message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+                message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 3)
                 if not message:
                     os._exit(0)
                 request = Request(*json.loads(message))
-                if _is_worker(channel, request, descriptors[1]):
+                if _is_worker(channel, request, descriptors[2]):
                     break
                 for each in descriptors:
                     os.close(each)
-        _become_ordinary(environment, request, descriptors[0])
+        _become_ordinary(environment, request, descriptors[:2])
     except BaseException:  # noqa: BLE001 - Python would go on and run the command
         traceback.print_exc()
         os._exit(1)
@@ -202,15 +202,14 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
     return False
 
 
-def _become_ordinary(environment: dict[str, str], request: Request, log: int) -> None:
+def _become_ordinary(environment: dict[str, str], request: Request, output: list[int]) -> None:
     """Whatever of the template's a process that was started plainly would not have, or would have of its own."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != request.launcher:  # it has ended meanwhile
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, targets in ((nothing, [0]), (log, [1, 2])):
-        for target in targets:
-            os.dup2(source, target)
+    for target, source in enumerate([nothing, *output]):
+        os.dup2(source, target)
         os.close(source)
     os.environ.clear()
     os.environ.update(environment)

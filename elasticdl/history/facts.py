@@ -27,6 +27,10 @@ class Facts:
     speedup: tuple[tuple[float, float, float, float], ...] = ()
     target: int = 0
     decision: str = ""
+    compared: tuple[int, int] = (
+        0,
+        0,
+    )  # the step after which states were compared last, and of how many workers they were one
 
 
 @dataclass(slots=True)

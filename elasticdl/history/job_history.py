@@ -13,6 +13,7 @@ from elasticdl.history.bounded import Curve, Foremost
 from elasticdl.history.facts import Changing, Facts
 from elasticdl.history.lanes import MOST_LANES, Lanes
 from elasticdl.history.records import Doing, History, Mark, PauseRecord, Point, Post, TimeSpent, WorldSpan
+from elasticdl.history.remarks import clocks_went_back, not_shown, unknown_kinds
 from elasticdl.history.timeline import Timeline
 
 MOST_WORLDS = 2000
@@ -32,6 +33,15 @@ _AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
 _TROUBLE = {"worker_slow": "slow", "worker_stuck": "stuck", "worker_recovered": ""}
 
 
+# What a history has as the facts have it.
+_ABOUT_JOB = ("job", "phase", "reason", "over", "wanted", "advice", "speedup", "target", "decision")
+_ABOUT_TRAINING = ("step", "loss", "rate", "collective", "compared", "metrics")
+
+
+def _lasted(world: WorldSpan) -> float:
+    return (world.until or float("inf")) - world.since
+
+
 class JobHistory:
     """``job``: its name, if the journal does not tell."""
 
@@ -40,9 +50,7 @@ class JobHistory:
         self._time: Timeline | None = None
         self._began = 0.0
         self._lanes = Lanes()
-        self._worlds: Foremost[WorldSpan] = Foremost(
-            MOST_WORLDS, lambda world: (world.until or float("inf")) - world.since
-        )
+        self._worlds: Foremost[WorldSpan] = Foremost(MOST_WORLDS, _lasted)
         self._pauses: Foremost[PauseRecord] = Foremost(MOST_PAUSES, lambda pause: pause.total)
         self._marks: Foremost[Mark] = Foremost(MOST_MARKS)
         self._warnings: Foremost[Mark] = Foremost(MOST_WARNINGS, lambda warning: warning.time)
@@ -73,15 +81,15 @@ class JobHistory:
             "steps": self._steps,
             "evaluation": self._evaluation,
             "checkpoint": lambda entry, now: self._line.take(Doing.CHECKPOINT, f.seconds(entry, "held")),
+            "steps_over": self._steps_over,
             "collective": self._collective,
             "resumed": self._resumed,
+            "epoch_finished": self._compared,
             "warning": lambda entry, now: self._warnings.add(Mark(now, "warning", f.text(entry, "message"))),
             "scale_requested": self._wanted,
             "decision": self._decided,
             "phase": self._phase,
-            "worker_slow": self._trouble,
-            "worker_stuck": self._trouble,
-            "worker_recovered": self._trouble,
+            **dict.fromkeys(("worker_slow", "worker_stuck", "worker_recovered"), self._trouble),
             "advice": self._advice,
             "job_finished": self._job_finished,
         }
@@ -142,8 +150,7 @@ class JobHistory:
 
     def result(self, until: float = 0.0) -> History:
         """``until``: the present, for a job that goes on."""
-        facts = self._facts
-        line = self._time or Timeline(until, Doing.STARTING)
+        facts, line = self._facts, self._time or Timeline(until, Doing.STARTING)
         if facts.over:
             until = line.now
         change = self._changing
@@ -151,33 +158,26 @@ class JobHistory:
             line = line.copy()
             line.advance(until)
             line.relabel(change.doing, change.since, line.now)
+        pauses, changes = tuple(self._pauses), dict(self._changes)
+        if change and not change.told and facts.over and change.doing in _KINDS.values() and self._worlds.last:
+            # No step came after it that would have told it.
+            lasted = line.now - change.since
+            pauses += (PauseRecord(self._worlds.last.version, str(change.doing), line.now, lasted, 0, 0),)
+            changes[str(change.doing)] = changes.get(str(change.doing), 0) + 1
         return History(
-            job=facts.job,
-            phase=facts.phase,
-            reason=facts.reason,
+            **{name: getattr(facts, name) for name in (*_ABOUT_JOB, *_ABOUT_TRAINING)},
             began=self._began if self._time else until,
             until=max(line.now, until),
-            over=facts.over,
-            wanted=facts.wanted,
-            step=facts.step,
-            loss=facts.loss,
-            rate=facts.rate,
-            collective=facts.collective,
-            metrics=facts.metrics,
             lanes=self._lanes.result(),
             worlds=tuple(self._worlds),
-            pauses=tuple(self._pauses),
+            pauses=pauses,
             marks=tuple(self._marks),
             warnings=tuple(self._warnings),
             points=self._curve.result(),
             spent=line.spent(until),
             counts={**self._counts, "pauses": self._pauses.count},
-            changes=dict(self._changes),
+            changes=changes,
             causes=dict(self._causes),
-            advice=facts.advice,
-            speedup=facts.speedup,
-            target=facts.target,
-            decision=facts.decision,
             remarks=tuple(self._remarks()),
         )
 
@@ -187,21 +187,15 @@ class JobHistory:
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
-            names = ", ".join(sorted(self._unknown)[:5])
-            yield f"entries of kinds that this version does not know: {self._counts['']:,} ({names})"
+            yield unknown_kinds(self._unknown, self._counts[""])
         if self._went_back:
-            yield (
-                f"entries older than the one before, by up to {self._furthest_back:.3g} s, as clocks go back: {self._went_back:,}; "
-                "they count as of the moment before"
-            )
+            yield clocks_went_back(self._went_back, self._furthest_back)
         if self._tells_no_steps:
             yield "the journal tells no steps: an older version wrote it, and there are no curves"
         if self._lanes.forgotten:
             yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
         dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
-        for what, number in {**dropped, "other events": self._marks.dropped}.items():
-            if number:
-                yield f"{number:,} {what} are counted, but not shown one by one"
+        yield from not_shown({**dropped, "other events": self._marks.dropped})
 
     @property
     def _tells_no_steps(self) -> bool:
@@ -246,6 +240,9 @@ class JobHistory:
 
     def _collective(self, entry: Entry, now: float) -> None:
         self._facts.collective = f.text(entry, "engine")
+
+    def _compared(self, entry: Entry, now: float) -> None:
+        self._facts.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
 
     def _resumed(self, entry: Entry, now: float) -> None:
         self._facts.step = self._facts.resumed = f.count(entry, "step")
@@ -366,6 +363,15 @@ class JobHistory:
         self._line.relabel(doing, now - total, now)
 
     # ---- steps ----
+
+    def _steps_over(self, entry: Entry, now: float) -> None:
+        """What a script does after its last step is the job's end, however long that takes."""
+        line = self._line
+        since = now - f.seconds(entry, "seconds")
+        line.relabel(Doing.ENDING, since, now)
+        if line.doing is Doing.PRODUCTIVE:
+            line.change(Doing.ENDING)
+        self._lanes.rest(since, "has made its last step")
 
     def _steps(self, entry: Entry, now: float) -> None:
         line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")

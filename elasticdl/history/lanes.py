@@ -77,6 +77,12 @@ class Lanes:
         for worker in self._training.intersection(before) - inside:
             self.become(worker, Post.WARM, now, "was cut off as its world broke")
 
+    def rest(self, since: float, reason: str) -> None:
+        """Those who trained are done with it since then, and have yet to go."""
+        for worker in tuple(self._training):
+            spans = self._there[worker].spans
+            self.become(worker, Post.LEAVING, max(since, spans[-1].since), reason)
+
     def end(self, now: float) -> None:
         """The job is over, and nobody is there any more."""
         for worker in tuple(self._there):

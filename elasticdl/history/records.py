@@ -21,7 +21,7 @@ class Doing(StrEnum):
     FAILURE = "failure"
     WAITING = "waiting"  # fewer workers than the minimum
     STARTING = "starting"  # up to the first step
-    ENDING = "ending"  # from the decision that it ends to the end
+    ENDING = "ending"  # from the last step, or the decision that it ends, to the end
 
 
 class Post(StrEnum):
@@ -152,6 +152,9 @@ class History:
     loss: float | None  # of the last steps that were told, as the rate
     rate: float | None  # samples per second
     collective: str
+    compared: tuple[
+        int, int
+    ]  # the step after which states were compared last, and of how many workers they were one; 0: never
     metrics: Mapping[str, float | None]
     lanes: tuple[Lane, ...]
     worlds: tuple[WorldSpan, ...]

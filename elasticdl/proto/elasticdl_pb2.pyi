@@ -128,7 +128,7 @@ class Progress(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch", "gradient_variance", "gradient_square")
+    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch", "gradient_variance", "gradient_square", "compared")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class StepReport(_message.Message):
     ENDS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_VARIANCE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_SQUARE_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     loss: float
@@ -151,7 +152,8 @@ class StepReport(_message.Message):
     ends_epoch: bool
     gradient_variance: float
     gradient_square: float
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., gradient_variance: _Optional[float] = ..., gradient_square: _Optional[float] = ...) -> None: ...
+    compared: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., gradient_variance: _Optional[float] = ..., gradient_square: _Optional[float] = ..., compared: _Optional[int] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")
@@ -369,7 +371,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., state: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ..., remark: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples", "collective", "advice", "decision")
+    __slots__ = ("job_name", "phase", "reason", "traceback", "world_version", "workers", "last_change", "epoch", "total_epochs", "step", "total_steps", "loss", "samples_per_second", "time_left", "elapsed", "min_workers", "max_workers", "metrics", "samples", "collective", "advice", "decision", "compared_step", "compared_workers")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +401,8 @@ class JobStatus(_message.Message):
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_STEP_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     phase: str
     reason: str
@@ -421,7 +425,9 @@ class JobStatus(_message.Message):
     collective: str
     advice: str
     decision: str
-    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ..., advice: _Optional[str] = ..., decision: _Optional[str] = ...) -> None: ...
+    compared_step: int
+    compared_workers: int
+    def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ..., advice: _Optional[str] = ..., decision: _Optional[str] = ..., compared_step: _Optional[int] = ..., compared_workers: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow",)

@@ -3,7 +3,7 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const view = document.documentElement.dataset.view;
-  const POLL = 1500, SLOWEST = 30000, TRIES = 5, MOST_ROWS = 100;
+  const POLL = 1500, SLOWEST = 30000, TRIES = 5, MOST_ROWS = 100, MOST_TILES = 10;
   let data = null, bySteps = false, refill = () => {};
 
   // ---- words ----
@@ -83,6 +83,8 @@
       both.append(element("dt", name), element("dd", value));
       return both;
     }));
+    const tiles = $("facts").children.length; // in rows of about the same length: none stands alone
+    $("facts").style.setProperty("--columns", Math.ceil(tiles / Math.ceil(tiles / MOST_TILES)) || 1);
     $("sentence").textContent = data.sentence;
     const shares = data.spent.filter((each) => each.share > 0);
     const bar = $("bar");

@@ -22,6 +22,7 @@ def as_json(value: Any) -> str:
 
 def page_data(history: History) -> dict[str, Any]:
     began = history.began
+    step, workers = history.compared
     training = next((world.size for world in history.worlds[-1:] if world.until is None), 0)
     return {
         "job": history.job,
@@ -35,10 +36,11 @@ def page_data(history: History) -> dict[str, Any]:
             "step": f"{history.step:,}",
             "loss": f"{history.loss:.4g}" if history.loss is not None else "",
             "samples/s": f"{history.rate:,.0f}" if history.rate is not None else "",
-            "workers": history.wanted if history.over else f"{training} of {history.wanted or '?'}",
+            "workers": _sizes(history) if history.over else f"{training} of {history.wanted or '?'}",
             "worlds": f"{history.counts.get('world_formed', 0):,}",
             "pauses": f"{history.counts.get('pauses', 0):,}",
             "collective": history.collective,
+            "compared after step": f"{step:,}: one state on {workers} workers" if workers else "",
             "training": percent(history.spent.productive),
             "training, by worker": percent(history.spent.utilized),
             **{f"evaluated {name}": f"{value:.4g}" for name, value in history.metrics.items() if value is not None},
@@ -55,6 +57,15 @@ def page_data(history: History) -> dict[str, Any]:
         "advice": {"text": ". ".join(filter(None, (history.advice, history.decision))), "curve": history.speedup},
         "remarks": history.remarks,
     }
+
+
+def _sizes(history: History) -> str:
+    """How many there were in its worlds."""
+    sizes = {world.size for world in history.worlds}
+    if not sizes:
+        return history.wanted
+    least, most = min(sizes), max(sizes)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _spent(history: History) -> list[dict[str, Any]]:

@@ -16,7 +16,10 @@ NAMES = {
     Doing.FAILURE: ("failures", "pauses after workers were lost, from the last step before to the first one after"),
     Doing.WAITING: ("waiting", "too few workers to train; of a worker: ready, and in no world"),
     Doing.STARTING: ("starting", "up to the first step; of a worker: until it is ready"),
-    Doing.ENDING: ("ending", "from the decision to end; of a worker: since it was told to leave"),
+    Doing.ENDING: (
+        "ending",
+        "from the last step, or the decision to end; of a worker: since then, or since it was told to leave",
+    ),
 }
 _LEAST_SHARE = 0.01
 _MOST_NAMED = 3

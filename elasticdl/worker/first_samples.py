@@ -10,7 +10,7 @@ from typing import Any
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
-from elasticdl.worker.batch_sizes import largest_micro_batch
+from elasticdl.worker.batch_sizes import batch_policy, largest_micro_batch
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule
 
@@ -21,6 +21,24 @@ Attempt = Callable[[int, bool], object]  # with so many samples; whether as in t
 
 
 def require_fit(attempt: Attempt, spec: JobSpec, samples: int) -> None:
+    """Raises:
+    UserError: model and loss don't take a batch of the training data.
+    """
+    _require_first(attempt, spec, samples)
+    policy = batch_policy(spec)
+    if not policy.fixed or samples <= policy.batch_size(1) or samples % policy.batch_size(1) != 1:
+        return
+    try:
+        attempt(1, True)
+    except UserError as error:
+        if not _is_of_the_device(error.__cause__):
+            raise UserError(
+                f"the last batch of an epoch has one sample, as {samples} leave one over of batches of {policy.batch_size(1)}: "
+                f"take another --global_batch_size; {error}"
+            ) from error
+
+
+def _require_first(attempt: Attempt, spec: JobSpec, samples: int) -> None:
     """Try few samples, as in an evaluation. What fails there counts if the worker's own first batch fails as well: some
     models take batches of one size only, or give what the loss needs only in training. What only another device than
     this one can do is not judged.

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -21,14 +21,16 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callbacks, plain_data
+from elasticdl.elastic.keras import callbacks
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
 from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings, with_added
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
+from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
@@ -38,6 +40,7 @@ from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, r
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
+from elasticdl.worker.own_callbacks import OwnCallbacks
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
 
@@ -92,6 +95,9 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
+        context.tell_couplings(
+            couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
+        )
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)
@@ -108,8 +114,10 @@ class KerasLearner(Learner):
         # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
         steps = self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum)
         params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
+        ours = [each for each in made if isinstance(each, Callback)]
+        self._own_callbacks = OwnCallbacks(ours, context.collective)
         self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
-        self.callbacks = [*(each for each in made if isinstance(each, Callback)), self._keras_callbacks]
+        self.callbacks = [*ours, self._keras_callbacks]
 
     def follow_rules(self) -> None:
         """If there are several schedules, the last of Keras's own counts, else the last of ours."""
@@ -134,12 +142,19 @@ class KerasLearner(Learner):
 
     def enter(self, world: World) -> None:
         self._keras_callbacks.enter(world)
+        self._own_callbacks.enter(world)
+
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        self._own_callbacks.catch_up(begin_epoch)
 
     def agree(self, *, entering: bool) -> bool:
         self._context.advance(Activity.WAIT)
         agreed = self._keras_callbacks.agree(self._context.collective, entering=entering)
         self._context.advance(Activity.UPDATE)
         return agreed
+
+    def stops_after_step(self) -> bool:
+        return self._keras_callbacks.stop_after_step(self._context.collective)
 
     def complete(self) -> None:
         self.state.optimizer.finalize_variable_values(self._model.trainable_variables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -14,11 +14,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.training.checkpoint_store import Checkpoint
 from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.sampler import ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
-from elasticdl.worker.checkpoint import Checkpoint, open_store
+from elasticdl.worker.checkpoint import open_store
 from elasticdl.worker.evaluation import Evaluation, Evaluator
 from elasticdl.worker.zoo import ModelModule
 
@@ -88,6 +90,7 @@ class Learner(ABC):
         self.learnt = ""  # of how the job scales, by the checkpoint that was loaded
         self.store = open_store(spec, self.codec.suffix)
         self._make(module)
+        self.state.beside = self._extra, self._load_extra
 
     def evaluate(self) -> Evaluation | None:
         """Over all members; None if there is no evaluation data.
@@ -152,8 +155,8 @@ class Learner(ABC):
 
     def _load(self, checkpoint: Checkpoint, loaded: dict[str, Any]) -> None:
         saved, here, it = loaded["state"], self.state.state_dict(), f"checkpoint {checkpoint.path}"
-        if difference := _difference(saved["model"], here["model"]):
-            raise UserError(f"{it} is of another model: {difference}; {REMEDY}")
+        if differs := difference(saved["model"], here["model"]):
+            raise UserError(f"{it} is of another model: {differs}; {REMEDY}")
         there, origin = loaded["origin"], self._origin
         if saved["progress"]["position"] not in (0, there["samples"]) and there != origin:
             name = next(name for name in there if there[name] != origin[name])
@@ -208,6 +211,18 @@ class Learner(ABC):
     def enter(self, world: World) -> None:  # noqa: B027
         """In each world, before the members are brought to one state."""
 
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:  # noqa: B027
+        """In each world, when training has begun for the callbacks. On a worker that has come later, let the epoch begin for them as well,
+        and then let them keep what those of the others keep."""
+
+    def stops_after_step(self) -> bool:
+        """Whether a callback has wished so when it saw a step; all members call it, and are told the same.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        return False
+
     def agree(self, *, entering: bool) -> bool:
         """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
 
@@ -226,19 +241,3 @@ class Learner(ABC):
         return {}
 
     def _load_extra(self, extra: dict[str, Any]) -> None: ...  # noqa: B027
-
-
-def _difference(there: Any, here: Any) -> str:
-    """The first difference between two models by name, in words; empty if there is none, or nothing has a name."""
-    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
-        return ""
-    for name in here.keys() | there.keys():
-        if name not in there:
-            return f"it has no {name}"
-        if name not in here:
-            return f"it has {name}, which this model has not"
-    for name, value in here.items():
-        was, now = (tuple(v.shape) if hasattr(v, "shape") else None for v in (there[name], value))
-        if was != now:
-            return f"{name} has shape {was} there and {now} here"
-    return ""

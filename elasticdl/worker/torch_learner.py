@@ -17,12 +17,16 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.torch.attributes import holders_of_callbacks
 from elasticdl.elastic.torch.collective import require_collective
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus, wait_for
+from elasticdl.elastic.torch.losses import LossCheck
+from elasticdl.elastic.torch.optimizers import is_other_kind
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.divisible import why_no_mean
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
@@ -42,14 +46,8 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copy(item) for item in value)
+        return [_copy(item) for item in value] if isinstance(value, list) else tuple(map(_copy, value))
     return value
-
-
-def _is_other_optimizer(there: Any, here: Any) -> bool:
-    groups = zip(there["param_groups"], here["param_groups"], strict=False)
-    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
-    return any(was.keys() - now.keys() and now.keys() - was.keys() for was, now in groups)
 
 
 class TorchLearner(Learner):
@@ -60,7 +58,7 @@ class TorchLearner(Learner):
         copy=_copy,
         write=torch.save,
         read=functools.partial(torch.load, map_location="cpu", weights_only=True),
-        is_other_optimizer=_is_other_optimizer,
+        is_other_optimizer=is_other_kind,
     )
     context_class = ElasticContext
     state: TorchState
@@ -89,9 +87,17 @@ class TorchLearner(Learner):
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
+        if (
+            len(data.training) > 1
+            and context.session.core.worker_id == 0
+            and (why := coupling(self._model, self._loss, data.training, context.device))
+        ):
+            context.warn(why)
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
+        self.state.attributes.add(*holders_of_callbacks(self.callbacks, ("elasticdl",), is_noted=False))
+        self.state.attributes.keeps_received = True
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
             self.evaluator = TorchEvaluator(
@@ -105,13 +111,23 @@ class TorchLearner(Learner):
             )
 
     def follow_rules(self) -> None:
-        self.state.follow(rate_rules(self._spec, self.callbacks))
+        rules = rate_rules(self._spec, self.callbacks)
+        if rules.schedule is not None or rules.scaling is not None:  # else a callback of the module's may set the rate
+            self.state.follow(rules)
 
     def make_step(self, batch: StepBatch) -> float:
+        self.state.attributes.begin()
         for inputs, labels in batch:
             batch.backward(self._loss(labels, self._model(inputs)))
         self._optimizer.step()
         return self.state.loss
+
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        attributes = self.state.attributes
+        if attributes.is_on_its_way:
+            begin_epoch()
+            attributes.restore()
+            attributes.arrive()
 
     def save_model(self, folder: Path) -> Path:
         path = folder / "model.pt"
@@ -181,6 +197,13 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         wait_for(device)
 
 
+def coupling(model: torch.nn.Module, loss: Loss, dataset: Any, device: torch.device) -> str:
+    """Why the loss of a batch is not that of its parts, if so."""
+    with untouched(model), evaluating(model), torch.no_grad():
+        inputs, labels = to_device(_first(dataset, 2), device)
+        return why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
+
+
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
     """For `require_fit`: a forward pass on the model's own device, after which nothing is different from before."""
 
@@ -198,6 +221,7 @@ def _scalar(loss: Loss, labels: Any, outputs: Any) -> torch.Tensor:
         raise UserError(
             f"{name_of(loss)}(labels, predictions) returned {found}; expected a scalar tensor: the mean over the samples"
         )
+    LossCheck(lambda warning: None).look(value, len(labels) if isinstance(labels, torch.Tensor) and labels.dim() else 0)
     return value
 
 

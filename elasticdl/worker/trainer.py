@@ -44,7 +44,7 @@ class Trainer(EpochDriver[Ledger]):
         self._told_step = self._reported_step = 0
         self._evaluation_seconds = 0.0  # that the last one took; no part of the state, which all members share
         if self._checkpoints is not None:
-            context.handover = None
+            context.handover = context.kept = None
 
     def run(self) -> None:
         """Train to the end.
@@ -98,6 +98,7 @@ class Trainer(EpochDriver[Ledger]):
             self._begun = True
             self._reported_step = self._told_step = self._ledger.evaluated_step
             self._call("on_train_begin")
+        self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
         self._call("on_world_change", world.size, world.rank)
         self._tell_totals()
         self._stopping = self._learner.agree(entering=True)
@@ -105,10 +106,13 @@ class Trainer(EpochDriver[Ledger]):
     # -- training --
 
     def _begin_epoch(self, epoch: int) -> None:
+        self._tell_epoch(epoch)
+        self._after_commit()  # of the step after which the last world was left
+
+    def _tell_epoch(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
             self._begun_epoch = epoch
             self._call("on_epoch_begin", epoch)
-        self._after_commit()  # of the step after which the last world was left
 
     def _make_step(self, batch: Any) -> float:
         return self._learner.make_step(batch)
@@ -116,6 +120,9 @@ class Trainer(EpochDriver[Ledger]):
     def _after_step(self, loss: float) -> None:
         self._call("on_train_batch_end", self.state.step, {"loss": loss, "learning_rate": self.state.learning_rate})
         self._report_evaluation()
+
+    def _stops_after_step(self) -> bool:
+        return self._learner.stops_after_step()
 
     def _after_commit(self) -> None:
         step, spec = self.state.step, self._spec

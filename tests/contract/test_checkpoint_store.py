@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.worker.checkpoint import CheckpointStore
+from elasticdl.elastic.training.checkpoint_store import CheckpointStore
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -157,7 +157,7 @@ def test_a_full_disk_for_real(tmp_path):
     """A limit on the size of files makes the kernel refuse in the middle of a write."""
     program = textwrap.dedent("""
         import resource, signal, sys, torch
-        from elasticdl.worker.checkpoint import CheckpointStore
+        from elasticdl.elastic.training.checkpoint_store import CheckpointStore
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         store = CheckpointStore(sys.argv[1], keep=3, writer="me")
         store.write(1, lambda file: torch.save(torch.zeros(10), file))

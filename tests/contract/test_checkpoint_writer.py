@@ -7,7 +7,8 @@ import uuid
 
 import pytest
 
-from elasticdl.worker.checkpoint import CheckpointStore, CheckpointWriter
+from elasticdl.elastic.training.checkpoint_store import CheckpointStore
+from elasticdl.worker.checkpoint import CheckpointWriter
 
 PATIENCE = 30.0  # seconds; for what is expected to happen at once
 

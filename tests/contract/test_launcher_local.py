@@ -177,6 +177,17 @@ def test_what_a_worker_prints_is_in_its_log_and_its_end_in_the_report(tmp_path):
     assert report.detail == f"exit code 1; its log: {log}"
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("1 / 0", "exit code 1: ZeroDivisionError: division by zero"),
+        ("exit(2) if print('no', file=__import__('sys').stderr) else exit(2)", "exit code 2: no"),
+    ],
+)
+def test_why_a_worker_has_ended_is_told_as_it_has_said_it(tmp_path, script, told):
+    assert run_worker(tmp_path, script).detail == f"{told}; its log: {tmp_path / 'worker-0.log'}"
+
+
 def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
     log = tmp_path / "worker-0.log"
     log.write_text("its first words\n")

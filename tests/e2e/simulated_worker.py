@@ -79,7 +79,8 @@ class SimulatedWorker:
         self.step += 1
         self.report()
         if self.step == self.fail_at:
-            failed = pb.Failed(cause=pb.Failed.USER, message="ValueError: no", traceback="Traceback: ValueError: no")
+            why = "ValueError: no"
+            failed = pb.Failed(cause=pb.Failed.USER, message=why, traceback=f"Traceback: {why}", trained=True)
             self.end(pb.WorkerMessage(failed=failed))
         elif self.step >= self.steps:
             done = pb.Finished(step=self.step, epochs=1, metrics={"accuracy": 0.9})

@@ -180,9 +180,9 @@ def now(pods):
 def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, zoo_image, pods):
     done = elasticdl(*TRAIN, *TWO, "--image", zoo_image, "--job_name", "short", "--num_epochs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert "world 1: 2 workers" in done.stdout
-    assert "job short succeeded: 46 steps, epoch 2/2" in done.stdout
+    assert done.stdout == ""
+    assert "world 1: 2 workers" in done.stderr
+    assert "job short succeeded: 46 steps, epoch 2/2" in done.stderr
     workers = of_job(now(pods), "short", "worker")
     assert {pod.spec.node_name for pod in workers} == {"n0", "n1"}
     assert {container(pod).state.terminated.exit_code for pod in workers} == {0}

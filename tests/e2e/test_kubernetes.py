@@ -68,15 +68,15 @@ def nothing_left(core, namespace):
 def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tmp_path):
     done = elasticdl(*TRAIN, "--num_epochs", "1", "--output", str(tmp_path / "out"), *ONE_A_NODE)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert done.stdout == ""
     # Once; at the end it may come to a place that another has left.
-    assert len(re.findall(r"worker \d waits: 0/\d nodes .* Insufficient nvidia.com/gpu", done.stdout)) == 1, done.stdout
+    assert len(re.findall(r"worker \d waits: 0/\d nodes .* Insufficient nvidia.com/gpu", done.stderr)) == 1, done.stderr
     about = {"field_selector": "involvedObject.name=digits-master,reason=WorkerPending"}
     waits = [event.message for event in core.list_namespaced_event(namespace, **about).items]
     assert any("Insufficient nvidia.com/gpu" in message for message in waits), waits
-    assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stdout
-    assert "job digits succeeded: 23 steps, epoch 1/1" in done.stdout
-    assert "metrics  accuracy" in done.stdout
+    assert f"job digits submitted to namespace {namespace} of the cluster at " in done.stderr
+    assert "job digits succeeded: 23 steps, epoch 1/1" in done.stderr
+    assert "metrics  accuracy" in done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 23
     status = elasticdl("status", "digits")
     assert status.stdout.startswith("job digits: succeeded: training is complete\n"), status.stderr
@@ -115,7 +115,8 @@ def test_a_program_gets_its_arguments_as_they_are_and_its_variables_from_secrets
     argv = ["--", "python", "-c", SHOW, "$(HOME) $$"]
     options = ["--image", "local/host", "--job_name", "digits", "--namespace", namespace, *variables]
     done = elasticdl("run", *options, *argv)
-    assert "submitted" in done.stdout, done.stderr
+    assert "submitted" in done.stderr
+    assert done.stdout == "$(HOME) $$ t0ken $(HOME)x /tmp\n"
     assert "$(HOME) $$ t0ken $(HOME)x /tmp" in elasticdl("logs", "digits").stdout
     shown = [core.list_namespaced_pod(namespace), core.list_namespaced_config_map(namespace)]
     assert "$(HOME)x" not in str(shown)
@@ -165,7 +166,7 @@ def killed(process):
 
 
 def read_until(process, text):
-    for line in process.stdout:
+    for line in process.stderr:
         if text in line:
             return line
     raise AssertionError(f"it ended before it said {text}")
@@ -175,7 +176,7 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_when_it_is_reached(el
     may_reach_pods(own_cluster, namespace)
     env = {**os.environ, "KUBECONFIG": str(own_cluster.user_kubeconfig("follower", []))}
     command = [sys.executable, "-m", "elasticdl.cli", *TRAIN, "--num_epochs", "100000", "--namespace", namespace]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process, killed(process):
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process, killed(process):
         why = f"it takes the right to get pods/portforward in namespace {namespace}; it is tried again"
         assert read_until(process, "its master runs but").endswith(f"can't be reached: {why}\n")
         may_reach_pods(own_cluster, namespace, "pods/portforward")

@@ -81,7 +81,7 @@ def test_a_script_without_a_guard_is_told_what_to_write(alone, tmp_path):
         f"{script}:{LAST_LINE}: with num_workers=2 each process that loads data imports this script and would train"
     )
     done = alone.run(script)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert expected in done.stderr
     with start(tmp_path, "run", "--num_workers", "1", "--", "python", str(script)) as job:
         assert job.finish() == 1
@@ -98,6 +98,6 @@ def test_a_process_that_imports_the_script_does_not_train(alone, tmp_path):
         "    child.start(); child.join(); raise SystemExit(child.exitcode)\n"
     )
     done = alone.run(script)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "put what the script does below" in done.stderr
     assert "never" not in done.stdout

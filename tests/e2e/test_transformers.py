@@ -102,6 +102,7 @@ def train_together(home, workers, *arguments, **env):
     options = ["--num_workers", str(workers), "--collective", "torch"]
     with start(home, "run", *options, "--", *script, **OFFLINE, **env) as job:
         assert job.finish() == 0, job.describe()
+        assert not job.entries("warning"), "states and random streams are those of one device on all workers"
     return read_end(Path(arguments[1]))
 
 

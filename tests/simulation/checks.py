@@ -75,6 +75,7 @@ class Checks:
         self._crashes = self._stopped = 0
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
         self.master_disturbed = self.saves_lost = self.master_cut_off = False
+        self.told_at_end = False  # that weights differ
         self._refused = 0  # workers that are unlike the others
         self._drifted: tuple[int, int] | None = None  # world and epoch in which weights have become others
 
@@ -256,7 +257,7 @@ class Checks:
             raise Violation(COMPLETE, text)
         published = self._worlds[process.core.world.version]  # if saves are lost, a version may be used again
         result = self._results.setdefault(published.number, model) if process in published.processes else model
-        if model is not result:
+        if model is not result and not self.told_at_end:
             raise Violation(ONE_RESULT, f"worker {process.worker_id} has {model}, another {result}")
 
     def ended(self, phase: Phase, reason: str) -> None:

@@ -177,6 +177,7 @@ def main() -> int:
             time.sleep(DEADLINE)
         if part != "hurries":
             master.wait_for_watcher()
+        job.worker_out(0).write_text("printed by worker 0\n")
         with job.journal.open("a") as journal:
             play(master, journal, part, stopped)
         last = master.end()

@@ -43,11 +43,14 @@ def dense(*middle, optimizer=None, loss="mse", **compiled):
 class Fitting:
     """One worker's call of ``fit``; `join` brings it into a world, which `train` goes through."""
 
-    def __init__(self, model, data, callbacks=(), *, most=BATCH, batch=BATCH, epochs=3, stages=None, **options):
+    def __init__(
+        self, model, data, callbacks=(), *, most=BATCH, batch=BATCH, epochs=3, stages=None, check_state="off", **options
+    ):
         self.model = model
         self.history = keras.callbacks.History()
         self.collective = SumOfThreads(0, Board(1))
         self.context = ElasticContext(FakeMaster().session, self.collective, BatchPolicy(batch, None, most), seed=0)
+        self.context.check_state = check_state
         given = {"initial_epoch": 0, "verbose": 0, "shuffle": False, "validation_freq": 1, **options}
         call = FitCall(data, [*callbacks, self.history], FitOptions(epochs=epochs, **given))
         self.fit = Fit(self.context, stages or Stages(), model, call)

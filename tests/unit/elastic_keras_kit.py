@@ -137,9 +137,10 @@ class Trainee:
         joins=True,
         jit_compile=None,
         check_state="epoch",
+        values=dict,
     ):
         self.collective = SumOfThreads(rank, board)
-        self.policy, self.joins, self.check_state = policy, joins, check_state
+        self.policy, self.joins, self.check_state, self.values = policy, joins, check_state, values
         self.model = model or make_model()
         if jit_compile is not None:
             self.model.compile(jit_compile=jit_compile)
@@ -153,7 +154,7 @@ class Trainee:
         self.context = ElasticContext(FakeMaster().session, self.collective, self.policy, seed=0)
         self.context.check_state = self.check_state
         self.loader = ElasticDataLoader(self.context, self.data)
-        self.state = KerasState(self.context, self.train_step, self.loader, {})
+        self.state = KerasState(self.context, self.train_step, self.loader, self.values())
         self.losses = []
         if self.joins:
             enter(self.context, self.collective.world)

@@ -115,6 +115,7 @@ class Trainee:
         joins=True,
         session=None,
         check_state="epoch",
+        values=None,
     ):
         collective = SumOfThreads(rank, board)
         self.context = ElasticContext(session or FakeMaster().session, collective, policy, seed=0)
@@ -128,7 +129,8 @@ class Trainee:
         else:
             self.sampler = given = ElasticSampler(self.context, data, drop_last=drop_last)
             self.loader = DataLoader(data, batch_sampler=self.sampler, **own_loader)
-        self.state = TorchState(self.context, self.model, self.optimizer, given, {})
+        values = values(self) if values else {}
+        self.state = TorchState(self.context, self.model, self.optimizer, given, values)
         if board.size == 1:
             break_alone(self.state, board)
         self.losses = []
@@ -179,11 +181,14 @@ def plain_losses(batch, epochs=2, drop_last=False):
 class PlainScript:
     """One worker's plain loop on a board, prepared as by `elastic.prepare`."""
 
-    def __init__(self, rank, board, model, optimizer, loader, values=dict, session=None):
-        collective = SumOfThreads(rank, board)
+    def __init__(
+        self, rank, board, model, optimizer, loader, values=dict, session=None, check_state="off", kind=SumOfThreads
+    ):
+        collective = kind(rank, board)
         self.context = ElasticContext(
             session or FakeMaster().session, collective, BatchPolicy(loader.batch_size, None), seed=0
         )
+        self.context.check_state = check_state
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer

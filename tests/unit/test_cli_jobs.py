@@ -14,7 +14,7 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local.local_jobs import Life, life_of, prune_jobs
+from elasticdl.cli.local.local_jobs import KEPT_STATES, Life, life_of, prune_jobs
 from elasticdl.cli.master_client import connect
 from elasticdl.cli.status_watch import show_news
 from elasticdl.common.errors import UnreachableError
@@ -95,6 +95,16 @@ def test_old_jobs_go_and_running_ones_stay(running):
         os.utime(ended_job(f"old-{number}").path, (moment, moment))
     prune_jobs(keep=2)
     assert [job.name for job in list_jobs()] == ["live", "old-4", "old-3"]
+
+
+def test_of_older_jobs_what_their_trainings_were_stopped_with_is_deleted():
+    for number in range(KEPT_STATES + 2):
+        job = ended_job(f"old-{number}")
+        (job.path / "stopped-0000000040.state").touch()
+        os.utime(job.path, (1000 + number, 1000 + number))
+    prune_jobs()
+    kept = [job.name for job in list_jobs() if job.kept_states()]
+    assert (len(list_jobs()), kept) == (KEPT_STATES + 2, [f"old-{number}" for number in range(KEPT_STATES + 1, 1, -1)])
 
 
 def test_all_jobs_are_listed(capsys, running, dead_pid):
@@ -283,7 +293,7 @@ def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(caps
     steps = [{"time": 100.0 + n, "event": "steps", "step": 10 * n, "steps": 10} for n in range(1, 2000)]
     entries = [{"time": 100.0, "event": "job_started"}, *steps, {"time": 3000.0, "event": "worker_stuck"}]
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"half')
-    assert "step 19,990, 0 workers, elapsed 0:48:20" in run(capsys, "status", "gone")[1]
+    assert "step 19,990, elapsed 0:48:20" in run(capsys, "status", "gone")[1]
 
 
 def follow(*argv: str) -> subprocess.Popen[str]:

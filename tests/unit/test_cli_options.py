@@ -26,6 +26,7 @@ OTHER_VALUES = {
     "log_level": "DEBUG",
     "collective": "torch",
     "check_state": "7",
+    "log_ranks": "0,2",
     "start_method": "spawn",
     "job_name": "mine",
     "max_worker_batch_size": "7",
@@ -128,6 +129,27 @@ def test_options_of_a_cluster_are_refused_without_an_image(name):
 )
 def test_a_switch(argv, value):
     assert spec_of(*argv).resume is value
+
+
+@pytest.mark.parametrize(
+    ("argv", "right"),
+    [
+        (
+            ["--num-workers", "2", "python", "train.py", "--lr", "1"],
+            "elasticdl run --num-workers 2 -- python train.py --lr 1",
+        ),
+        (["--detach", "train.py"], "elasticdl run --detach -- python train.py"),
+        (["/usr/bin/python3", "-m", "train"], "elasticdl run -- /usr/bin/python3 -m train"),
+    ],
+)
+def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
+    with pytest.raises(UserError) as told:
+        run.make_context("run", argv)
+    assert str(told.value) == f"the program goes after --: `{right}`"
+
+
+def test_the_value_of_an_option_is_no_program():
+    assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
 
 
 def test_workers_are_a_number_or_a_range():
@@ -246,8 +268,8 @@ def test_help_has_a_section_for_each_group_and_every_flag():
 
 def test_run_offers_what_a_script_does_not_decide_itself():
     offered = set(run.flags())
-    assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace"} <= offered
-    assert not {"--model_def", "--training_data", "--checkpoint_dir", "--evaluation_steps"} & offered
+    assert {"--num_workers", "--tensorboard_log_dir", "--log_level", "--stop_grace", "--checkpoint_dir"} <= offered
+    assert not {"--model_def", "--training_data", "--checkpoint_steps", "--evaluation_steps"} & offered
 
 
 @pytest.mark.parametrize(("text", "limit"), [("auto", "auto"), ("7", 7.0), ("0.5", 0.5)])

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
+from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
 from elasticdl.common.journal import EVENTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -151,7 +151,7 @@ def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
 def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(screens, "Console", lambda **_: Console(file=out, force_terminal=True, width=100))
-    with open_screen(log_loss_steps=100) as screen:
+    with open_screen(log_loss_steps=100, printing=Printing()) as screen:
         for epoch in range(150):
             screen.passing("epoch", f"epoch {epoch} finished")
     assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
@@ -208,6 +208,14 @@ def test_the_summary():
     ]
 
 
+def test_when_the_states_were_last_compared_is_shown():
+    status = status_of(compared_step=1280, compared_workers=3)
+    (line,) = wording.compared_lines(status)
+    assert line == "state last compared after step 1,280: the same on 3 workers"
+    assert line in drawn(status)
+    assert wording.compared_lines(status_of()) == []
+
+
 def test_how_a_job_scales_is_shown_and_what_follows_from_it():
     status = status_of(advice="2 workers: 1.3x of one (1.2-1.4)", decision="stays at 2: --num_workers allows no more")
     lines = wording.scaling_lines(status)
@@ -228,3 +236,45 @@ def test_how_slow_a_worker_is_is_told_in_round_numbers():
     entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
     told = wording.news({**entry, "seconds": 0.100616})
     assert told == "worker 1 on node-b is slow: update 283x the others, who wait 0.1 s a step for it"
+
+
+def test_a_world_says_from_which_step_if_there_was_one_and_one_worker_is_one():
+    entry = {"time": 0, "event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "it is ready"}
+    assert wording.news(entry) == "world 1: 1 worker (0): it is ready"
+    assert wording.news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
+    asked = [wording.news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
+    assert asked == ["asked for 1 worker", "asked for 2-4 workers"]
+
+
+def test_between_two_worlds_no_number_of_workers_is_told():
+    assert "worker" not in wording.progress_line(status_of(workers=[pb.WorkerStatus(worker_id=0, state="finished")]))
+
+
+STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
+KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
+
+
+@pytest.mark.parametrize(
+    ("journal", "told"),
+    [
+        (
+            [STOPPED, KEPT],
+            f"kept in {KEPT['path']}: the same command, with --job_name brave-otter-42, goes on from there",
+        ),
+        ([STOPPED, {**KEPT, "path": "s3://a/b"}], "kept in s3://a/b: the same command goes on from there"),
+        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it"),
+        ([STOPPED], "nothing is kept of it"),
+        ([{**STOPPED, "checkpoint": False}], ""),
+        ([], ""),
+    ],
+)
+def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
+    status = status_of(phase="stopped")
+    assert wording.kept_text(status, journal) == told
+    assert (wording.summary_lines(status, journal, "")[-1] == f"  {told}") is bool(told)
+
+
+def test_a_job_that_has_diverged_does_not_just_succeed():
+    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), [], ""))
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), [], "")
+    assert "  warning  training has diverged: its last loss is nan" in lines

@@ -142,7 +142,7 @@ def test_code_in_tables_is_found(document):
         ("elasticdl train --num_workers 4-2", "the minimum is above"),
         ("SOME_NAME=1 elasticdl zoo inti", "did you mean init?"),
         ("elasticdl zoo init one two", "one argument too many"),
-        ("elasticdl run --num_workers 2 python a.py", "one argument too many"),
+        ("elasticdl run --num_workers 2 python a.py", "the program goes after --"),
         ("python -m benchmarks.nothing --scale 1", "No module named"),
         ("python -m benchmarks.master_scale --bogus 1", "does not take --bogus 1"),
         ("python examples/nothing.py", "there is no examples/nothing.py"),

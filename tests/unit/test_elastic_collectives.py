@@ -1,6 +1,8 @@
 """Collectives over a stand-in for Horovod, whose failures are told apart; states and bytes on their way."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +53,14 @@ def test_a_collective_is_waited_for_without_spinning():
     two_workers(hvd).sum_(tensors, "t")
     assert hvd.looks == {"t.0": 3, "t.1": 3}
     assert [tensor.tolist() for tensor in tensors] == [[2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("has_gloo", "engine", "wanted"), [(False, "auto", False), (True, "auto", True), (False, "horovod", True)]
+)
+def test_a_horovod_without_gloo_is_taken_only_where_it_is_asked_for(monkeypatch, has_gloo, engine, wanted):
+    monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(gloo_built=lambda: has_gloo))
+    assert HorovodTorch.is_wanted(engine) == wanted
 
 
 class HorovodInternalError(RuntimeError):

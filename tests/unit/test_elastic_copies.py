@@ -10,7 +10,7 @@ from elastic_kit import Board, Trainee
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.protocol import Part
-from elasticdl.elastic.training.state import copied
+from elasticdl.elastic.training.copies import copied
 
 
 def no_tensor(value, before):

@@ -182,6 +182,16 @@ def test_a_step_in_between_begins_the_count_anew():
 # -- the cursor and the commit point --
 
 
+def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_training():
+    """Then it makes the state of the next one, and asks for a world of those who train that."""
+    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)), p.On.CONNECTED)
+    later = SampleOrder(ORDER.samples * 2, ORDER.policy, 0)
+    worker.do(p.StateMade(Progress(), order=later), p.On.READY, *entered(2))
+    assert worker.core.position.order == later
+    worker.do(p.StateMade(Progress(), order=ORDER))
+    assert worker.core.position.order == later, "the members train that one"
+
+
 def test_a_commit_at_the_top_of_the_loop_skips_no_batch():
     worker = training()
     for number in (1, 2):
@@ -236,7 +246,13 @@ def test_functions_that_return_after_different_steps_are_refused(order):
     worker = training(*step(1), p.On.COMMIT)
     worker.do(p.On.RETURNED if order == "first" else p.BatchGiven(plan(2)))
     (failed,) = worker.do(p.Voted(vote(ended=1)))
-    assert "1 of 2 workers ended their training after step 1 and the others go on" in failed.message
+    assert failed.message.startswith(
+        "1 of 2 workers ended their training after step 1 and the others go on: the training function"
+    )
+    worker.core.position.order = None  # a loop that is nobody's function
+    assert "the scripts must leave their loops after the same step" in worker.core.position.disagreement(
+        p.Voted(vote(ended=1)), 2
+    )
 
 
 def test_a_member_lost_in_the_end_is_awaited_in_the_next_world():

@@ -118,6 +118,46 @@ def test_batches_that_change_from_pass_to_pass_are_refused():
         samples.dataset[len(X) - 4]
 
 
+class StopsAt(keras.callbacks.Callback):
+    """At the hook of this name, the second time that it is called in the second epoch."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.epoch, self.called, self.steps = -1, 0, 0
+        setattr(self, hook, self.count)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def count(self, number, logs=None):
+        self.called += self.epoch == 1
+        if self.called == 2:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs=None):
+        """The last thing before the end of an epoch."""
+        self.steps = int(self.model.optimizer.iterations)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
+    theirs, ours = StopsAt(hook), [StopsAt(hook) for _ in range(2)]
+    validation = {"validation_data": (X[:20], Y[:20])}
+    plain = plainly(dense(), X, Y, [theirs], **validation)
+    members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
+    assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
+    assert_as_plain(members, plain)
+
+
+def test_a_loss_that_is_no_number_ends_the_training_where_it_is_seen():
+    bad = np.where(np.arange(len(X))[:, None] == 20, np.nan, X).astype("float32")
+    plainly(theirs := dense(), bad, Y, [keras.callbacks.TerminateOnNaN()])
+    members = fit_together(2, lambda rank: Fitting(dense(), data_of(bad, Y), [keras.callbacks.TerminateOnNaN()]))
+    assert (
+        [int(each.model.optimizer.iterations) for each in members] == [int(theirs.optimizer.iterations)] * 2 == [2, 2]
+    )
+
+
 class OlderName(keras.callbacks.Callback):
     def __init__(self, seen):
         super().__init__()
@@ -142,3 +182,48 @@ def test_every_callback_that_looks_at_steps_sees_the_metrics(make):
     assert len(ours) == len(theirs) == len(X) // BATCH
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+class Doubled(keras.optimizers.SGD):
+    """Has its own word on gradients, where Keras's fit asks it."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(2 * gradient, variable) for gradient, variable in grads_and_vars])
+
+
+class OnceScaled(keras.layers.Layer):
+    """Scales by what its first batch is like, and never again."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", trainable=False)
+        self.knows = self.add_weight(shape=(), dtype="bool", initializer=lambda *_, **__: False, trainable=False)
+
+    def call(self, inputs):
+        self.scale.assign(keras.ops.where(self.knows.value, self.scale.value, 1 / keras.ops.std(inputs)))
+        self.knows.assign(keras.ops.ones((), "bool"))
+        return inputs * self.scale
+
+
+def two_headed():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    middle = keras.layers.Dense(4)(inputs)
+    heads = {"a": keras.layers.Dense(1, name="a")(middle), "b": keras.layers.Dense(3, name="b")(middle)}
+    model = keras.Model(inputs, heads)
+    model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), {"a": "mse", "b": None}, jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "workers", "labels"),
+    [
+        (lambda: dense(optimizer=Doubled(0.02)), 2, Y),
+        (lambda: dense(OnceScaled()), 1, Y),
+        (two_headed, 1, {"a": Y}),
+        (two_headed, 2, {"a": Y}),
+    ],
+    ids=["apply_gradients", "flag", "head without a loss", "head without a loss, two workers"],
+)
+def test_a_step_is_that_of_keras(make, workers, labels):
+    plain = plainly(make(), X, labels)
+    assert_as_plain(fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels))), plain)

@@ -61,10 +61,11 @@ def test_an_older_one_is_not_gone_back_to(tmp_path):
     assert Handover(tmp_path).read(second.state) is None
 
 
-def test_a_folder_that_can_not_be_written_costs_nothing_but_is_told_of(tmp_path, caplog):
-    member = trainee(tmp_path / "missing", under_master())
-    leave_after(member, 1)
-    assert "the state after step 1 leaves with its last worker" in caplog.text
+def test_a_folder_that_can_not_be_written_costs_nothing_but_is_told_of(tmp_path):
+    master = FakeMaster(WORLD)
+    leave_after(trainee(tmp_path / "missing", master.session), 1)
+    (warning,) = master.notices("warning")
+    assert "the state after step 1 leaves with its last worker" in warning["message"]
 
 
 def test_whose_job_is_stopped_leaves_nothing(tmp_path):
@@ -73,9 +74,11 @@ def test_whose_job_is_stopped_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path, caplog):
-    member = trainee(tmp_path, under_master())
+def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path):
+    master = FakeMaster(WORLD)
+    member = trainee(tmp_path, master.session)
     member.state.values["rule"] = lambda step: step  # no pickle can hold it; a full disk ends in a RuntimeError, too
     leave_after(member, 1)
-    assert "the state after step 1 leaves with its last worker: " in caplog.text
+    (warning,) = master.notices("warning")
+    assert "the state after step 1 leaves with its last worker: " in warning["message"]
     assert list(tmp_path.iterdir()) == []

@@ -25,6 +25,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
+    mend_optimizer_state,
     mend_tensorflow_state,
     refuse_optimizer,
     restore_lr,
@@ -79,6 +80,22 @@ class TestStartup:
         ours = str(STARTUP_FOLDER.parents[2] / "__init__.py")
         for env in (ENVIRONMENT, {**ENVIRONMENT, CONNECTED: ENVIRONMENT[MASTER]}):
             assert self.run(tmp_path, code, **env) == [ours]
+
+    def test_a_strategy_that_was_not_imported_is_told_of_in_one_line(self, tmp_path):
+        """Lightning is made up here: it takes seconds to import."""
+        folder = tmp_path / "lightning" / "pytorch"
+        folder.mkdir(parents=True)
+        for package in (folder, folder.parent):
+            (package / "__init__.py").touch()
+        (folder / "strategies.py").write_text(
+            "class StrategyRegistry(dict):\n    def register(self, name, make, **_): self[name] = make\n"
+            "StrategyRegistry = StrategyRegistry()\n"
+        )
+        code = "from lightning.pytorch.strategies import StrategyRegistry as known; known['elastic'](accelerator='cpu')"
+        env = {**python_path({"PYTHONPATH": str(tmp_path)}), **ENVIRONMENT}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        told = 'Trainer(strategy="elastic"): `import elasticdl.elastic.lightning` is missing\n'
+        assert (done.returncode, done.stderr) == (2, told)
 
     def test_a_mere_folder_named_triton_is_imported_as_ever(self, tmp_path):
         """Such as the model repository of an inference server; PyTorch imports it, and goes on if it lacks something."""
@@ -844,3 +861,62 @@ def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_stat
     state.variables[1].assign(4)
     state.sync()
     assert (sent, state.saved) == ([[1, 4]], [1, 4])
+
+
+class TestOptimizers:
+    """What a newcomer is sent of rank 0's optimizer; Horovod's own handlers, and a wire of lists."""
+
+    def handlers(self, monkeypatch, takes_part=True):
+        state = pytest.importorskip("horovod.torch.elastic.state")
+        wire, registry = [], []
+
+        def broadcast_object(value, root_rank, name=None):
+            wire.extend([value] if state.rank() == root_rank else [])
+            return wire.pop(0) if state.rank() != root_rank else value
+
+        def broadcast_parameters(named, root_rank):
+            for _, tensor in named:
+                if state.rank() == root_rank:
+                    wire.append(tensor.clone())
+                else:
+                    tensor.copy_(wire.pop(0))
+
+        for function in (broadcast_object, broadcast_parameters):
+            monkeypatch.setattr(state, function.__name__, function)
+        monkeypatch.setattr(
+            state, "broadcast_optimizer_state", lambda optimizer, root_rank: wire.append("Horovod's own")
+        )
+        monkeypatch.setattr(state, "set_handler_registry", registry.extend)
+        mend_optimizer_state(state, lambda: takes_part)
+        return state, next(its for kind, its in registry if kind is state.torch.optim.Optimizer), wire
+
+    def optimizer(self, torch, name, rate, steps):
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.ones(3))
+        options = {"SGD": {"weight_decay": 0.1}, "AdamW": {"weight_decay": 0.1}, "momentum": {"momentum": 0.9}}[name]
+        made = getattr(torch.optim, "AdamW" if name == "AdamW" else "SGD")([parameter], lr=rate, **options)
+        for _ in range(steps):
+            parameter.grad = torch.ones(3)
+            made.step()
+        return made
+
+    @pytest.mark.parametrize("name", ["SGD", "momentum", "AdamW"])
+    def test_a_newcomer_has_the_whole_optimizer_and_its_weights_stay(self, monkeypatch, name):
+        state, handler, wire = self.handlers(monkeypatch)
+        root, newcomer = self.optimizer(state.torch, name, 0.1, 2), self.optimizer(state.torch, name, 0.3, 0)
+        for rank, optimizer in enumerate((root, newcomer)):
+            monkeypatch.setattr(state, "rank", lambda rank=rank: rank)
+            handler(optimizer).sync()
+        assert wire == []
+        assert newcomer.param_groups[0]["lr"] == 0.1
+        assert state.torch.equal(newcomer.param_groups[0]["params"][0], state.torch.ones(3))
+        (theirs,), (ours,) = (
+            root.state_dict()["state"].values() or [{}],
+            newcomer.state_dict()["state"].values() or [{}],
+        )
+        state.torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+    def test_a_script_that_takes_no_part_has_horovods_own(self, monkeypatch):
+        state, handler, wire = self.handlers(monkeypatch, takes_part=False)
+        handler(self.optimizer(state.torch, "SGD", 0.1, 0)).sync()
+        assert wire == ["Horovod's own"]

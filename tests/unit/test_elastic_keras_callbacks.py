@@ -15,7 +15,8 @@ import tensorflow as tf
 from elastic_fit_kit import Fitting, data_of, dense, fit_together, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
+from elasticdl.elastic.training import plain_data
 
 X, Y = numbers()
 Pair = namedtuple("Pair", "first second")
@@ -136,6 +137,7 @@ class Everything(keras.callbacks.Callback):
 
 
 def test_a_newcomer_decides_as_the_others_do(caplog):
+    caplog.set_level("INFO")
     callbacks = [Everything(), Everything()]
     members = fit_with_a_newcomer(
         lambda rank: Fitting(dense(), data_of(X, Y), [callbacks[rank]], epochs=6), joins_after=17

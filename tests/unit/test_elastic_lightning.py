@@ -252,6 +252,22 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
         assert {key: float(value) for key, value in trainer.callback_metrics.items()} == pytest.approx(metrics), number
 
 
+def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
+    """Between two batches of a step it is asked whether to save again, by all who have not saved."""
+    (whole, _), (other, _) = (
+        fit(tmp_path / str(batches), make_strategy(), max_epochs=1, limit_train_batches=batches) for batches in (4, 2)
+    )
+    states = [each.strategy._participant.trainer_state for each in (whole, other)]
+    states[1].load_state_dict(states[0].take(at_batch=True))
+    states[1].arrive()
+    assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
+
+
+def test_the_global_batch_is_told(tmp_path):
+    trainer, _ = fit(tmp_path, make_strategy(), max_epochs=1, limit_train_batches=2, accumulate_grad_batches=2)
+    assert trainer.strategy._participant.job.policy.batch_size(1) == 16
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(3))
@@ -308,6 +324,43 @@ def test_what_cant_be_had_is_refused_in_one_line(tmp_path, module, loader, optio
     with pytest.raises(UserError, match=words) as refused:
         trainer.fit(module(), DataLoader(make_data(), batch_size=8) if loader is None else loader)
     assert str(refused.value).startswith(participant.WHO)
+    assert "\n" not in str(refused.value)
+
+
+class BesideModule(Module):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        torch.autograd.backward(0.1 * self.layers(batch[0]).square().mean())
+        return loss
+
+
+def test_gradients_that_training_step_makes_beside_its_loss_are_cleared_by_lightning_or_refused(tmp_path):
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    data = DataLoader(make_data(), batch_size=8)
+    trainer = lightning.Trainer(strategy=make_strategy(), max_epochs=1, **options)
+    trainer.fit(BesideModule(), data)
+    trainer = lightning.Trainer(strategy=make_strategy(), accumulate_grad_batches=2, **options)
+    with pytest.raises(UserError, match="otherwise than by the loss of training_step") as refused:
+        trainer.fit(BesideModule(), data)
+    assert "\n" not in str(refused.value)
+
+
+class SumModule(Module):
+    def training_step(self, batch, batch_idx):
+        return {"loss": cross_entropy(self.layers(batch[0]), batch[1], reduction="sum")}
+
+
+class ManualSumModule(ManualModule):
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(cross_entropy(self.layers(batch[0]), batch[1], reduction="sum"))
+
+
+@pytest.mark.parametrize("kind", [SumModule, ManualSumModule])
+def test_a_loss_that_is_a_sum_is_one_line(tmp_path, kind):
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(strategy=make_strategy(), **options)
+    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
+        trainer.fit(kind(), DataLoader(make_data(), batch_size=8))
     assert "\n" not in str(refused.value)
 
 
@@ -384,14 +437,24 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.said = 2
-    decisions.steps = SimpleNamespace(hand=["a batch"], is_behind=False, place=Place())
-    assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
+    decisions.steps = steps_of(hand=["a batch"])
+    for known in ("first", None):
+        decisions.steps.place.answers.add(known)
+    assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
     assert len(asked) == 1
     decisions.steps.hand.clear()
     decisions.of_first("between two steps")
     assert len(asked) == 2
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
+
+
+def steps_of(**values):
+    """With batches in hand they tell; see `Steps.ask`."""
+    steps = Steps.__new__(Steps)
+    vars(steps).update(
+        {"hand": [], "is_behind": False, "is_reduced": False, "is_torn": False, "place": Place(), **values}
+    )
+    return steps
 
 
 class Wishes:
@@ -412,7 +475,7 @@ def deciding(wishes, **steps):
     world = SimpleNamespace(version=3)
     job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
     decisions = Decisions(job)
-    decisions.steps = SimpleNamespace(**{"hand": [], "is_behind": False, "place": Place(), **steps})
+    decisions.steps = steps_of(**steps)
     return decisions
 
 
@@ -426,7 +489,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_behind=True).anybody(True) is False
     later = deciding(Wishes(0), hand=["a batch"])
-    later.said = 1
+    later.steps.place.answers.add(False)
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
 
 
@@ -466,7 +529,7 @@ def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.steps = SimpleNamespace(hand=[], is_behind=False, place=Place())
+    decisions.steps = steps_of()
     assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
     assert warnings == ["a decision is each worker's own: a worker is lost"]
     job.world.version = 4
@@ -602,3 +665,12 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     assert ours[4:] == theirs[4:]
     metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
     assert {key: float(value) for key, value in lost[0].callback_metrics.items()} == pytest.approx(metrics)
+
+
+def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
+    """As sharpness-aware minimization does: the second gradients would be each worker's own."""
+    taking_part = participant.Participant.__new__(participant.Participant)
+    taking_part._given, taking_part._manual = object(), None
+    taking_part._begun, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
+    with pytest.raises(UserError, match="sharpness-aware minimization"):
+        taking_part.backward(torch.ones(()), torch.ones(()), lambda loss: None)

@@ -1,6 +1,7 @@
 """The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -37,6 +38,18 @@ def test_slices_tile_the_batch_in_rank_order(batch, workers, bound):
     edges = [0, *(cut.stop for cut in slices)]
     assert [cut.start for cut in slices] == edges[:-1]
     assert edges[-1] == batch
+
+
+@given(batch=st.integers(2, 300), workers=workers, bound=st.one_of(st.none(), st.integers(2, 40)))
+def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, bound):
+    """Unless two is the most, and the batch is odd: then one worker has one over."""
+    slices = [worker_slices(batch, rank, workers, bound, least=2) for rank in range(workers)]
+    edges = [0, *(cut.stop for of_worker in slices for cut in of_worker)]
+    micro_sizes = [stop - start for start, stop in pairwise(edges)]
+    assert edges[-1] == batch
+    assert all(size <= (bound or batch) for size in micro_sizes)
+    assert micro_sizes.count(1) == (batch % 2 if bound == 2 else 0)
+    assert sum(map(bool, slices)) == min(workers, batch // 2)
 
 
 @pytest.mark.parametrize(

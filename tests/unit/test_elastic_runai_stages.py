@@ -12,8 +12,8 @@ from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.keras import plain_data
 from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.training import plain_data
 
 
 def advance(activity):

@@ -16,6 +16,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.sampler import ElasticSampler
 
 
@@ -67,7 +68,7 @@ class Ahead:
 
 def make_sampler(samples, policy, seed=3, drop_last=False):
     sampler = ElasticSampler(Host(policy, seed), samples, drop_last=drop_last)
-    sampler.attach(NoGradients(), lambda backward: None)
+    sampler.attach(NoGradients(), lambda backward: None, WeighedGradients(list, "", print, may_be_summed=True))
     return sampler
 
 
@@ -224,3 +225,20 @@ def test_a_sampler_of_nobody_says_what_to_do():
 def test_a_sampler_over_nothing_is_refused():
     with pytest.raises(UserError, match="has 0 samples"):
         ElasticSampler(alone().context, [])
+
+
+@pytest.mark.parametrize("own_loader", [None, {}])
+def test_epochs_that_are_counted_by_range_are_refused(own_loader):
+    """The second loop would give nothing, and the training be one epoch long."""
+    member = Trainee(0, Board(1), BatchPolicy(16, None), own_loader=own_loader)
+    losses = []
+
+    def train_by_range():
+        for _ in range(2):
+            for batch in member.steps():
+                member.make_step(batch)
+                losses.append(member.state.loss)
+
+    with pytest.raises(UserError, match=r"no further batch in epoch 1, .* loader.epochs\(n\)"):
+        train_by_range()
+    assert len(losses) == 4

@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import elastic_keras_kit
 import elastic_kit
 import numpy as np
 import pytest
 import torch
+from elastic_fit_kit import Fitting, data_of, dense, numbers
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.training.state_check import ROUNDING, as_array, leaves
+from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.world import Member
+from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch.view_state import PREPARED
+from elasticdl.elastic.training.state_check import ROUNDING
 from elasticdl.tensorflow import keras
 
 POLICY = BatchPolicy(16, None)
+STEPS = 4  # of an epoch: 50 samples
+ENDS = "What all workers hold must be computed alike on all (docs/reliability.md)"
 
 
-def members_of(kit, check_state="epoch", **options):
-    board = kit.Board(3)
-    return [kit.Trainee(rank, board, POLICY, check_state=check_state, **options) for rank in range(3)]
+def members_of(kit, check_state="epoch", workers=3, **options):
+    board = kit.Board(workers)
+    members = [kit.Trainee(rank, board, POLICY, check_state=check_state, **options) for rank in range(workers)]
+    for rank, member in enumerate(members):
+        member.state._check._worker_id = rank
+    return members
 
 
-def train(members, plant=lambda member: None, epochs=3, at=1):
-    """``plant`` is done on rank 2 before this epoch. Returns what each member ends with: None, or what it says."""
+def told_by(members):
+    """What goes into the journal, from now on."""
+    told = []
+    for member in members:
+        member.state._check._tell = told.append
+    return told
+
+
+def train(members, plant=lambda member: None, epochs=3, at=1, step=0):
+    """``plant`` is done on rank 2 in this epoch, after its step of this number, from 0. Returns what each member ends with: None,
+    or what it says."""
 
     def work(member):
         try:
             for epoch in member.loader.epochs(epochs):
-                if epoch == at and member.context.rank == 2:
-                    plant(member)
-                for batch in member.loader:
+                for number, batch in enumerate(member.loader):
                     (member.state if isinstance(member.model, keras.Model) else member).make_step(batch)
                     member.state.commit()
+                    if (epoch, number) == (at, step) and member.context.rank == 2:
+                        plant(member)
+            member.state.cast_end_vote()
         except UserError as error:
             return str(error)
         return None
@@ -70,79 +94,385 @@ def other_rate(member):
         member.optimizer.param_groups[0]["lr"] = 0.2
 
 
+def other_slot(member):
+    next(iter(member.optimizer.state.values()))["momentum_buffer"] += 1.0
+
+
+def other_statistic(member):
+    member.model[1].running_mean += 1.0
+
+
 KITS = pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["torch", "keras"])
 
 
+# -- what makes the model --
+
+
 @KITS
+@pytest.mark.parametrize("plant", [scaled(1.01)], ids=["weight"])
+def test_a_piece_that_differs_ends_the_job_before_the_second_step_of_its_epoch(kit, plant):
+    members = members_of(kit)
+    (line,) = set(train(members, plant, at=0, step=3, epochs=2))
+    assert line.startswith(f"after step {STEPS} worker 2 holds another state than workers 0 and 1: ")
+    assert ("/kernel" if kit is elastic_keras_kit else "model.0.weight differs by 0.0") in line
+    assert "; after step 0 they were the same: " in line
+    assert line.endswith(ENDS)
+    assert members[0].state.step == STEPS, "the parameters have not changed since"
+
+
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (scaled(1.01), {"torch": "model.0.weight differs by 0.01", "keras": "/kernel"}),
-        (other_rate, {"torch": "optimizer.param_groups.0.lr", "keras": "learning_rate"}),
+        (other_slot, "optimizer.state.0.momentum_buffer differs by"),
+        (other_statistic, "model.1.running_mean differs by"),
+        (
+            lambda member: member.state.scheduler.step(),
+            "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.05 on worker 2",
+        ),
+        (
+            lambda member: setattr(member.state.scheduler, "last_epoch", 7),
+            "scheduler.last_epoch is 0 on worker 0 and 7 on worker 2",
+        ),
+        (lambda member: member.state.average[0].weight.data.zero_(), "average.0.weight differs by"),
     ],
-    ids=["weight", "rate"],
+    ids=["slot", "statistic", "schedulers rate", "scheduler", "moving average"],
 )
-def test_a_piece_that_differs_ends_the_job_after_the_first_step_of_the_epoch(kit, plant, named):
+def test_what_else_makes_the_model_is_named(plant, named):
+    def values(member):
+        scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1, gamma=0.5)
+        return {"scheduler": scheduler, "average": elastic_kit.make_model()}
+
+    members = members_of(elastic_kit, batch_norm=True, values=values)
+    (line,) = set(train(members, plant, at=0, step=1, epochs=2))
+    assert named in line
+
+
+@KITS
+def test_a_rate_that_one_worker_sets_is_named_before_it_is_used(kit):
     members = members_of(kit)
-    (line,) = set(train(members, plant))
-    steps = members[0].state.step
-    assert line.startswith(f"after step {steps} worker 3 and worker 3 hold different states: ")
-    assert named["torch" if kit is elastic_kit else "keras"] in line
-    assert "after step 0 they were the same" in line
-    assert steps == -(-len(members[0].loader.sampler.order._of_epoch(0)) // 16) + 1
+    (line,) = set(train(members, other_rate, at=1, step=1))
+    at = STEPS + 2
+    name = "optimizer.learning_rate" if kit is elastic_keras_kit else "optimizer.param_groups.0.lr"
+    assert line.startswith(
+        f"after step {at} worker 2 holds another state than workers 0 and 1: {name} is 0.1 on worker 0 and 0.2 on worker 2; "
+        f"after step {at - 1} they were the same: is it set on one worker only, "
+    )
+    assert [member.state.step for member in members] == [at] * 3
 
 
-def test_a_statistic_of_batch_norm_is_named():
-    def plant(member):
-        member.model[1].running_mean += 1.0
+@KITS
+def test_a_schedule_that_differs_is_named_after_the_step_that_it_is_used_in(kit):
+    members = members_of(kit)
+    for rank, member in enumerate(members):
+        member.state.follow(LearningRate(lambda epoch, rank=rank: 0.1 if epoch == 0 or rank < 2 else 0.3))
+    (line,) = set(train(members))
+    assert f"after step {STEPS + 1} worker 2 holds another state than workers 0 and 1: optimizer." in line
+    assert "is 0.1 on worker 0 and 0.3 on worker 2; " in line
 
-    (line,) = set(train(members_of(elastic_kit, batch_norm=True), plant))
-    assert "model.1.running_mean differs" in line
+
+def test_the_rate_that_a_callback_of_keras_sets_on_one_worker_is_named_before_it_is_used():
+    class Sets(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                self.model.optimizer.learning_rate = 0.5
+
+    said, members, _ = fit_compared(lambda rank: [Sets()] if rank else [])
+    (line,) = set(said)
+    assert line.startswith(
+        "after step 2 worker 0 and worker 1 hold different states: optimizer.learning_rate is 0.02 on "
+    )
+    assert [member.fit.state.step for member in members] == [2, 2]
 
 
 @KITS
 def test_rounding_is_mended_and_told_once(kit):
     members = members_of(kit)
-    told = []
-    members[0].state._check._tell = told.append
-    assert train(members, scaled(1 + 2**-22)) == [None] * 3
-    assert len(told) == 1
-    assert "all have taken rank 0's" in told[0]
+    told = told_by(members)
+    assert train(members, scaled(1 + 2**-23)) == [None] * 3
+    (line,) = told
+    assert line.startswith(f"after step {2 * STEPS} the workers' states were not the same, ")
+    assert line.endswith(": all have taken rank 0's")
     for other in members[1:]:
         np.testing.assert_equal(weights(other), weights(members[0]))
 
 
 @KITS
-def test_whatever_differs_can_be_repaired(kit):
+@pytest.mark.parametrize("stand_with_root", [False, True])
+def test_whatever_differs_can_be_repaired(kit, stand_with_root):
     members = members_of(kit, "repair")
+    for rank, member in enumerate(members):
+        listed = tuple(Member(i, "h", 0, stand_with_root) for i in range(3))
+        member.context.collective.world = replace(member.context.world, members=listed, rank=rank)
     assert train(members, scaled(1.5)) == [None] * 3
     np.testing.assert_equal(weights(members[2]), weights(members[0]))
 
 
 def test_what_nobody_looks_at_goes_on():
     members = members_of(elastic_kit, "off")
-    assert train(members, scaled(1.5)) == [None] * 3
+    told = told_by(members)
+    assert train(members, lambda member: (scaled(1.5)(member), other_rate(member))) == [None] * 3
     assert weights(members[2]) != weights(members[0])
+    assert told == []
 
 
 def test_it_can_be_looked_at_each_so_many_steps():
     members = members_of(elastic_kit, "2")
     lines = train(members, scaled(1.5), at=0)
-    assert lines[0] is not None
-    assert members[0].state.step == 1, "the first step of a world is one of them"
+    assert "after step 2 " in lines[0]
     members = members_of(elastic_kit, "1")
     assert train(members, epochs=1) == [None] * 3
+    assert members[0].state._check._same == STEPS - 1
 
 
 def test_the_bound_is_above_what_rounding_makes_of_a_step():
     assert 2**-23 < ROUNDING < 0.01
 
 
-def test_all_that_is_nested_has_a_name():
-    value = {"state": {0: {"step": 3}}, "groups": [{"lr": 0.1, "foreach": None}]}
-    assert dict(leaves("optimizer", value)) == {
-        "optimizer.state.0.step": 3,
-        "optimizer.groups.0.lr": 0.1,
-        "optimizer.groups.0.foreach": None,
-    }
-    assert as_array(lambda: 0).tolist() == as_array(lambda: 1).tolist(), "its address is another in each process"
+def test_what_an_optimizer_computes_with_may_be_another():
+    members = members_of(elastic_kit)
+    told = told_by(members)
+
+    def plant(member):
+        member.optimizer.param_groups[0].update(foreach=False, fused=False)
+
+    assert train(members, plant) == [None] * 3
+    assert told == []
+
+
+@KITS
+def test_the_last_epoch_is_compared_at_the_end(kit):
+    members = members_of(kit)
+    told = told_by(members)
+    assert train(members, scaled(1.5), at=2, step=1) == [None] * 3
+    (line,) = told
+    assert line.startswith(
+        f"training has ended after step {3 * STEPS}, and worker 2 holds another state than workers 0 and 1"
+    )
+    assert f"; after step {2 * STEPS} they were the same: " in line
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 2**-23])
+def test_at_the_end_there_is_nothing_to_tell_of_rounding(factor):
+    members = members_of(elastic_kit)
+    told = told_by(members)
+    assert train(members, scaled(factor), at=2, step=1) == [None] * 3
+    assert told == []
+
+
+def test_who_has_nothing_to_compare_at_the_end_holds_nothing_up():
+    members = members_of(elastic_kit)
+    told = told_by(members)
+    members[1].state.last_step_made = lambda: None  # it came when the steps were made
+    assert train(members, epochs=1) == [None] * 3
+    assert told == []
+
+
+def test_a_step_tells_of_how_many_workers_the_states_were_one():
+    members = members_of(elastic_kit)
+    train(members, epochs=2)
+    reports = [report.compared for report in members[0].context.session.core.reporting._steps]
+    assert reports == [3, 0, 0, 0] * 2
+
+
+# -- what does not make it --
+
+
+@KITS
+def test_a_value_that_differs_is_told_once_and_nobody_ends(kit):
+    members = members_of(kit, values=lambda *_: {"best": 0.3, "seen": [1]})
+    told = told_by(members)
+
+    def plant(member):
+        member.state.best = 0.2
+
+    assert train(members, plant, at=0, step=1, epochs=4) == [None] * 3
+    (line,) = told
+    assert line.startswith(
+        f"after step {STEPS} best is 0.3 on worker 0 and 0.2 on worker 2: is it computed from one worker's part "
+    )
+    assert "Workers that join take worker 0's" in line
+    assert members[2].state.best == 0.2
+    assert members[0].state._check._same == 3 * STEPS, "the model was compared nevertheless"
+
+
+def test_what_each_worker_has_of_its_own_is_told_of_each_value_once():
+    class Metric:
+        def __init__(self, rank):
+            self.counts = torch.tensor([rank, 1])
+
+        def state_dict(self):
+            return {"counts": self.counts, "call": lambda: 0, "own": object()}
+
+        def load_state_dict(self, state):
+            self.counts = state["counts"]
+
+    members = members_of(
+        elastic_kit, values=lambda member: {"metric": Metric(member.context.rank), "losses": [], "name": "a"}
+    )
+    told = told_by(members)
+
+    def plant(member):
+        member.state.losses = [0.5] * member.state.step
+
+    assert train(members, plant, at=0, step=2, epochs=4) == [None] * 3
+    assert [line.split(":")[0] for line in told] == [
+        "after step 0 metric.counts differs",
+        f"after step {STEPS} losses is [] on worker 0 and [0.5, 0.5, 0.5] on worker 2",
+    ]
+
+
+def fit_compared(callbacks):
+    """Two workers' calls of ``fit``: what each has said, the calls, and what went into the journal."""
+    x, y = numbers()
+    board = elastic_keras_kit.Board(2)
+    members = [Fitting(dense(), data_of(x, y), callbacks(rank), check_state="epoch") for rank in range(2)]
+    told = []
+
+    def work(rank):
+        check = members[rank].fit.state._check
+        check._worker_id, check._tell = rank, told.append
+        members[rank].join(rank, board)
+        try:
+            members[rank].train()
+        except UserError as error:
+            return str(error)
+        return None
+
+    return elastic_keras_kit.run_all(range(2), work), members, told
+
+
+def test_what_a_callback_of_keras_keeps_is_told():
+    class Watches(keras.callbacks.Callback):
+        def __init__(self, rank):
+            super().__init__()
+            self.rank, self.wait, self.calls = rank, 0, 0  # what does not change does not travel
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.wait, self.calls = 3 * self.rank, self.calls + 1
+
+    def callbacks(rank):
+        return [Watches(rank), keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)]
+
+    said, _, (line,) = fit_compared(callbacks)
+    assert said == [None, None]
+    assert line.startswith("after step 4 callbacks.Watches.wait is not there on worker 0 and 3 on worker 1: ")
+
+
+# -- a plain loop --
+
+
+class Average:
+    def __init__(self):
+        self.sum = 0.0
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Plain:
+    """One worker's plain loop of two epochs of four steps; ``plant`` is done on rank 1, in the first epoch, after two steps."""
+
+    def __init__(self, rank, board, plant):
+        self.rank, self.plant, self.told = rank, plant, []
+        self.model = elastic_kit.make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.average = Average()
+        values = {f"{PREPARED}0": self.average, f"{PREPARED}1": self.scheduler}
+        loader = DataLoader(elastic_kit.make_data(), batch_size=16)
+        self.script = elastic_kit.PlainScript(
+            rank, board, self.model, self.optimizer, loader, lambda: values, check_state="epoch"
+        )
+        self.script.context.warn = self.told.append
+
+    def run(self):
+        try:
+            for epoch in range(2):
+                for number, (inputs, labels) in enumerate(self.script.loader):
+                    self.script.view._begun.state._check._worker_id = self.rank
+                    cross_entropy(self.model(inputs), labels).backward()
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                    if (self.rank, epoch, number) == (1, 0, 1):
+                        self.plant(self)
+            self.script.view.finish()
+        except UserError as error:
+            return str(error)
+        return None
+
+
+def stream(member):
+    """Its next epoch begins with other random streams."""
+    place = member.script.view._begun.place
+    note = place.note_streams
+
+    def note_other(epoch, *given, **more):
+        note(epoch, *given, **more)
+        pythons, _, torchs = pickle.loads(place.streams[epoch])
+        place.streams[epoch] = pickle.dumps((pythons, np.random.RandomState(7).get_state(), torchs))
+
+    place.note_streams = note_other
+
+
+@pytest.fixture
+def _one_stream(monkeypatch):
+    """The random streams of the threads are those of one process."""
+    captured = RandomStreams.capture()
+    monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
+
+
+@pytest.mark.parametrize(
+    ("plant", "step", "named"),
+    [
+        (lambda member: scaled(1.5)(member), 4, "model.0.weight differs by"),
+        (other_rate, 2, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 1"),
+        (
+            lambda member: setattr(member.scheduler, "last_epoch", 7),
+            4,
+            "scheduler.last_epoch is 0 on worker 0 and 7 on ",
+        ),
+    ],
+    ids=["weight", "rate", "scheduler"],
+)
+def test_what_makes_the_model_of_a_plain_loop_is_named(plant, step, named):
+    board = elastic_kit.Board(2)
+    (line,) = set(elastic_kit.in_threads(Plain.run, [Plain(rank, board, plant) for rank in range(2)]))
+    assert line.startswith(f"after step {step} worker 0 and worker 1 hold different states: {named}"), line
+
+
+@pytest.mark.usefixtures("_one_stream")
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (
+            lambda member: setattr(member.average, "sum", 1.5),
+            "Average.sum is 0 on worker 0 and 1.5 on worker 1: is it ",
+        ),
+        (
+            stream,
+            "random.numpy differs: is something drawn on one worker only, as where the rank is 0? Workers that join ",
+        ),
+    ],
+    ids=["value", "stream"],
+)
+def test_what_else_differs_in_a_plain_loop_is_told_once(plant, named):
+    board = elastic_kit.Board(2)
+    members = [Plain(rank, board, plant) for rank in range(2)]
+    assert elastic_kit.in_threads(Plain.run, members) == [None, None]
+    (line,) = members[0].told
+    assert line.startswith(f"after step 4 {named}"), line
+    assert members[1].told == []
+
+
+@pytest.mark.usefixtures("_one_stream")
+def test_the_end_of_a_plain_loop_is_compared_as_its_last_epoch_left_it():
+    board = elastic_kit.Board(2)
+    members = [Plain(rank, board, lambda member: None) for rank in range(2)]
+    finish = members[1].script.view.finish
+    # A script may change its model when it has trained, as to write it.
+    members[1].script.view.finish = lambda: (scaled(1.5)(members[1]), finish())
+    assert elastic_kit.in_threads(Plain.run, members) == [None, None]
+    assert members[0].told == []

@@ -1,7 +1,9 @@
 """The PyTorch twin in a world of one, and with a stand-in for the sums of several workers."""
 
 import copy
+import pickle
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -258,6 +260,19 @@ def test_nested_state_survives_the_journey():
     assert torch.equal(back["a"], state["a"])
     assert back["b"][1] == {"c": 3}
     assert back["d"] == (1, None)
+
+
+def test_dicts_of_other_kinds_arrive_as_such():
+    """A newcomer's script counts with one that has a default; modules note the versions of their parts in theirs."""
+    counts = defaultdict(int, a=torch.ones(2))
+    module = torch.nn.BatchNorm1d(2).state_dict()
+    tensors = []
+    tree = pickle.loads(pickle.dumps(take_tensors({"counts": counts, "module": module}, torch.Tensor, tensors)))
+    back = put_tensors(tree, tensors)
+    assert back["counts"]["new"] == 0
+    assert torch.equal(back["counts"]["a"], torch.ones(2))
+    assert back["module"]._metadata == module._metadata
+    assert list(back["module"]) == list(module)
 
 
 def test_a_newcomer_gets_model_optimizer_position_and_values():

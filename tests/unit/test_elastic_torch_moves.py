@@ -20,6 +20,7 @@ from elasticdl.elastic.torch.named import STEPS_LOOKED_AT
 from elasticdl.elastic.torch.parts import Part
 from elasticdl.elastic.torch.sampler import ElasticDataLoader
 from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch.tape import Tape
 
 
 class Moving(torch.nn.Module):
@@ -183,6 +184,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         steps.state.reset_buffers()
         steps.state.begin_step()
         steps.state.drop_gradients()
+        given.tape = Tape(given.sample)  # a worker that is alone has noted nothing
         given.tape.note(model, (x,), {}, out := model(x))
         given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
         given.tape.note_backward(loss, {})
@@ -227,6 +229,44 @@ def test_a_cache_is_each_workers_own():
     assert [len(member.model.kept) for member in members] == [4, 3]
 
 
+class Small(torch.nn.Module):
+    """Holds numbers of which there is no mean, and moves them perhaps."""
+
+    def __init__(self, dtype, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.net = torch.nn.Linear(3, 1)
+        self.register_buffer("small", torch.ones(3).to(dtype))
+
+    def forward(self, x):
+        if self.how == "in place":
+            self.small.copy_(torch.zeros(3))
+        elif self.how == "assigned":
+            self.small = torch.zeros(3).to(self.small.dtype)
+        return self.net(x * self.small.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16])
+@pytest.mark.parametrize("how", ["in place", "assigned", "not at all"])
+def test_a_buffer_that_moves_and_can_not_be_summed_is_refused_in_one_line(dtype, how):
+    member = Library(0, Board(1), 8, 4, 4, kind=lambda: Small(dtype, how))
+    if how == "not at all":
+        member.train()
+        return
+    with pytest.raises(UserError, match="the buffer small moves in the forward pass and is ") as refused:
+        member.train()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_whose_gradient_can_not_be_summed_is_refused_in_one_line():
+    member = Library(0, Board(1), 8, 4, 4, kind=Norm)
+    member.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))]})
+    with pytest.raises(UserError, match=r"shape \(2,\) is trained in float8_e4m3fn") as refused:
+        member.state._reducer._agree()
+    assert "\n" not in str(refused.value)
+
+
 class Comes(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -247,6 +287,15 @@ def test_a_buffer_that_comes_in_the_forward_pass_is_refused_in_one_line():
             member.train()
 
     in_threads(train, members)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(11, 8), (9, 3), (20, 5)])
+def test_with_batch_norm_the_librarys_loop_makes_no_pass_on_one_sample(samples, batch):
+    """Which raises."""
+    board = Board(2)
+    members = [Library(rank, board, samples, batch, 4, kind=Norm) for rank in range(2)]
+    one, other = in_threads(lambda member: member.train(), members)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_buffers_may_change_between_two_steps_on_all_workers_alike():

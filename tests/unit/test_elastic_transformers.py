@@ -1,6 +1,7 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
 import pickle
+import random
 import sys
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
-from elasticdl.elastic.transformers.checkpoints import to_resume_from  # noqa: E402
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
 from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
 
@@ -37,6 +38,9 @@ class Alone:
 
     def leave(self): ...
 
+    def rank(self):
+        return 0
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
@@ -46,9 +50,9 @@ def alone(monkeypatch):
 
 
 def make_texts(samples=37):
-    random = torch.Generator().manual_seed(1)
-    lengths = torch.randint(4, 12, (samples,), generator=random).tolist()
-    return [{"input_ids": torch.randint(1, 32, (length,), generator=random).tolist()} for length in lengths]
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(4, 12, (samples,), generator=generator).tolist()
+    return [{"input_ids": torch.randint(1, 32, (length,), generator=generator).tolist()} for length in lengths]
 
 
 def pad(texts):
@@ -118,6 +122,34 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+class Draws(transformers.TrainerCallback):
+    """Draws wherever a callback is asked, between the passes of the model."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def draw(self, *_, **__):
+        self.drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
+
+    on_train_begin = on_epoch_begin = on_step_begin = on_pre_optimizer_step = on_optimizer_step = draw
+    on_substep_end = on_step_end = on_log = on_evaluate = on_epoch_end = draw
+
+
+def drawing(kind, folder, **options):
+    random.seed(3)
+    callback = Draws()
+    trainer = make(kind, folder, {"gradient_accumulation_steps": 2, **options}, callbacks=[callback])
+    trainer.train()
+    return trainer, callback.drawn
+
+
+def test_what_callbacks_draw_is_drawn_as_on_one_device(tmp_path):
+    options = {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2}
+    (theirs, expected), (ours, drawn) = (drawing(kind, tmp_path, **options) for kind in (transformers.Trainer, Trainer))
+    assert drawn == expected
+    assert numbers_of(ours) == numbers_of(theirs)
 
 
 class OwnOrder(torch.utils.data.Sampler):
@@ -242,7 +274,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     job = SimpleNamespace(advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    participant = SimpleNamespace(_job=job, _count=len)
+    participant = SimpleNamespace(job=job, _count=len)
     assert Participant._sum(participant, 0.0, ["a", "b"]) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 
@@ -374,6 +406,38 @@ def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
         make(Own, tmp_path).train()
 
 
+class OwnBackward(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        loss.backward()
+        return loss.detach()
+
+
+def test_gradients_that_are_not_weighed_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"otherwise than by accelerator.backward\(loss\)") as refused:
+        make(OwnBackward, tmp_path).train()
+    assert "\n" not in str(refused.value)
+
+
+class SumLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits, labels = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:]
+        return torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+
+
+def test_a_loss_that_is_a_sum_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
+        make(SumLoss, tmp_path).train()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
+    monkeypatch.setattr(Alone, "rank", lambda self: rank)
+    trainer = make(Trainer, tmp_path)
+    assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
+
+
 def test_a_second_training_is_refused(tmp_path):
     ours = make(Trainer, tmp_path, {"max_steps": 2})
     ours.train()
@@ -400,3 +464,19 @@ def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tm
 def test_something_else_is_not_patched():
     with pytest.raises(UserError, match="this is a list; expected a"):
         patch([])
+
+
+def test_a_checkpoint_that_is_not_the_latest_is_meant(tmp_path):
+    for step in (10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-30").mkdir()  # is being written
+    given = [
+        True,
+        None,
+        str(tmp_path / "checkpoint-20"),
+        f"{tmp_path}/checkpoint-20/",
+        str(tmp_path / "checkpoint-10"),
+        "hub/name",
+    ]
+    assert [is_meant(each) for each in given] == [False, False, False, False, True, False]

@@ -9,20 +9,23 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.script.runtime import ScriptRuntime
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.steps import Steps, least_samples
-from elasticdl.elastic.torch.tape import CannotRemake, Tape, Watch
+from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import Given, Place
+from elasticdl.elastic.torch.watch import Watch
 
 
 def make_data(samples=50):
@@ -97,12 +100,12 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
 @pytest.mark.parametrize(("samples", "sizes"), [(3, [3, 0]), (1, [1, 0]), (4, [2, 2]), (5, [3, 2])])
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
     batch = GlobalBatch(0, 0, 0, list(range(samples)))
-    least = least_samples(make_model())
+    least = least_samples([make_model()])
     parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
     assert [part.samples for part in parts] == sizes
     assert [index for part in parts for index in part.numbers] == batch.indices
     assert all(part.indices for part in parts)
-    assert least_samples(torch.nn.Linear(1, 1)) == 1
+    assert least_samples([torch.nn.Linear(1, 1)]) == 1
 
 
 @pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
@@ -112,7 +115,7 @@ def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_n
     steps.part_of = lambda batch: Part.of(batch, 0, 1)
     steps.seed = lambda batch: None
     before = Part(list(range(most)), most, 0.5)
-    made = steps._load_anew(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None)))
+    made = steps.pieces(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -147,6 +150,23 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     assert loop.catching_up() == (place > (0, 0))
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 0),
+        ({MASTER: "m:1", WORKER_ID: "0"}, 0),
+        ({MASTER: "m:1", WORKER_ID: "3"}, 1),
+        ({MASTER: "m:1", WORKER_ID: "0", CONNECTED: "m:1"}, 1),  # a process that the worker has started
+    ],
+)
+def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, environ, expected):
+    for name in (MASTER, WORKER_ID, CONNECTED):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
+
+
 def test_random_streams_go_on_from_where_they_were():
     captured = RandomStreams.capture()
     drawn = torch.rand(3)
@@ -174,6 +194,20 @@ def test_processes_that_load_draw_anew_in_each_epoch():
             optimizer.step()
             drawn += batch.flatten().tolist()
     assert len(set(drawn)) == 8
+
+
+def test_a_world_that_begins_cuts_no_more_of_an_epoch_than_is_loaded():
+    batches = Batches(DataLoader(make_data(), batch_size=2))
+    cut = []
+
+    def part_of(batch):
+        cut.append(batch.number)
+        return Part.of(batch, 0, 2)
+
+    loaded = batches.load(map(part_of, batches.order_of(0)), seed=0)
+    next(loaded)
+    assert cut == [0]
+    assert batches.size == 2
 
 
 class Endless(IterableDataset):
@@ -587,12 +621,24 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
     assert list(ours.batch_sampler) == list(theirs.batch_sampler)
 
 
-def test_means_of_a_step_that_was_made_are_none_that_a_newcomer_leaves_out():
+def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
+    """An empty batch is none that a script could take."""
+    steps = Steps.__new__(Steps)
+    steps._in_pieces, steps._least, steps._load = True, 1, list
+    steps.seed, steps.part_of = lambda batch: None, lambda batch: Part.of(batch, 2, 3)
+    batch = GlobalBatch(0, 0, 0, [7, 8])
+    (piece,) = steps.pieces(Given(batch, Part.of(batch, 0, 1), None, Tape(None)))
+    assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
+
+
+def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
     steps = Steps.__new__(Steps)
     steps.hand, steps.place, steps.is_reduced = [], Place(), True
-    steps.place.means = 1
+    steps.place.answers.begin_step(1)
+    steps.place.answers.add(2.5)
     steps.close()
-    assert steps.place.state_dict()["means"] == 0
+    steps.place.answers.begin_step(1)
+    assert not steps.place.answers.known(0)
 
 
 @pytest.mark.filterwarnings("error")

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, in_threads
-from torch.nn.functional import mse_loss
+from elastic_kit import Board, PlainScript, Trainee, in_threads
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.optimizers import Optimizers
 
 
@@ -220,6 +221,62 @@ def test_what_can_not_be_summed_is_refused_in_one_line(use, words):
             use(member, x, y)
         break
     assert "\n" not in str(refused.value)
+
+
+# The loop of the library; each is called with a micro-batch and the loss that its backward pass is made of.
+
+
+def a_term_beside(member, batch, inputs, loss):
+    torch.autograd.backward(member.model(inputs).square().mean())
+    batch.backward(loss)
+
+
+def a_term_after(member, batch, inputs, loss):
+    batch.backward(loss)
+    if batch.untaken:
+        member.model(inputs).square().mean().backward()
+
+
+def assigned_before(member, batch, inputs, loss):
+    member.model[0].bias.grad = torch.ones(16)
+    batch.backward(loss)
+
+
+def not_the_batchs(member, batch, inputs, loss):
+    loss.backward()
+
+
+@pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before, not_the_batchs])
+def test_the_librarys_loop_refuses_them_as_well(use):
+    member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
+
+    def make_step(batch):
+        for inputs, labels in batch:
+            use(member, batch, inputs, cross_entropy(member.model(inputs), labels))
+        member.optimizer.step()
+
+    batch = next(steps := member.steps())
+    with pytest.raises(UserError, match=r"otherwise than by batch.backward\(loss\)") as refused:
+        make_step(batch)
+    steps.close()
+    assert "\n" not in str(refused.value)
+
+
+def test_gradients_that_are_cleared_and_passes_of_ones_own_are_well():
+    """As for adversarial examples, and with a GradScaler."""
+
+    member, plain = (Trainee(0, Board(1), BatchPolicy(16, None, 16)) for _ in range(2))
+    for batch, other in zip(member.steps(), plain.steps(), strict=True):
+        for inputs, labels in batch:
+            inputs.requires_grad_(True)
+            cross_entropy(member.model(inputs), labels).backward()
+            inputs = inputs.detach() + 0 * inputs.grad.sign()
+            member.model.zero_grad()
+            batch.weigh(cross_entropy(member.model(inputs), labels)).backward()
+        member.state.reduce_gradients()
+        member.optimizer.step()
+        plain.make_step(other)
+        assert member.state.loss == plain.state.loss
 
 
 def test_gradients_of_gradients_are_weighed_once():

@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from session_kit import FakeMaster
 
 from elasticdl.common.environment import STACKS
-from elasticdl.common.stacks import GOES_ON, parse
+from elasticdl.common.stacks import GOES_ON, Line, Stack, parse
 from elasticdl.elastic.collectives.port import Operations
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.session.witness import DumpTimer, Witness
+from elasticdl.elastic.session.witness import DumpTimer, SlowStart, Witness
 
 DEADLINE = 30.0
 LATER = "dump_traceback_later"
@@ -52,6 +53,32 @@ def test_it_tells_the_line_that_the_training_thread_stands_at():
     assert told["stack"][0] == told["where"]
     assert (told["moves"], told["collectives"], told["last_collectives"]) == (False, 7, ["gradients.0"])
     json.dumps(told)
+
+
+def stack(number, function="dataset", path="zoo/slow.py"):
+    return Stack("MainThread", (Line("/usr/lib/python3.11/socket.py", 5, "recv"), Line(path, number, function)))
+
+
+def test_what_takes_long_before_a_worker_is_ready_is_told_once():
+    start = SlowStart()
+    assert start.look(stack(20), 0.0) == start.look(stack(20), 4.9) == ""
+    assert start.look(stack(21), 5.1) == "", "it moves"
+    assert start.look(stack(21), 10.0) == ""
+    assert start.look(stack(21), 10.2) == "zoo/slow.py:21 in dataset"
+    assert start.look(stack(21), 60.0) == start.look(stack(9), 70.0) == start.look(stack(9), 80.0) == ""
+    of_library = stack(3, "load", "/x/site-packages/datasets/load.py")
+    assert SlowStart().look(of_library, 0.0) == SlowStart().look(of_library, 9.0) == ""
+
+
+def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
+    master = FakeMaster()
+    session = master.session
+    session._start = SimpleNamespace(look=lambda stack, now: "zoo/slow.py:20 in dataset")
+    session._look_at_start()
+    assert master.notices("worker_waits") == [{"where": "zoo/slow.py:20 in dataset", "seconds": 5.0}]
+    session.turn(p.On.READY)
+    session._look_at_start()
+    assert len(master.notices("worker_waits")) == 1
 
 
 def test_one_that_does_something_is_seen_to_move():

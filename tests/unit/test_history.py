@@ -166,6 +166,38 @@ def test_a_job_that_goes_on_is_told_up_to_now():
     assert (history.over, history.lanes[0].spans[-1].until) == (False, None)
 
 
+def test_what_a_script_does_after_its_last_step_is_no_training():
+    """It evaluates and saves for 5 s, says that there is no further step, and its processes end 2 s later."""
+    left = [line(17, "worker_left", worker=worker, cause="finished") for worker in (0, 1)]
+    over = line(15, "steps_over", step=50, seconds=5)
+    history = read([*start(), steps(10, 50, 49, seconds=5), over, *left, *end(17)])
+    assert spent(history) == {"starting": 5, "productive": 5, "ending": 8}
+    for lane in history.lanes:
+        last = [(str(each.post), each.since - STARTED, each.until - STARTED) for each in lane.spans[-2:]]
+        assert last == [("training", 4, 10), ("leaving", 10, 17)]
+
+
+def test_training_that_goes_on_after_all_is_training():
+    over = line(15, "steps_over", step=50, seconds=5)
+    more = [
+        line(16, "world_broken", world=1, reason=""),
+        formed(17, 2, (0, 1), 50),
+        steps(20, 60, 10, world=2, seconds=2),
+    ]
+    history = read([*start(), steps(10, 50, 49, seconds=5), over, *more])
+    assert history.lanes[0].spans[-1].post is Post.TRAINING
+    assert spent(history)["productive"] >= 7
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_failure_after_which_no_step_was_made_has_its_place_among_the_pauses(told):
+    lost = [line(10, "world_broken", world=1, reason="killed"), formed(11, 2, [1], 50)]
+    after = [pause(12, 2, "failure", 2.0), steps(13, 60, 10, world=2, seconds=1)] if told else []
+    history = read([*start(), steps(10, 50, 49, seconds=5), *lost, *after, *end(14)])
+    assert [(each.kind, each.world) for each in history.pauses] == [("failure", 2)]
+    assert history.changes["failure"] == 1
+
+
 # ---- lanes, worlds, curves ----
 
 

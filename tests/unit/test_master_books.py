@@ -67,6 +67,34 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_with_its_las
     assert training.finish(e.WorkerFinished(0, 4, 2, {})) == []
 
 
+def test_an_epochs_end_tells_when_the_states_were_last_compared():
+    training = Training()
+    given = [(1, 3, False), (2, 0, False), (3, 2, False), (4, 0, True)]  # step, compared, ends the epoch
+    steps = [e.StepReport(n, 0, 1.0, 8, 0.1, 0.05, 1, 8 * n, ends, compared=workers) for n, workers, ends in given]
+    assert training.report(e.ProgressReported(0, tuple(steps[:1]), 4, 1), 0.0)[1] == []
+    assert (training.compared_step, training.compared_workers) == (0, 3)
+    (record,) = training.report(e.ProgressReported(0, tuple(steps), 4, 1), 1.0)[1]
+    assert record.fields == {"epoch": 0, "step": 4, "loss": 1.0, "compared": 2, "compared_workers": 2}
+    assert Training.restore(training.snapshot()).compared_workers == 2
+
+
+def test_epochs_of_which_this_job_has_made_no_step_were_finished_by_another():
+    training = Training()
+    steps = [
+        e.StepReport(31, 1, 2.0, 8, 0.1, 0.05, 1, 248, True)
+    ]  # a script that has loaded its own checkpoint of epoch 1
+    _, records = training.report(e.ProgressReported(0, tuple(steps), 0, 0), 0.0)
+    assert [record.fields for record in records] == [{"epoch": 1, "step": 31, "loss": 2.0}]
+
+
+def test_a_training_that_ends_without_a_loss_is_complete_and_has_diverged():
+    training = Training(loss=1.0, samples=8)
+    assert training.completion == "training is complete"
+    training.loss = math.nan
+    assert training.completion == "training is complete, but has diverged: its last loss is nan"
+    assert Training(loss=math.nan).completion == "training is complete"  # the script tells of no loss
+
+
 def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():
     training = Training()
     steps = [
@@ -170,6 +198,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     journal.close()
     training = Training()
     training.report(progress(1, 2), 11.0)
+    training.compared_step, training.compared_workers = 1, 2
     summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 5.0)
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
@@ -184,6 +213,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
         "samples": 64,
         "metrics": {},
         "collective": "",
+        "compared": {"step": 1, "workers": 2},
         "worlds": [
             {"version": 1, "members": [0, 1], "reason": "start", "step": 0, "formed_at": first, "ended_at": second},
             of_second,

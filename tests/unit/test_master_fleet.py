@@ -16,6 +16,7 @@ from elasticdl.master.core.fleet import (
     after_training,
     judge,
     misuse,
+    refusal,
 )
 from elasticdl.master.core.lifecycle import LIVE, WorkerState
 from elasticdl.master.core.worker_record import WorkerRecord
@@ -277,13 +278,23 @@ def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(stat
     assert bool(told) == bool(expected)
 
 
+def test_a_program_that_has_refused_its_arguments_is_not_started_again():
+    record, exited = (
+        WorkerRecord(0, "", WorkerState.STARTING),
+        e.WorkerExited(0, ExitCause.CRASHED, 2, "exit code 2: no"),
+    )
+    assert refusal(record, exited) == "worker 0 has refused to train: exit code 2: no"
+    assert refusal(WorkerRecord(0, "", WorkerState.STARTING, ready=True), exited) == ""
+    assert refusal(record, e.WorkerExited(0, ExitCause.CRASHED, 1, "exit code 1")) == ""
+
+
 def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
-    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 1, "detail"))
-    assert (fatal, warning) == ("worker 0 crashed after its training was complete: detail", "")
+    fatal, warning = after_training(e.WorkerExited(0, ExitCause.CRASHED, 3, "exit code 3"), 30)
+    assert (fatal, warning) == ("worker 0 has left its training after step 30 and ended: exit code 3", "")
     for cause in (ExitCause.KILLED, ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.DELETED):
-        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"))
+        fatal, warning = after_training(e.WorkerExited(0, cause, -9, "detail"), 30)
         assert (fatal, "may not have been done" in warning) == ("", True)
-    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0)) == ("", "")
+    assert after_training(e.WorkerExited(0, ExitCause.CLEAN, 0), 30) == ("", "")
 
 
 @given(

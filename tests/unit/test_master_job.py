@@ -107,6 +107,23 @@ def test_a_killed_worker_breaks_the_world_and_is_replaced():
     assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
 
 
+def test_a_worker_that_is_not_ready_says_what_it_waits_for_and_its_deadline_holds():
+    r = Run(start_timeout=20.0)
+    r.post(e.Tick())
+    r.connect(0, 1, 2)
+    told = e.NoticeReported(1, "worker_waits", {"where": "zoo/slow.py:20 in dataset", "seconds": 5.0})
+    r.post(told)
+    r.pass_time(1.0)
+    assert r.job.view().workers[1].remark == "has waited for 5 s at zoo/slow.py:20 in dataset"
+    assert r.records("worker_waits") == [{**told.fields, "worker": 1}]
+    r.post(e.JoinRequested(1, 0, 0, False))
+    assert r.job.view().workers[1].remark == ""
+    r.post(told)
+    assert len(r.records("worker_waits")) == 1
+    r.pass_time(30.0)
+    assert {0, 2} <= {each.worker_id for each in only(i.KillWorker, r.out)}
+
+
 def test_survivors_that_take_their_time_do_not_hold_up_a_replacement():
     r = Run()
     r.train()

@@ -98,6 +98,12 @@ def test_a_large_job_makes_a_small_page():
     assert len(data) < 1_000_000
 
 
+def test_when_the_states_were_last_compared_is_a_fact():
+    told = line(40, "epoch_finished", epoch=0, step=1300, loss=0.5, compared=1280, compared_workers=3)
+    assert page_data(read([*disturbed(), told]))["facts"]["compared after step"] == "1,280: one state on 3 workers"
+    assert page_data(read(disturbed()))["facts"]["compared after step"] == ""
+
+
 def test_a_world_that_broke_has_no_workers():
     assert page_data(read(disturbed()[:9]))["facts"]["workers"] == "2 of 1-2"
     assert page_data(read(disturbed()[:10]))["facts"]["workers"] == "0 of 1-2"

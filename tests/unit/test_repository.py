@@ -23,8 +23,8 @@ TRAIN_FLAGS = """
 --training_data --validation_data --data_reader_params --num_epochs --max_step --seed --shuffle --no_shuffle --data_workers
 --global_batch_size --minibatch_size --max_worker_batch_size --learning_rate_scaling --learning_rate_ramp_steps
 --evaluation_steps
---checkpoint_dir --checkpoint_steps --keep_checkpoint_max --resume --no_resume
---output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
+--checkpoint_dir --resume --no_resume --checkpoint_steps --keep_checkpoint_max
+--output --tensorboard_log_dir --log_level --log_loss_steps --log_ranks --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --replace_slow --no_replace_slow --stop_grace
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
@@ -37,7 +37,8 @@ TRAIN_FLAGS = """
 RUN_FLAGS = """
 --help --config
 --job_name --num_workers --scale_policy --min_efficiency --collective --check_state --slots --start_method --port
---output --tensorboard_log_dir --log_level --log_loss_steps --sample_record
+--checkpoint_dir --resume --no_resume
+--output --tensorboard_log_dir --log_level --log_loss_steps --log_ranks --sample_record
 --join_window --start_timeout --heartbeat_timeout --progress_timeout --replace_slow --no_replace_slow --stop_grace
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit

@@ -76,6 +76,10 @@ def test_a_model_or_a_loss_that_does_not_take_the_data(run):
     code, _, err = run("\ndef loss(labels, predictions):\n    return (labels - predictions) ** 2\n")
     assert code == 2
     assert "returned a tensor of shape (40, 1); expected a scalar tensor" in err
+    code, _, err = run("\ndef loss(labels, predictions):\n    return ((labels - predictions) ** 2).sum()\n")
+    assert code == 2
+    assert "the loss is a sum over the samples" in err
+    assert err.count("\n") == 1
 
 
 RELUCTANT = """
@@ -108,6 +112,16 @@ def test_runs_two_samples_in_evaluation_mode(run, tmp_path):
     seen = "open({!r}, 'a').write(f'{{len(inputs)}} {{self.training}}\\n')".format(str(tmp_path / "seen"))
     assert run(RELUCTANT.format(f"{seen} == 0", "ValueError")) == (0, "", "")
     assert (tmp_path / "seen").read_text() == "2 False\n"
+
+
+def test_a_last_batch_of_one_sample_is_refused_where_the_model_does_not_take_it(run):
+    code, _, err = run(global_batch_size=39)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "the last batch of an epoch has one sample, as 40 leave one over of batches of 39: take another" in err
+    assert "Expected more than 1 value per channel" in err
+    linear = "\ndef custom_model():\n    return torch.nn.Linear(2, 1)\n"
+    assert run(global_batch_size=38) == run(linear, global_batch_size=39) == (0, "", "")
 
 
 def test_names_the_users_line(run):

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import uuid
+from collections import namedtuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
+from elasticdl.worker.torch_learner import TorchLearner
 
 # 40 samples in batches of 10: four steps an epoch.
 STEPS_PER_EPOCH = 4
@@ -31,6 +33,13 @@ def make_spec(tmp_path, monkeypatch):
         return JobSpec(model_zoo=str(zoo), model_def=name, **given)
 
     return make
+
+
+def test_a_checkpoint_holds_plain_containers_only():
+    Pair = namedtuple("Pair", ("first", "second"))
+    copied = TorchLearner.codec.copy({"state": Pair(torch.ones(2), [1, (2,)])})
+    assert type(copied["state"]) is tuple
+    assert copied["state"][1] == [1, (2,)]
 
 
 class Journal(Callback):
@@ -259,6 +268,19 @@ def test_the_schedule_is_asked_in_each_epoch_and_world_and_keeps_the_ratio_of_gr
     assert asked[2:] == [0, 1, 1]  # the first two compare it with one worker more
     assert [report.learning_rate for report in job.script.reports] == [0.4] * 4 + [0.2] * 4
     assert [group["lr"] for group in job.learner.state.optimizer.param_groups] == [0.2, pytest.approx(0.04)]
+
+
+def test_a_rate_that_a_callback_of_the_modules_sets_stays(make_spec):
+    """As one that steps a scheduler of torch's."""
+
+    class Halves(Callback):
+        def on_epoch_end(self, epoch, logs):
+            for group in job.learner.state.optimizer.param_groups:
+                group["lr"] /= 2
+
+    job = make_job(make_spec(num_epochs=2), callbacks=[Halves()])
+    job.trainer.run()
+    assert [report.learning_rate for report in job.script.reports] == [0.1] * 4 + [0.05] * 4
 
 
 def test_warns_once_of_correcting_twice(make_spec, monkeypatch):

@@ -7,8 +7,8 @@ what is the matter with it is shown.
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -18,15 +18,19 @@ from yaml import safe_dump_all
 
 from elasticdl.cli.cluster.cluster_job import ClusterJob, wait_until_gone
 from elasticdl.cli.cluster.job_streams import Told
+from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.master_client import connect as connect_master
-from elasticdl.cli.screens import Screen, open_screen
+from elasticdl.cli.outlets import own_outlets, tell
+from elasticdl.cli.printed import printing
+from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import POLL, JobWatch, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.journal import parse_entry
+from elasticdl.common.journal import Entry, parse_entry
+from elasticdl.common.option_values import ranks_of
 from elasticdl.common.quantities import parse_envs, parse_secret_envs
 from elasticdl.common.spec import JobSpec
 from elasticdl.kubernetes.client import Client, connect, namespace_of
@@ -61,7 +65,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     with caught(interrupt):
         client = connect(place)
         parts = make_parts(_named(spec, client), client.namespace, datetime.now(UTC))
-        submission = Submission(client, parts, partial(print, file=sys.stderr, flush=True)).within_rights()
+        submission = Submission(client, parts, tell).within_rights()
         submission.check()
         parts = submission.parts
     if yaml:
@@ -73,7 +77,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
     job = ClusterJob(client, parts.spec.job_name, place)
-    print(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`", flush=True)
+    tell(f"job {job.name} submitted to {job.whereabouts}; see `elasticdl status {job.name}{place.flags}`")
     signals.raise_first()
     return 0 if detach else follow(job, parts.spec)
 
@@ -115,19 +119,23 @@ def follow(job: ClusterJob, spec: JobSpec) -> int:
         Interrupted: by a signal; the job goes on.
     """
     signals = SignalLog()
+    # Of a module's worker the log is its own, from which what the module prints can't be told here.
+    ranks = ranks_of(spec.log_ranks) if spec.command else ()
     with (
         caught(signals.add),
         job.endpoint() as endpoint,
         connect_master(endpoint) as client,
-        open_screen(spec.log_loss_steps) as screen,
+        open_screen(spec.log_loss_steps, Printing(*own_outlets())) as screen,
+        printing(PodPrints(job.client, job.name, ranks, screen), wait=lambda: signals.first is None) as prints,
         watched(client, client.watch, partial(client.events, follow=True)) as watch,
     ):
-        Following(job, screen, watch, signals, spec.image_timeout).run()
+        Following(job, screen, watch, signals, spec.image_timeout, prints.hear).run()
     if signals.first is not None:
-        print(f"job {job.name} goes on: `elasticdl stop {job.name}{job.place.flags}` stops it", flush=True)
+        tell(f"job {job.name} goes on: `elasticdl stop {job.name}{job.place.flags}` stops it")
         signals.raise_first()
     status = job.status()
-    show_end(status, filter(None, map(parse_entry, job.state().journal.splitlines())), spec.output)
+    journal = filter(None, map(parse_entry, job.state().journal.splitlines()))
+    show_end(status, journal, spec.output, prints.has_shown)
     if status.phase != "succeeded":
         there = job.client.find("Job", master_name(job.name)) is not None
         logs = f"; all logs: `elasticdl logs {job.name}{job.place.flags}`" if there else ""
@@ -154,6 +162,7 @@ class Following:
     watch: JobWatch
     signals: SignalLog
     image_timeout: float
+    hear: Callable[[Entry], None] = lambda entry: None
     told: Told = field(default_factory=Told)
     trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
     without_image: Lasting = field(default_factory=Lasting)
@@ -166,7 +175,7 @@ class Following:
         while self.signals.first is None and self.watch.goes_on():
             heard = self.watch.next()
             if isinstance(heard, str):
-                show_news(filter(self.told.is_new, [heard]), self.screen)
+                self._tell_news([heard])
             elif heard is not None:
                 self.show_contact()
                 self.screen.show(heard)
@@ -242,7 +251,13 @@ class Following:
         while self.signals.first is None and time.monotonic() < deadline:
             try:
                 self.job.wait_until_over(POLL)
-                return show_news(filter(self.told.is_new, self.job.state().journal.splitlines()), self.screen)
+                return self._tell_news(self.job.state().journal.splitlines())
             except UnreachableError:
                 time.sleep(POLL)
         return None
+
+    def _tell_news(self, lines: Iterable[str]) -> None:
+        for line in filter(self.told.is_new, lines):
+            show_news([line], self.screen)
+            if (entry := parse_entry(line)) is not None:
+                self.hear(entry)

@@ -6,14 +6,16 @@ import collections
 import contextlib
 import itertools
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.wording import by_writer, merged, prefix
+from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.common.journal import parse_entry
 from elasticdl.kubernetes.api_error import NotDoneError
@@ -23,6 +25,10 @@ from elasticdl.kubernetes.manifests.names import WORKER_LABEL, Role
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0
+PUT_SECONDS = 1.0
+POLL = 0.1
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
+WAITING_LINES = 10_000  # that were read and not taken
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
@@ -55,62 +61,77 @@ def _time(line: str) -> float:
 
 
 def read_logs(client: Client, job: str, worker: int | None) -> Lines:
-    """What there is, in the order of time as far as the lines tell it.
+    """What there is, in the order of time, which the nodes tell of each line.
 
     Raises:
         UserError: there is no such worker.
     """
     pods = find_pods(client, job, worker)
     if worker is not None and not pods:
-        names = ", ".join(by_writer({_writer(pod) for pod in find_pods(client, job, None)})) or "nobody"
+        names = ", ".join(by_writer({writer_of(pod) for pod in find_pods(client, job, None)})) or "nobody"
         raise UserError(f"job {job} has no worker {worker}; it has logs of {names}")
-    written: dict[str, list[str]] = {}
+    written: dict[str, list[tuple[str, str]]] = {}
+    datings: dict[str, Dating] = {}
     for pod in pods:
-        lines, name = written.setdefault(_prefix(pod, worker), []), pod["metadata"]["name"]
+        writer, name = writer_of(pod), pod["metadata"]["name"]
+        start = prefix(writer) if worker is None else ""
+        lines, dating = written.setdefault(writer, []), datings.setdefault(writer, Dating())
         try:
-            with contextlib.closing(client.log(name)) as response:
-                lines += bytes(response.data).decode(errors="replace").splitlines()
+            with contextlib.closing(client.log(name, timestamps=True)) as response:
+                every = bytes(response.data).decode(errors="replace").splitlines()
+                lines += ((dating.of("", when), start + line) for when, line in map(timed, every))
         except NotDoneError as error:  # else its container has not begun yet
             if error.by_rights:
                 raise
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise UnreachableError(f"the log of {name} broke off: {error}") from error
-    yield from merged(written)
+    yield from merged(written[writer] for writer in by_writer(written))
 
 
 def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callable[[], bool]) -> Lines:
     """All lines that are there and come, until the job has ended."""
     find_pods(client, job, worker)  # who may not is told now
-    with contextlib.closing(_LogReaders(client, worker)) as readers:
+    with contextlib.closing(LogReaders(client)) as readers:
         ended = False
+
+        def shown(lines: Iterator[LogLine]) -> Iterator[str]:
+            return ((prefix(each.writer) if worker is None else "") + each.text for each in lines)
+
         while not ended:
             with contextlib.suppress(ElasticDLError):
                 ended = has_ended()  # asked first, so that no pod is missed
                 readers.take_up(find_pods(client, job, worker))
-            yield from readers.lines(0.0 if ended else LOOK_SECONDS)
-        readers.join()
+            yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
         with contextlib.suppress(ElasticDLError):
             readers.take_up(find_pods(client, job, worker))  # those that broke off meanwhile
-        readers.join()
-        yield from readers.lines(0.0)
+        yield from shown(readers.rest())
 
 
-class _LogReaders:
-    """A thread for each pod that was found.
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    writer: str
+    text: str
+    when: str = ""  # by the clock of its node; empty if that was not asked for
+
+
+class LogReaders:
+    """A thread for each pod that was found. Who takes no lines holds up the reading.
 
     A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
     """
 
-    def __init__(self, client: Client, worker: int | None) -> None:
+    def __init__(self, client: Client, *, timestamps: bool = False) -> None:
         self._client = client
-        self._worker = worker
-        self._inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._options = {"timestamps": True} if timestamps else {}
+        self.refusal = ""  # why a log may not be read
+        self._closed = False
+        self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
         self._threads: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
         self._told: collections.Counter[str] = collections.Counter()  # lines, in the same way
         self._whole: set[str] = set()  # read to the end
         self._open: set[urllib3.BaseHTTPResponse] = set()
 
-    def lines(self, seconds: float) -> Iterator[str]:
+    def lines(self, seconds: float) -> Iterator[LogLine]:
         """What comes in that time, and is there at its end."""
         end = time.monotonic() + seconds
         with contextlib.suppress(queue.Empty):
@@ -127,35 +148,57 @@ class _LogReaders:
                 self._threads[uid] = thread
                 thread.start()
 
-    def join(self) -> None:
-        for thread in self._threads.values():
-            thread.join(JOIN_SECONDS)
+    def rest(self) -> Iterator[LogLine]:
+        """Until all that are read have ended, or nothing has come for long."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        while any(thread.is_alive() for thread in self._threads.values()) and time.monotonic() < deadline:
+            for line in self.lines(POLL):
+                deadline = time.monotonic() + JOIN_SECONDS
+                yield line
+        yield from self.lines(0.0)
 
     def close(self) -> None:
+        self._closed = True
         for response in tuple(self._open):
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
                 response.shutdown()
 
     def _read(self, pod: Object) -> None:
-        start, uid = _prefix(pod, self._worker), pod["metadata"]["uid"]
+        writer, uid = writer_of(pod), pod["metadata"]["uid"]
         with contextlib.suppress(*_BROKEN_OFF):
-            response = self._client.log(pod["metadata"]["name"], follow=True)
+            try:
+                response = self._client.log(pod["metadata"]["name"], follow=True, **self._options)
+            except NotDoneError as error:
+                self.refusal = str(error) if error.by_rights else ""
+                raise
             self._open.add(response)
             with contextlib.closing(response):
                 for line in itertools.islice(_lines(response), self._told[uid], None):
-                    self._inbox.put(start + line)
+                    when, text = timed(line) if self._options else ("", line)
+                    if not self._put(LogLine(writer, text, when)):
+                        return
                     self._told[uid] += 1
             if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
                 self._whole.add(uid)
 
+    def _put(self, line: LogLine) -> bool:
+        """Wait until there is room for it; False: nobody will take it."""
+        while not self._closed:
+            with contextlib.suppress(queue.Full):
+                self._inbox.put(line, timeout=PUT_SECONDS)
+                return True
+        return False
 
-def _writer(pod: Object) -> str:
+
+def timed(line: str) -> tuple[str, str]:
+    """When a line was written, and what it says; of one that the cluster has not told the time of there is none."""
+    found = _TIME.match(line)
+    return (found[1], line[found.end() :]) if found else ("", line)
+
+
+def writer_of(pod: Object) -> str:
     labels = pod["metadata"]["labels"]
     return f"worker-{labels[WORKER_LABEL]}" if WORKER_LABEL in labels else str(Role.MASTER)
-
-
-def _prefix(pod: Object, worker: int | None) -> str:
-    return prefix(_writer(pod)) if worker is None else ""
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:

@@ -71,7 +71,7 @@ def show_one(console: Console, job: JobHandle) -> None:
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
         print(wording.progress_line(status))
-        for line in wording.scaling_lines(status):
+        for line in (*wording.scaling_lines(status), *wording.compared_lines(status)):
             print(line)
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
@@ -156,16 +156,21 @@ def parse_workers(text: str) -> WorkerRange:
 @command(
     job_argument(),
     *PLACE,
-    Option(["--now"], is_flag=True, help="end the workers at once, without a checkpoint"),
-    Option(["--no_checkpoint"], is_flag=True, help="finish the step, but write no checkpoint"),
-    help="Stop a running job: it finishes its step and writes a checkpoint if it has a folder for it.",
+    Option(["--now"], is_flag=True, help="end the workers at once, and keep nothing"),
+    Option(["--no_checkpoint"], is_flag=True, help="finish the step, but keep nothing"),
+    help="Stop a running job: it finishes its step, and what it has trained is kept: the same command goes on from there.",
 )
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
     with handle.master() as master:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(handle.spec().stop_grace + CLOSING_TIME)
-    print(f"job {handle.name} {status.phase} at step {status.step}" if status else f"job {handle.name} is gone")
+    if status is None:
+        print(f"job {handle.name} is gone")
+        return 0
+    with closing(handle.journal(follow=False)) as journal:
+        kept = wording.kept_text(status, filter(None, map(parse_entry, journal))) if status.phase == "stopped" else ""
+    print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 
 

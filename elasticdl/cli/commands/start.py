@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import click
@@ -11,13 +12,27 @@ from elasticdl.cli.commands.places import cluster_module
 from elasticdl.cli.former import refuse_starters
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
-from elasticdl.cli.parsing import SEPARATOR, Command, Option, command
+from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import OPTION_GROUPS, JobOptions, JobSpec, KubernetesOptions, OutputOptions, TimingOptions
+from elasticdl.common.spec import (
+    OPTION_GROUPS,
+    JobOptions,
+    JobSpec,
+    KubernetesOptions,
+    OutputOptions,
+    ResumeOptions,
+    TimingOptions,
+)
 
 EXAMPLE = "elasticdl train --model_zoo model_zoo --model_def digits.cnn_torch --num_workers 2-4 --global_batch_size 256"
-# The model, the data, the batch, the evaluations and the checkpoints are the script's own business.
-SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (JobOptions, OutputOptions, TimingOptions, KubernetesOptions)
+# The model, the data, the batch, the evaluations and when checkpoints are written are the script's own business.
+SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
+    JobOptions,
+    ResumeOptions,
+    OutputOptions,
+    TimingOptions,
+    KubernetesOptions,
+)
 
 
 class _ScriptCommand(Command):
@@ -25,9 +40,29 @@ class _ScriptCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         split = args.index(SEPARATOR) if SEPARATOR in args else len(args)
+        if split == len(args):
+            self._require_separator(args)
         rest = super().parse_args(ctx, args[:split])
         ctx.params["program"] = tuple(args[split + 1 :])
         return rest
+
+    def _require_separator(self, args: list[str]) -> None:
+        needy = self.needy_flags()
+        for number, word in enumerate(args):
+            if _is_program(word) and not (number and underscored(args[number - 1]) in needy):
+                python = ["python"] if word.endswith(".py") else []
+                right = " ".join(["elasticdl run", *args[:number], SEPARATOR, *python, *args[number:]])
+                raise UserError(f"the program goes after {SEPARATOR}: `{right}`")
+
+
+def _is_program(word: str) -> bool:
+    return word.endswith(".py") or os.path.basename(word) in (
+        "python",
+        "python3",
+        "torchrun",
+        "accelerate",
+        "horovodrun",
+    )
 
 
 def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from elasticdl.cli.job_handle import JournalFeed, Lines, choose, described, wait_for_end
+from elasticdl.cli.local.local_logs import LocalLogs
+from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.master_client import MasterClient, connect
-from elasticdl.cli.wording import by_writer, merged, prefix
+from elasticdl.cli.wording import by_writer
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import JobDir, list_jobs
 from elasticdl.common.journal import parse_entry
@@ -23,6 +25,7 @@ from elasticdl.common.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
+KEPT_STATES = 5
 POLL = 0.05
 FEED_BYTES = 4_000_000  # of a journal that are read at once
 END_BYTES = 1 << 16  # of a journal, which have its last step
@@ -91,9 +94,13 @@ def _goes_on(job: JobDir) -> bool:
 
 
 def prune_jobs(keep: int = KEPT_JOBS) -> None:
-    """Delete the folders of all but the newest jobs that are over; running jobs do not count."""
-    for job in [job for job in list_jobs() if not _goes_on(job)][keep:]:
+    """Delete the folders of all but the newest jobs that are over, and of older ones what their trainings were stopped with, which may
+    be large; running jobs do not count."""
+    over = [job for job in list_jobs() if not _goes_on(job)]
+    for job in over[keep:]:
         shutil.rmtree(job.path, ignore_errors=True)
+    for kept in (kept for job in over[KEPT_STATES:keep] for kept in job.kept_states()):
+        kept.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +162,12 @@ class LocalJob:
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
-        only = None if worker is None else self.folder.worker_log(worker).stem
-        if only and not follow and only not in self._writers():
-            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {', '.join(self._writers())}")
-        tails: dict[str, Tail] = {}
-
-        def look() -> list[str]:
-            for name in [only] if only else self._writers():
-                tails.setdefault(name, Tail(self.folder.logs / f"{name}.log"))
-            return merged({"" if only else prefix(name): tail.lines() for name, tail in tails.items()})
-
-        yield from followed(look, lambda: follow and _goes_on(self.folder))
-        yield from (("" if only else prefix(name)) + rest for name, tail in tails.items() if (rest := tail.rest()))
-
-    def _writers(self) -> list[str]:
-        """Who has written a log."""
-        return by_writer(path.stem for path in self.folder.logs.glob("*.log"))
+        logs = LocalLogs(self.folder, worker)
+        if worker is not None and not follow and not logs.exist():
+            known = ", ".join(by_writer({path.stem for path in self.folder.logs.glob("*.log")}))
+            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {known}")
+        yield from followed(logs.look, lambda: follow and _goes_on(self.folder))
+        yield from logs.rest()
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
         address = self.folder.read_master()
@@ -178,33 +175,6 @@ class LocalJob:
             self.name, lambda: not (address and address.is_alive()) or self.folder.status.exists(), timeout, POLL
         )
         return last_status(self.folder)
-
-
-class Tail:
-    """What comes to a file, which need not be there yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.position = 0  # up to which it has been read
-        self._rest = b""
-
-    def lines(self, most: int = -1) -> list[str]:
-        """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
-        try:
-            with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self.position:  # somebody has emptied it
-                    self.position, self._rest = 0, b""
-                file.seek(self.position)
-                fresh = file.read(most) + file.readline()
-        except FileNotFoundError:
-            return []
-        self.position += len(fresh)
-        *whole, self._rest = (self._rest + fresh).split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
-
-    def rest(self) -> str:
-        """The unfinished last line."""
-        return self._rest.decode(errors="replace")
 
 
 class FileFeed:

@@ -3,8 +3,8 @@
 The checks here need no framework; the rest (module, model, data, Horovod) is checked by ``python -m elasticdl.worker.check``
 in a process of its own.
 
-Status and news go to the screen, signals become requests to stop. The news come from the journal's file, where they still
-are when the master is gone.
+Status and news go to the screen, as what workers print does, and signals become requests to stop. The news come from the journal's
+file, where they still are when the master is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,14 @@ from rich.console import Console
 
 from elasticdl.cli.job_handle import made_up_name
 from elasticdl.cli.local.job_check import CheckBrokeError, checking
-from elasticdl.cli.local.local_jobs import Life, Tail, last_status, life_of, prune_jobs
+from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
+from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
+from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.master_client import MasterClient, connect
-from elasticdl.cli.screens import Screen, open_screen
+from elasticdl.cli.outlets import own_outlets, tell
+from elasticdl.cli.printed import printing
+from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import show_end, show_news, watched
 from elasticdl.common import folders
@@ -54,14 +58,14 @@ def run_job(spec: JobSpec) -> int:
         spec = _checked(spec)
     signals = SignalLog()
     with caught(signals.add), _new_job(spec) as (job, spec):
-        _run_master(job, spec, signals)
+        has_shown = _run_master(job, spec, signals)
         if not (job.master.exists() or job.status.exists()):  # its master had not begun
             signals.raise_first()
     status = last_status(job)
     if status is None:
-        print(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
+        tell(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
     else:
-        show_end(status, read_journal(job.journal) if job.journal.exists() else (), spec.output)
+        show_end(status, read_journal(job.journal) if job.journal.exists() else (), spec.output, has_shown)
     if signals.first is not None and (status is None or status.phase == "stopped"):
         raise Interrupted(signals.first)
     if status is not None and status.phase != "succeeded":
@@ -132,19 +136,26 @@ def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
     spec = spec.model_copy(update={"job_name": job.name})
     write_aside(job.spec, spec.to_json())
+    if spec.resume and aside.is_dir():
+        for kept in JobDir(aside).kept_states():  # a link, as the old folder may come back
+            os.link(kept, job.path / kept.name)
     try:
         yield job, spec
-    except (UserError, CheckBrokeError, Interrupted):
+    except (UserError, CheckBrokeError, Interrupted) as why:
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():
             aside.rename(job.path)
+        if isinstance(why, Interrupted):
+            tell(f"job {job.name} was interrupted before it had begun: nothing is left of it")
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
+def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> Callable[[str], bool]:
     """Start the master, follow the job, and see the master off. It starts while the job is checked, and waits for that.
+
+    Returns what tells of a text whether a worker has printed it, and it was shown.
 
     Raises:
         UserError: the check found something, or the master refused to start.
@@ -153,7 +164,8 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
     """
     checked = not spec.command  # what the user's own program needs, only it knows
     check = checking(spec) if checked else contextlib.nullcontext()
-    with started(job, spec.stop_grace, impatient=signals.take, held=checked) as master:
+    outlets = own_outlets()
+    with started(job, spec.stop_grace, signals.take, held=checked, stdout_apart=apart(spec, *outlets)) as master:
         with check as running:
             if running is not None:
                 with _said("checking the model and the data"):
@@ -162,11 +174,13 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
                 master.release()
         address = master.wait_until_up()
         if signals.first is not None:
-            return
-        status = elsewhere(f"elasticdl status {job.name}")
-        print(f"job {job.name} started; in another terminal: {status}", flush=True)
+            return lambda text: False
+        tell(f"job {job.name} started; in another terminal: {elsewhere(f'elasticdl status {job.name}')}")
         journal = Tail(job.journal)
-        with open_screen(spec.log_loss_steps) as screen:
+        with (
+            open_screen(spec.log_loss_steps, Printing(*outlets)) as screen,
+            printing(local_prints(job, spec, screen, *outlets), wait=lambda: not signals.take()) as prints,
+        ):
             if address is not None:  # else it ended sooner than it could be reached
                 with connect(address.endpoint) as client:
                     _Following(master, client, journal, screen, signals, spec.stop_grace).run()
@@ -174,6 +188,7 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> None:
             show_news(journal.lines(), screen)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.explain_end())
+        return prints.has_shown
 
 
 def _said(text: str) -> contextlib.AbstractContextManager[object]:

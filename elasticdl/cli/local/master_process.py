@@ -23,15 +23,17 @@ POLL = 0.05
 
 
 @contextlib.contextmanager
-def started(job: JobDir, stop_grace: float, impatient: Callable[[], bool], held: bool) -> Iterator[MasterProcess]:
+def started(
+    job: JobDir, stop_grace: float, impatient: Callable[[], bool], *, held: bool, stdout_apart: bool
+) -> Iterator[MasterProcess]:
     """Leaving the context ends the master and everything in its process group.
 
-    ``held``: it gets ready, and begins when it is released.
+    ``held``: it gets ready, and begins when it is released. ``stdout_apart``: what workers print on stdout has a file of its own.
     ``impatient`` is asked during waits: True means that the user does not want to wait any longer.
     """
     temporary = _temporary_folder()
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path), "--die_with_parent", str(os.getpid())]
-    command += ["--temporary", temporary, *(["--held"] if held else [])]
+    command += ["--temporary", temporary, *(["--held"] if held else []), *(["--stdout_apart"] if stdout_apart else [])]
     try:
         with job.master_log.open("ab") as log:
             process = subprocess.Popen(

@@ -123,10 +123,10 @@ class HorovodCollective(Collective):
 
     @classmethod
     def is_wanted(cls, engine: str) -> bool:
-        """``engine``: as ``--collective``, where auto is Horovod if it can be imported."""
+        """``engine``: as ``--collective``, where auto is Horovod if it can be imported and has Gloo."""
         if engine == "auto":
             try:
-                importlib.import_module(cls.module)
+                return bool(importlib.import_module(cls.module).gloo_built())
             except ImportError:
                 return False
         return engine != "torch"

@@ -6,6 +6,7 @@ a second state. Only members that need the state keep what arrives, on the host 
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -44,8 +45,8 @@ class TensorFormat(Protocol):
     def from_bytes(self, content: Bytes, description: Any) -> Any: ...
 
 
-def broadcast_state(state: Any, collective: Collective, form: TensorFormat) -> Any:
-    """Rank 0's nested state, on every member that does not stand with it; on the others their own.
+def broadcast_state(state: Any, collective: Collective, form: TensorFormat, *, to_all: bool = False) -> Any:
+    """Rank 0's nested state, on every member that does not stand with it, or ``to_all``; on the others their own.
 
     Raises:
         WorldBroken: nothing was received; the caller's own state is untouched.
@@ -54,15 +55,16 @@ def broadcast_state(state: Any, collective: Collective, form: TensorFormat) -> A
     world = collective.world
     if world.size == 1:
         return state
+    receivers = [rank for rank in range(world.size) if to_all or not world.stands_with_root(rank)]
     with memory_of_the_worker("the training state"):
         if world.rank == 0:
-            _send(state, collective, form)
+            _send(state, collective, form, receivers)
             return state
-        received = _receive(collective, form, keep=not world.stands_with_root(world.rank))
+        received = _receive(collective, form, receivers)
         return state if received is None else received
 
 
-def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
+def _send(state: Any, collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> None:
     tensors: list[Any] = []
     tree = take_tensors(state, form.kind, tensors)
     sizes = [form.size(tensor) for tensor in tensors]
@@ -76,16 +78,17 @@ def _send(state: Any, collective: Collective, form: TensorFormat) -> None:
                 present, content = index, form.to_bytes(tensors[index])
             form.read(content, cut, buffer[place])
         form.finish_reading()
-        _move(buffer[: piece[-1][2].stop], collective)
+        _move(buffer[: piece[-1][2].stop], collective, receivers)
 
 
-def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any | None:
+def _receive(collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> Any | None:
+    keep = collective.world.rank in receivers
     # Comes from another member of the same job, over the job's own connections.
     tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
     buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     contents = [np.empty(size, np.uint8) for size in sizes if keep]
     for piece in _pieces(sizes):
-        received = _move(buffer[: piece[-1][2].stop], collective)
+        received = _move(buffer[: piece[-1][2].stop], collective, receivers)
         for index, cut, place in piece:
             if keep:
                 contents[index][cut] = received[place]
@@ -94,10 +97,8 @@ def _receive(collective: Collective, form: TensorFormat, *, keep: bool) -> Any |
     return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
 
 
-def _move(array: Bytes, collective: Collective) -> Bytes:
+def _move(array: Bytes, collective: Collective, receivers: Sequence[int]) -> Bytes:
     """Rank 0's array to those who need it; one newcomer is the common case, and spares the others the traffic."""
-    world = collective.world
-    receivers = [rank for rank in range(world.size) if not world.stands_with_root(rank)]
     if len(receivers) == 1:
         return collective.send_array(array, receivers[0], "elasticdl.sync")
     return collective.broadcast_array(array, "elasticdl.sync")
@@ -133,10 +134,20 @@ def take_tensors(value: Any, kind: type | tuple[type, ...], tensors: list[Any]) 
         tensors.append(value)
         return _Slot(len(tensors) - 1)
     if isinstance(value, dict):
-        return {key: take_tensors(item, kind, tensors) for key, item in value.items()}
+        return _filled(value, [(key, take_tensors(item, kind, tensors)) for key, item in value.items()])
     if type(value) in (list, tuple):
         return type(value)(take_tensors(item, kind, tensors) for item in value)
     return value
+
+
+def _filled(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict like this one with other items: one with a default, or a module's of torch, which notes the versions of its parts."""
+    if type(value) is dict:
+        return dict(items)
+    made = copy.copy(value)
+    made.clear()
+    made.update(items)
+    return made
 
 
 def put_tensors(value: Any, tensors: list[Any]) -> Any:
@@ -144,7 +155,7 @@ def put_tensors(value: Any, tensors: list[Any]) -> Any:
     if isinstance(value, _Slot):
         return tensors[value.index]
     if isinstance(value, dict):
-        return {key: put_tensors(item, tensors) for key, item in value.items()}
+        return _filled(value, [(key, put_tensors(item, tensors)) for key, item in value.items()])
     if type(value) in (list, tuple):
         return type(value)(put_tensors(item, tensors) for item in value)
     return value

@@ -7,11 +7,10 @@ exactly in worlds of up to `MOST_MEMBERS`.
 
 from __future__ import annotations
 
-import json
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -47,9 +46,12 @@ def checksum_of(samples: Samples) -> int:
 
 
 def plain_text(value: Any) -> str:
-    """The same in every process, whatever it is."""
-    text = repr(value)
-    return type(value).__name__ if _ADDRESS in text else text
+    """The same in every process, whatever it is: of what does not say its content (a file, a thread, a function), the kind."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  it may be anybody's
+        return type(value).__name__
+    return type(value).__name__ if _ADDRESS in text or text.startswith("<") else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,13 @@ class BatchFacts:
     step: int
     samples: int
     begins: tuple[str, ...]  # the samples themselves, as text, if they are not too many
+    checksum: int  # of them all
     trained: bool = False  # this worker has made a step of the job before
 
     @classmethod
     def of(cls, worker: int, epoch: int, step: int, samples: Samples, *, trained: bool = False) -> Self:
-        return cls(worker, epoch, step, len(samples), tuple(map(str, samples[:_SHOWN])), trained)
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        fields = json.loads(content)
-        return cls(**{**fields, "begins": tuple(fields["begins"])})
+        begins = tuple(map(str, samples[:_SHOWN]))
+        return cls(worker, epoch, step, len(samples), begins, checksum_of(samples), trained)
 
     def differs(self, other: BatchFacts) -> str:
         """In words; empty if it does not as far as these facts go."""
@@ -85,7 +81,7 @@ class BatchFacts:
         pairs = zip(self.begins, other.begins, strict=True)
         at = next((number for number, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
         if at is None:
-            return ""
+            return "" if self.checksum == other.checksum else f"{who} have different batches, from sample {_SHOWN} on"
         return (
             f"{who} have different batches: from sample {at + 1} of {self.samples} on they differ, sample "
             f"{self.begins[at]} of the data and sample {other.begins[at]}"
@@ -100,21 +96,27 @@ def _two(who: str, what: str, mine: int, theirs: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """What differs between the batches of a step, in one line. ``refused``: workers that came later and alone differ. Empty if the job can't go on."""
+    """What differs between the batches of a step, in one line. ``refused``: workers that came later and alone differ. No line: nothing
+    differs. Nobody refused: the job can't go on."""
 
     line: str = ""
     refused: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, facts: Sequence[BatchFacts]) -> Self:
-        """``facts``: of all members, by rank."""
+    def of(cls, facts: Sequence[BatchFacts], data: Sequence[str] = ()) -> Self:
+        """``facts``: of all members, by rank. ``data``: how their data differ from rank 0's, in words."""
         root = facts[0]
-        found = [(other, what) for other in facts[1:] if (what := root.differs(other))]
-        what = found[0][1] if found else "the workers have different batches"
+        found = [(other, root.differs(other)) for other in facts]
+        for number, text in enumerate(data):
+            other, what = found[number]
+            which = f"worker {root.worker} and worker {other.worker} have different data: {text}" if text else ""
+            found[number] = other, what or which
+        found = [(other, what) for other, what in found if what]
+        if not found:
+            return cls()
         newcomers = tuple(other.worker for other, _ in found if root.trained and not other.trained)
-        refused = newcomers if len(newcomers) == len(found) else ()
         return cls(
-            f"step {root.step}: {what}: all workers must draw the same samples in the same order; give what draws them a "
+            f"step {root.step}: {found[0][1]}: all workers must draw the same samples in the same order; give what draws them a "
             "seed, and the same data on every worker",
-            refused,
+            newcomers if len(newcomers) == len(found) else (),
         )

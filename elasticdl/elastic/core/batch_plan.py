@@ -1,7 +1,7 @@
 """How a global batch is divided among workers and micro-batches, exactly.
 
 For a global batch of G samples, at most M samples in one micro-batch and N workers, worker r takes floor(G/N)
-or ceil(G/N) samples (the first G mod N workers one more), in ceil(share/M) micro-batches whose sizes differ by at
+or ceil(G/N) samples (the first G mod N workers one more, unless a micro-batch needs more than one sample), in ceil(share/M) micro-batches whose sizes differ by at
 most one. Nobody exceeds M and the sum over all is exactly G. Weighing each micro-batch's mean gradient by its
 size / G and reducing by Sum gives the mean over the global batch for every G, M and N.
 
@@ -54,6 +54,18 @@ def split(total: int, parts: int) -> tuple[int, ...]:
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
+def shares_of(batch: int, workers: int, least: int = 1, max_micro_batch: int | None = None) -> tuple[int, ...]:
+    """Samples of every worker, in rank order. ``least``: of a share, and of a micro-batch, that is not empty, if the batch has as many.
+
+    With one of 1 all workers take part that can; else some may have no sample.
+    """
+    unit = least if max_micro_batch == least else 1  # of which larger micro-batches leave nothing over
+    units, rest = divmod(batch, unit)
+    dividing = max(1, min(workers, batch // least))
+    first, *others = (unit * share for share in split(units, dividing))
+    return (first + rest, *others, *[0] * (workers - dividing))
+
+
 def micro_batches(share: int, max_micro_batch: int | None) -> tuple[int, ...]:
     """Sizes of the micro-batches in which a worker runs its share; empty for a share of 0."""
     if share == 0:
@@ -66,9 +78,11 @@ def plan_step(batch: int, workers: int, max_micro_batch: int | None) -> tuple[tu
     return tuple(micro_batches(share, max_micro_batch) for share in split(batch, workers))
 
 
-def worker_slices(batch: int, rank: int, workers: int, max_micro_batch: int | None) -> tuple[slice, ...]:
-    """The micro-batches of one worker as ranges within the step's batch of ``batch`` samples."""
-    shares = split(batch, workers)
+def worker_slices(
+    batch: int, rank: int, workers: int, max_micro_batch: int | None, least: int = 1
+) -> tuple[slice, ...]:
+    """The micro-batches of one worker as ranges within the step's batch of ``batch`` samples. ``least``: see `shares_of`."""
+    shares = shares_of(batch, workers, least, max_micro_batch)
     first = sum(shares[:rank])
     ends = list(accumulate(micro_batches(shares[rank], max_micro_batch), initial=first))
     return tuple(slice(start, stop) for start, stop in pairwise(ends))

@@ -35,7 +35,7 @@ class Position:
         self.batch: StepPlan | None = None  # that the present step is made on
         self.vote: Vote | None = None  # of the last step
         self.unsaved = False  # a step was made since all was saved
-        self.made = self.commits = 0  # steps and commits, by this process
+        self.given = self.made = self.commits = 0  # batches, steps and commits, by this process
         self._copies_parameters = copies_parameters
         self._committed = False  # the last thing that was done
         self._warned = False
@@ -59,6 +59,7 @@ class Position:
             out += self._save()
         self._committed = False
         self.batch = plan
+        self.given += 1
         return out
 
     def step_made(self) -> list[Instruction]:
@@ -113,9 +114,12 @@ class Position:
         if event.difference:
             return event.difference
         if vote.ended or batch is None:
+            remedy = (
+                "the training function must return" if self.order is not None else "the scripts must leave their loops"
+            )
             return (
                 f"{vote.ended} of {workers} workers ended their training after step {step} and the others go on: "
-                "the training function must return after the same step on all workers"
+                f"{remedy} after the same step on all workers"
             )
         remedy = f": {event.remedy}" if event.remedy else ""
         return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"

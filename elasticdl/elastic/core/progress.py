@@ -84,6 +84,7 @@ class SampleOrder:
     drop_last: bool = False  # whether a pass ends where no whole global batch is left
     steps_per_epoch: int = 0  # an epoch is so many steps of a pass, or what is left of it; 0: a whole pass
     first_epoch: int = 0  # with which a pass begins
+    least: int = 1  # samples of a micro-batch, if the global batch has as many
     # Of the pass that was asked for last, which is cut anew in each world: making the order of many samples takes seconds.
     _order: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -125,7 +126,7 @@ class SampleOrder:
         size = self.policy.batch_size(workers)
         for _ in range(self.remaining_steps(progress, workers)):
             indices = order[progress.position : progress.position + size]
-            cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch)
+            cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch, self.least)
             after = progress.after(len(indices))
             yield StepPlan(
                 epoch=progress.epoch,

@@ -191,9 +191,11 @@ class Voted(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepMade(Event):
-    """The parameters have changed."""
+    """The parameters have changed. ``compared``: members of whose states the vote has shown that they were one before; 0 if
+    it was not looked at."""
 
     learning_rate: float
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

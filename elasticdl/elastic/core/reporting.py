@@ -67,7 +67,9 @@ class Reporting:
         self.times.resume(now)
         self._last_step_at = now
 
-    def count(self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool) -> None:
+    def count(
+        self, progress: Progress, vote: Vote, learning_rate: float, now: float, *, ends_epoch: bool, compared: int = 0
+    ) -> None:
         assert self._world is not None, "steps are made in a world"
         self.times.step_made(now)
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
@@ -85,6 +87,7 @@ class Reporting:
                 ends_epoch=ends_epoch,
                 gradient_variance=vote.noise.variance,
                 gradient_square=vote.noise.square,
+                compared=compared,
             )
         )
 

@@ -171,7 +171,7 @@ class WorkerCore:
                     self._entries.append(entry)
                 return [p.Send(entry)]
             case p.StateMade(progress, has_state, order, copies):
-                if self.under_master and self.state in IN_WORLD and self.state is not S.COMPLETE:
+                if self.under_master and self.state in (S.CONNECTING, *TRAINING):
                     return []  # the members have not got one of it each
                 self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
             case p.Loaded(progress):
@@ -316,9 +316,8 @@ class WorkerCore:
         out = self.position.step_made()
         self._fruitless = 0
         ends_epoch = self.position.ends_epoch(self.world.size)
-        self.reporting.count(
-            self.position.progress, self.position.vote, event.learning_rate, now, ends_epoch=ends_epoch
-        )
+        at, vote = self.position.progress, self.position.vote
+        self.reporting.count(at, vote, event.learning_rate, now, ends_epoch=ends_epoch, compared=event.compared)
         return [*out, *_send(self.reporting.pause_ended(now))]
 
     def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:

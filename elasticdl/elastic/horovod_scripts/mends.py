@@ -1,4 +1,4 @@
-"""What Horovod 0.28 does not do right with TensorFlow 2 and Keras 3, although it needs little.
+"""What Horovod 0.28 does not do right with PyTorch's optimizers, TensorFlow 2 and Keras 3, although it needs little.
 
 In Keras 3 variables wrap those of TensorFlow, ``optimizer.variables`` is a list and no function, and an optimizer has
 slots only when it is built, which on newcomers is later than the first synchronisation.
@@ -7,10 +7,40 @@ slots only when it is built, which on newcomers is later than the first synchron
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
+
+
+def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
+    """``module``: ``horovod.torch.elastic.state``. Of an optimizer without slots, as SGD without momentum, its handler sends nothing,
+    neither the learning rate. And where there are no slots yet it makes a step with gradients of zero, which weight decay
+    turns into other weights."""
+    torch = module.torch
+    theirs: Any = module.OptimizerStateHandler
+
+    class OptimizerStateHandler(theirs):  # type: ignore[misc]
+        def sync(self) -> None:
+            if not takes_part():
+                super().sync()
+                return
+            tensors: list[Any] = []
+            own = take_tensors(self.value.state_dict(), torch.Tensor, tensors)
+            kinds = [(each.shape, each.dtype) for each in tensors]
+            tree, kinds = module.broadcast_object((own, kinds), root_rank=0, name="elasticdl.optimizer")
+            is_root = module.rank() == 0
+            values = [each.detach().cpu().contiguous() for each in tensors] if is_root else []
+            values = values if is_root else [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+            # As bytes: Horovod does not know all types.
+            parts = [(f"elasticdl.{i}", each.reshape(-1).view(torch.uint8)) for i, each in enumerate(values)]
+            module.broadcast_parameters(parts, root_rank=0)
+            if not is_root:
+                self.value.load_state_dict(put_tensors(tree, values))
+
+    kinds = [(kind, OptimizerStateHandler if its is theirs else its) for kind, its in module.get_handler_registry()]
+    module.set_handler_registry(kinds)
 
 
 def refuse_optimizer(module: Any) -> None:

@@ -20,6 +20,7 @@ from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
     mend_keras_state,
+    mend_optimizer_state,
     mend_tensorflow_state,
     refuse_optimizer,
     restore_lr,
@@ -59,6 +60,7 @@ class Patches:
             "horovod._keras.callbacks": mend_callbacks,
             "horovod.tensorflow": mend_gradient_tape,
             "horovod.tensorflow.elastic": self._patch_tensorflow,
+            "horovod.torch.elastic.state": self._patch_torch,
         }
 
     def apply(self, module: ModuleType) -> None:
@@ -134,6 +136,9 @@ class Patches:
         state_class.commit = self._ours(state_class.commit, commit)
         state_class.check_host_updates = self._ours(real_check, check_host_updates)
         module.run_fn = run_fn
+
+    def _patch_torch(self, module: Any) -> None:
+        mend_optimizer_state(module, lambda: self._worker.takes_part)
 
     def _patch_tensorflow(self, module: Any) -> None:
         """Its ``run`` swallows errors before `run_fn` sees them."""

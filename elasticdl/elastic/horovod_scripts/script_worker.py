@@ -167,7 +167,7 @@ class ScriptWorker:
             JobFailedError: that has happened too often without a commit in between.
         """
         reason = " ".join(str(error).split()) or one_line(error)
-        log.warning("world %d is broken: %s", self.world.version, reason)
+        log.info("world %d is broken: %s", self.world.version, reason)
         for instruction in self._session.turn(p.CollectiveFailed(reason)):
             if isinstance(instruction, p.Fail):
                 raise JobFailedError(instruction.message)

@@ -29,6 +29,7 @@ import numpy as np
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
 from elasticdl.elastic.keras.context import own
+from elasticdl.elastic.keras.coupling import couplings, with_added
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
 from elasticdl.elastic.keras.state import KerasState as _State
 from elasticdl.elastic.keras.step import TrainStep
@@ -70,6 +71,9 @@ def KerasState(
         model(inputs)
     train_step = TrainStep(model, loss, optimizer)
     context().warm_up(train_step, inputs, labels)
+    context().tell_couplings(
+        couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
+    )
     state = _State(context(), train_step, loader, values)
     if learning_rate is not None:
         state.follow(learning_rate)

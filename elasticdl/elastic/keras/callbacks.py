@@ -17,9 +17,11 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import CONTENT
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.tensorflow import keras
@@ -28,6 +30,14 @@ ON_RANK_0 = tuple(
     getattr(keras.callbacks, name)
     for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger", "OrbaxCheckpoint")
     if hasattr(keras.callbacks, name)
+)
+# That look at steps and never end the training by what they see. OrbaxCheckpoint and the like are of no account: they are told on rank 0.
+NEVER_STOP = (
+    *ON_RANK_0,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
 )
 KERAS_KNOWN = "3.15"
 GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
@@ -153,10 +163,11 @@ class KerasCallbacks:
         self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._begun_epoch = self._ended_epoch = -1
-        state.before_load = self._catch_up
+        state.before_load, state.callbacks_parts = self._catch_up, self._compared
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
+        self._may_stop_after_step = any(looks_at_steps(each) and type(each) not in NEVER_STOP for each in callbacks)
         model.stop_training = False
 
     # -- what the members do together --
@@ -197,6 +208,19 @@ class KerasCallbacks:
             self._load(received["kept"]["callbacks"])
         self._model.stop_training = received["stop"]
         return bool(received["stop"])
+
+    def stop_after_step(self, collective: KerasCollective) -> bool:
+        """Whether rank 0 wants to stop, now that its callbacks have seen a step.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        stop = bool(self._model.stop_training)
+        if self._may_stop_after_step and collective.world.size > 1:
+            wish = np.asarray([float(stop and collective.world.rank == 0)])
+            stop = self._model.stop_training = bool(np.asarray(collective.sum(wish, "elasticdl.stop"))[0])
+            return stop
+        return stop and collective.world.size == 1
 
     def pack(self, callbacks: Iterable[keras.callbacks.Callback] | None = None) -> Attributes:
         """What a newcomer or a resumed training needs; by reference."""
@@ -292,6 +316,18 @@ class KerasCallbacks:
         self._first[number] = callback_state.take(callback)
         callback_state.put(callback, kept)
 
+    def _compared(self) -> dict[str, Any]:
+        """What travels, by the callbacks' names; of those that run on every worker."""
+        kept = {
+            number: self._kept(number) for number, each in enumerate(self._callbacks) if not isinstance(each, ON_RANK_0)
+        }
+        names = [type(self._callbacks[number]).__name__ for number in kept]
+        shown = [
+            name if names.count(name) == 1 else f"{name}#{number}" for name, number in zip(names, kept, strict=True)
+        ]
+        every = ({name.removeprefix(CONTENT): each for name, each in one.items()} for one in kept.values())
+        return {"callbacks": dict(zip(shown, every, strict=True))}
+
     def _kept(self, number: int) -> Attributes:
         """What has changed since the beginning. What has not is as the user has configured it, perhaps anew."""
         return callback_state.changed(self._callbacks[number], self._first[number])
@@ -315,6 +351,13 @@ class KerasCallbacks:
                 # What is no plain data now (an open file) stays.
                 first = {name: value for name, value in self._first[int(number)].items() if name in present}
                 callback_state.put(callback, {**deepcopy(first), **changed})
+
+
+def looks_at_steps(callback: keras.callbacks.Callback) -> bool:
+    """After each, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
+    base = keras.callbacks.Callback
+    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
+    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
 
 
 def _counts(callback: keras.callbacks.Callback) -> bool:

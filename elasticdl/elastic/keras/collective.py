@@ -131,9 +131,9 @@ def _open_distributed(endpoint: Endpoint) -> KerasCollective:
     return DistributedKeras(endpoint)
 
 
-def broadcast_state(state: Any, collective: Collective) -> Any:
+def broadcast_state(state: Any, collective: Collective, *, to_all: bool = False) -> Any:
     """As `transfer.broadcast_state`; tensors arrive on the host."""
-    return transfer.broadcast_state(state, collective, _TensorFlowFormat())
+    return transfer.broadcast_state(state, collective, _TensorFlowFormat(), to_all=to_all)
 
 
 class _TensorFlowFormat:

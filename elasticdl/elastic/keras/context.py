@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from elasticdl.elastic.collectives.port import Endpoint
@@ -26,6 +27,13 @@ class ElasticContext(JobContext[KerasCollective]):
         batch = self.policy.batch_size(1)
         whole = self.least_workers == 1 and batch <= (self.policy.max_micro_batch or batch)
         step.warm_up(inputs, labels, whole=whole, parts=self.under_master or not whole)
+
+    def tell_couplings(self, found: Sequence[str]) -> None:
+        """Into the journal, once: what depends on how batches are divided."""
+        divided = self.under_master or self.policy.max_micro_batch is not None
+        if divided and self.session.core.worker_id == 0:
+            for text in found:
+                self.warn(text)
 
 
 own = ScriptRuntime(ElasticContext, seed_keras, count_gpus)  # the job that a script of one's own takes part in

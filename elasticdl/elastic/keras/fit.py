@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate
+from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
 from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.coupling import couplings
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -106,6 +108,12 @@ class FitStep(TrainStep):
         means = [each for each in model.metrics if isinstance(each, keras.metrics.Mean) and float(each.count)]
         model.compute_metrics(inputs, labels, outputs, weights)
         model.reset_metrics()
+
+        def loss_of(given: Any, wanted: Any, predicted: Any) -> Any:
+            labels, weights = _split(wanted, self._weighted)
+            return model.compute_loss(given, labels, predicted, weights)
+
+        self.couplings = couplings(model, inputs, targets, loss_of)
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -167,13 +175,6 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim else float(array)
 
 
-def _asks_for_logs(callback: keras.callbacks.Callback) -> bool:
-    """After each step, by a hook of its class, or one that was put into it, as of a LambdaCallback."""
-    base = keras.callbacks.Callback
-    hooks = {"on_train_batch_end": base.on_train_batch_end, "on_batch_end": base.on_batch_end}
-    return any(getattr(getattr(callback, name), "__func__", None) is not nothing for name, nothing in hooks.items())
-
-
 @dataclass(frozen=True, slots=True)
 class FitCall:
     """What ``fit`` was given; ``callbacks`` with the history among them."""
@@ -196,6 +197,7 @@ class Fit(EpochDriver[FitLedger]):
         inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
         context.warm_up(self._step, inputs, targets)
+        context.tell_couplings(self._step.couplings)
         loader = ElasticDataLoader(
             context,
             training.dataset,
@@ -225,7 +227,10 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
-        self._asks_for_logs = any(map(_asks_for_logs, given.callbacks))
+        state.beside = self.callbacks.pack, self.callbacks.unpack
+        if stages.present > 1:
+            state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
+        self._asks_for_logs = any(map(looks_at_steps, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
@@ -248,6 +253,9 @@ class Fit(EpochDriver[FitLedger]):
         self._ledger.add_deltas(self._step.last_deltas)
         self.callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
 
+    def _stops_after_step(self) -> bool:
+        return self.callbacks.stop_after_step(self._context.collective)
+
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
         data, options, seed = self.data, self._options, self._context.seed
@@ -257,12 +265,20 @@ class Fit(EpochDriver[FitLedger]):
             before = sum(map(options.validates, range(options.initial_epoch, epoch)))
             data.validation.tell(3 * before + 2, seed)
             with self.callbacks.testing() as found:
+                began = time.monotonic()
                 found.update(self._validate(data.validation))
+                self._tell_validation(epoch, len(data.validation), found, time.monotonic() - began)
             data.validation.tell(3 * before + 3, seed)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
         self._context.post(p.On.CLOCK_RESUMED)
+
+    def _tell_validation(self, epoch: int, samples: int, found: dict[str, Any], seconds: float) -> None:
+        if self._context.rank == 0:
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            about = {"step": self.state.step, "epoch": epoch, "samples": samples}
+            self._context.tell_work("evaluation", **about, metrics=numbers, seconds=seconds)
 
     def _agree(self, *, entering: bool) -> bool:
         self._context.advance(Activity.WAIT)

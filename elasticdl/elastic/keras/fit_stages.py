@@ -25,9 +25,10 @@ from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE
-from elasticdl.elastic.keras import callback_state, plain_data
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
 from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.training import plain_data
 from elasticdl.tensorflow import keras
 
 KEEP_ALIVE_SECONDS = 1.0

@@ -48,11 +48,11 @@ class ForwardScope(keras.StatelessScope):  # type: ignore[misc]
             self.foreign.append(variable)
         super().add_update((variable, value))
 
-    def gradients(self, loss: tf.Tensor) -> Sums:
-        """Of the trainable variables."""
+    def gradients(self, loss: tf.Tensor) -> list[tf.Tensor | None]:
+        """Of the trainable variables; None of one that the loss does not depend on, which an optimizer leaves alone."""
         assert self._tape is not None
-        found = self._tape.gradient(loss, self._had, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.add_n([tf.convert_to_tensor(each) for each in one]) for one in found]
+        found = ([each for each in one if each is not None] for one in self._tape.gradient(loss, self._had))
+        return [tf.add_n([tf.convert_to_tensor(each) for each in one]) if one else None for one in found]
 
     @property
     def assigned(self) -> dict[int, tf.Tensor]:

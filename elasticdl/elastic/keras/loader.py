@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -135,6 +136,16 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
                     continue
                 yield self.sampler.begin(StepBatch(plan, items, self._job))
         self.sampler.end()
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Within, it may be iterated over; afterwards its thread draws from no generator any more."""
+        try:
+            yield
+        finally:
+            if self._items is not None:
+                self._items.close()
+                self._items.thread.join()
 
     def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""

@@ -24,6 +24,7 @@ from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded, complete,
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.script.batch_shape import job
+from elasticdl.elastic.script.seeds import kept_streams
 from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,8 @@ class Model:
             steps_per_epoch=bounded(steps_per_epoch, keras.config.max_steps_per_epoch()),
         )
         history, given = complete(callbacks, options.verbose)
-        self._train(FitCall(data, given, options))
+        with kept_streams():  # what a script draws after fit does not depend on what this worker has loaded
+            self._train(FitCall(data, given, options))
         return history
 
     def evaluate(
@@ -151,7 +153,8 @@ class Model:
         fit = Fit(context, stages, self.model, call)
         stages.begin()
         try:
-            own.train_stage(fit.train, fit.state, fit)
+            with fit.state.loader.closing():
+                own.train_stage(fit.train, fit.state, fit)
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:

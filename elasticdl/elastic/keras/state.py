@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
 from elasticdl.elastic.training import state
+from elasticdl.elastic.training.pieces import Array, Marks, array_marks, as_array
 from elasticdl.elastic.training.sampler import StepBatch
-from elasticdl.elastic.training.state_check import Pieces
 from elasticdl.tensorflow import keras, tf
+
+LEARNING_RATE = "optimizer.learning_rate"
 
 
 class KerasState(state.TrainingState):
@@ -54,6 +56,7 @@ class KerasState(state.TrainingState):
         self.loader = loader
         self.begun_epoch = -1  # the last one that callbacks were told of
         self.before_load: Callable[[int], None] = _nothing  # told of the epoch that a state is in, which is loaded then
+        self.callbacks_parts: Callable[[], Mapping[str, Any]] = dict  # what they keep, to be compared
         self._sums: tf.Tensor | None = None
         self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
         self.save(p.Part.AT_COMMIT)
@@ -95,7 +98,7 @@ class KerasState(state.TrainingState):
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
             count=number,
-            ballot=self._cast_vote(batch=None if number else batch.plan.checksum, samples=size),
+            ballot=self._cast_vote(batch=None if number else self._batch_check.ballot(batch.plan), samples=size),
         )
         is_whole = self._job.world.size == 1 and size == batch.plan.batch
         if is_whole and self.train_step.has_whole and self._whole is None and self._sums is None:
@@ -122,9 +125,9 @@ class KerasState(state.TrainingState):
         self._step_made()
         return self.loss
 
-    def cast_end_vote(self) -> Vote:
+    def _cast_end_vote(self, state: int) -> Vote:
         self._drop()
-        return self._count_votes(self.train_step.read_report(self._reduce(ended=True)))
+        return self._count_votes(self.train_step.read_report(self._reduce(ended=True, state=state)))
 
     def _drop(self) -> None:
         self._sums = self._whole = None
@@ -136,23 +139,26 @@ class KerasState(state.TrainingState):
         sums = self.train_step.micro(inputs, labels, part)
         self._sums = sums if self._sums is None else self.train_step.add(self._sums, sums)
 
-    def _cast_vote(self, *, batch: int | None, samples: int = 0, ended: bool = False) -> list[float]:
-        """``batch``: checksum of the global batch; None if this worker has told it with an earlier micro-batch."""
+    def _cast_vote(
+        self, *, batch: int | None, samples: int = 0, ended: bool = False, state: int | None = None
+    ) -> list[float]:
+        """``batch``: checksum of the global batch; None if this worker has told it with an earlier micro-batch. ``state``: of the
+        training state, unless it is that of a step."""
         ballot = [0.0] * VOTE_SIZE
         if batch is not None:
-            mark(ballot, batch, 0 if ended else self._check.checksum)
+            mark(ballot, batch, self._check.ballot() if state is None else state)
         ballot[LEAVING] = float(self._job.leaving)
         ballot[SAMPLES] = float(samples)
         ballot[ENDED] = float(ended)
         ballot[STOPPING] = float(self._wants_to_stop)
         return ballot
 
-    def _reduce(self, *, ended: bool = False) -> tf.Tensor:
+    def _reduce(self, *, ended: bool = False, state: int | None = None) -> tf.Tensor:
         sums, self._sums = self._sums, None
         if sums is None:
             batch = self.loader.sampler.current
-            checksum = batch.plan.checksum if batch is not None and not ended else 0
-            sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended))
+            checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
+            sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
         return self._job.collective.sum_into(sums, "elasticdl.step")
 
     @staticmethod
@@ -225,16 +231,36 @@ class KerasState(state.TrainingState):
         received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
         return received
 
-    def _pieces(self) -> Pieces:
+    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
+        own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
+        received: dict[str, Any] = broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
+        return received
+
+    def settings(self) -> Mapping[str, Any]:
+        return {LEARNING_RATE: self._dump_settings()}
+
+    def model_parts(self) -> Mapping[str, Any]:
         named = [
             (f"{kind}.{_path(variable)}", variable)
             for kind, variables in self._variables().items()
             for variable in variables
+            if not (kind == "optimizer" and variable.path.endswith("/learning_rate"))
         ]
         # The seed of dropout's draws is no part of the state: each worker gives its micro-batches their own.
         held = [(name, variable) for name, variable in named if not name.endswith(SEED_NAME)]
         # Keras numbers layers by how many a process has made, which may be more on one worker.
-        return {f"{re.sub('_[0-9]+', '', name)}#{i}": np.asarray(v.numpy()) for i, (name, v) in enumerate(held)}
+        return {f"{re.sub('_[0-9]+', '', name)}#{i}": variable for i, (name, variable) in enumerate(held)}
+
+    def other_parts(self) -> Mapping[str, Any]:
+        return {**super().other_parts(), **self.callbacks_parts()}
+
+    def marks_of(self, arrays: Sequence[Any]) -> Marks:
+        return array_marks([self.host_array(each) for each in arrays])
+
+    def host_array(self, value: Any) -> Array:
+        if isinstance(value, keras.Variable | tf.Variable | tf.Tensor):
+            return np.asarray(_read(value).numpy())
+        return value if isinstance(value, np.ndarray) else as_array(value)
 
     def _variables(self) -> dict[str, list[Any]]:
         return {
@@ -254,7 +280,7 @@ def _path(variable: Any) -> str:
 
 def _read(variable: Any) -> tf.Tensor:
     """Of Keras, or of TensorFlow."""
-    return tf.convert_to_tensor(variable if isinstance(variable, tf.Variable) else variable.value)
+    return tf.convert_to_tensor(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:

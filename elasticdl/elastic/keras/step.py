@@ -33,10 +33,10 @@ class OtherVariables:
     """What a model has besides its trainable variables. Methods are called while a function is traced.
 
     - Statistics (floating point, as of batch norm): the mean over all micro-batches of a step, weighed by samples.
-    - Counters (integers): move by what the step's very first micro-batch moves them, whatever the number of workers; one
-      whose move follows from the samples, as their number does, by the sum over all micro-batches.
+    - Counters (integers) and flags (booleans): move by what the step's very first micro-batch moves them, whatever the number
+      of workers; a counter whose move follows from the samples, as their number does, by the sum over all micro-batches.
     - Seeds (of dropout, augmentation): given anew to each micro-batch, and never changed in the model.
-    - Anything else (strings, booleans) stays as it is.
+    - Anything else (strings) stays as it is.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -45,7 +45,9 @@ class OtherVariables:
         self._seeds = {id(variable): number for number, variable in enumerate(seeds)}
         self._statistics = [i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_floating]
         self._counters = [
-            i for i, v in enumerate(variables) if tf.as_dtype(v.dtype).is_integer and id(v) not in self._seeds
+            i
+            for i, v in enumerate(variables)
+            if (tf.as_dtype(v.dtype).is_integer or tf.as_dtype(v.dtype).is_bool) and id(v) not in self._seeds
         ]
         moved = [self.all[i] for i in (*self._statistics, *self._counters)]
         self.shapes = [tuple(v.shape) for v in moved]
@@ -67,7 +69,7 @@ class OtherVariables:
         statistics = [tf.cast(new[i], tf.float64) * tf.cast(weight, tf.float64) for i in self._statistics]
         samples = keras.tree.flatten(inputs)
         counters = [
-            tf.cast(new[i] - old[i], tf.float64) * (1.0 if reads(new[i], samples) else tf.cast(is_first, tf.float64))
+            _move(old[i], new[i]) * (1.0 if reads(new[i], samples) else tf.cast(is_first, tf.float64))
             for i in self._counters
         ]
         return [tf.cast(delta, dtype) for delta, dtype in zip((*statistics, *counters), self.dtypes, strict=True)]
@@ -78,7 +80,11 @@ class OtherVariables:
         for i, value in zip(self._statistics, sums[:count], strict=True):
             self.all[i].assign(tf.cast(value, self.all[i].dtype))
         for i, move in zip(self._counters, sums[count:moved], strict=True):
-            self.all[i].assign_add(tf.cast(tf.round(move), self.all[i].dtype))
+            variable, whole = self.all[i], tf.round(move)
+            if tf.as_dtype(variable.dtype).is_bool:
+                variable.assign(tf.cast(variable.value, move.dtype) + whole > 0)
+            else:
+                variable.assign_add(tf.cast(whole, variable.dtype))
         return sums[moved:]
 
     @staticmethod
@@ -133,6 +139,9 @@ class TrainStep:
         shapes = [tuple(variable.shape) for variable in self._trainable]
         self._shapes = shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)]
         self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
+        self._left_alone: frozenset[int] = (
+            frozenset()
+        )  # numbers of trainable variables that the loss does not depend on
         self._share, self._masked = NOTHING_MASKED, False
         self.captured: list[Any] = []  # variables of others that model and loss read, as TensorFlow's
         self._layout = Layout(*self._shapes)
@@ -260,7 +269,10 @@ class TrainStep:
         moved = [scope.get_current_value(variable) for variable in self._others.all]
         deltas = self._others.deltas(others, moved, inputs, weight, is_first)
         assigned = [value * tf.cast(weight, value.dtype) for value in self._set_by(scope)]
-        sums = [*scope.gradients(scaled), *deltas, *assigned, *left]
+        gradients = scope.gradients(scaled)
+        self._left_alone = frozenset(number for number, each in enumerate(gradients) if each is None)
+        pairs = zip(gradients, trainable, strict=True)
+        sums = [*(tf.zeros_like(v) if each is None else each for each, v in pairs), *deltas, *assigned, *left]
         report = [*left, *self._take_deltas(), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
 
@@ -323,8 +335,17 @@ class TrainStep:
             self._trainable[number].assign(tf.cast(value, self._trainable[number].dtype))
         if self._masked:
             sums = [tf.math.divide_no_nan(each, tf.cast(more[-1], each.dtype)) for each in sums[:count]]
-        gradients = [tf.cast(each, v.dtype) for each, v in zip(sums[:count], self._trainable, strict=True)]
-        self.optimizer.apply(gradients, self._trainable)
+        gradients = [
+            None if number in self._left_alone else tf.cast(each, variable.dtype)
+            for number, (each, variable) in enumerate(zip(sums[:count], self._trainable, strict=True))
+        ]
+        self.optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))  # what Keras's fit calls
+
+
+def _move(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    if old.dtype.is_bool:
+        return tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
+    return tf.cast(new - old, tf.float64)
 
 
 def _check(model: Any, optimizer: Any) -> None:

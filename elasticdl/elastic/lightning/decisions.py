@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,75 +22,82 @@ class Decisions:
 
     def __init__(self, job: ElasticContext) -> None:
         self.steps: Steps | None = None  # while this worker calls what the others call
-        self.said = 0  # by the others, in the step in hand, before this worker has come
+        self.is_manual = False  # the optimization
         self._job = job
         self._unheard_in = -1  # the world that broke while something was said
 
     def of_first(self, value: Any) -> Any:
         """Rank 0's value, on all workers."""
-        if self._is_passed_over():
-            return value
-        self._job.advance(Activity.WAIT)
-        try:
+
+        def tell() -> Any:
             return pickle.loads(self._job.collective.broadcast_bytes(pickle.dumps(value), "elasticdl.decision"))
-        except WorldBroken as failure:
-            self._fall_silent("a decision", failure)
-            return value
-        finally:
-            self._job.advance(Activity.UPDATE)
+
+        return self._agreed("a decision", tell, value)
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the workers."""
+        if not torch.is_floating_point(tensor):
+            return tensor
+
+        def tell() -> torch.Tensor:
+            total = tensor.detach().double() / self._job.size
+            self._job.collective.sum_([total], "elasticdl.mean")
+            return total.to(tensor.dtype)
+
+        found: torch.Tensor = self._agreed("a mean", tell, tensor)
+        return found.to(tensor.device)  # of another worker it may be known
 
     def anybody(self, wish: bool) -> bool | None:
         """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
         steps = self.steps
-        if steps is None or self._job.size == 1:
+        if steps is None or (self._job.size == 1 and not steps.is_torn):
             return wish
-        if self._is_passed_over():
-            # Who is on its way wishes nothing: what it has seen is not the job's. The others have gone on here.
-            return None if self._unheard_in == self._job.world.version else False
-        if self._job.session.core.stopping is not None:  # it leaves, and the others go on
-            wish = False
-        self._job.advance(Activity.WAIT)
-        wishes = torch.tensor([float(wish)], dtype=torch.float64)
-        try:
+        if steps.is_behind:  # what it has seen is not the job's
+            return False
+
+        def tell() -> bool:
+            wishes = torch.tensor([float(wish and self._job.session.core.stopping is None)], dtype=torch.float64)
             self._job.collective.sum_([wishes], "elasticdl.anybody")
+            return bool(wishes.item() > 0)
+
+        if not _is_within(steps) and self._unheard_in == self._job.world.version:
+            return None
+        try:
+            return bool(self._told(steps, tell, own=False))
         except WorldBroken as failure:
             self._unheard_in = self._job.world.version
             log.info("whether to stop is asked again after the next step: %s", failure)
             return None
-        finally:
-            self._job.advance(Activity.UPDATE)
-        return bool(wishes.item() > 0)
 
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over the workers."""
-        if not torch.is_floating_point(tensor) or self._is_passed_over():
-            return tensor
-        self._job.advance(Activity.WAIT)
-        total = tensor.detach().double() / self._job.size
-        try:
-            self._job.collective.sum_([total], "elasticdl.mean")
-        except WorldBroken as failure:
-            self._fall_silent("a mean", failure)
-            return tensor
-        finally:
-            self._job.advance(Activity.UPDATE)
-        return total.to(tensor.dtype)
-
-    def _fall_silent(self, what: str, failure: WorldBroken) -> None:
-        """Until the next step, which mends the world."""
-        self._unheard_in = self._job.world.version
-        self._job.warn(f"{what} is each worker's own: {failure}")
-
-    def _is_passed_over(self) -> bool:
-        """Nobody else says something here: this worker is alone, or on its way; the world has broken; or the others were this far
-        already when their step was torn, of which this worker makes all batches. Between two of these there may be a
-        validation, or a callback's decision.
-        """
+    def _agreed(self, what: str, tell: Callable[[], Any], own: Any) -> Any:
         steps = self.steps
-        if steps is None or self._job.size == 1 or steps.is_behind:
-            return True
-        nobody_hears = self._unheard_in == self._job.world.version
-        if not steps.hand:
-            return nobody_hears
-        steps.place.means += 1
-        return nobody_hears or steps.place.means <= self.said
+        if steps is None or (self._job.size == 1 and not steps.is_torn) or steps.is_behind:
+            return own
+        if not _is_within(steps) and self._unheard_in == self._job.world.version:
+            return own
+        try:
+            return self._told(steps, tell, own)
+        except WorldBroken as failure:  # until the next step, which mends the world
+            self._unheard_in = self._job.world.version
+            steps.place.answers.has_own = True
+            self._job.warn(f"{what} is each worker's own: {failure}")
+            return own
+
+    def _told(self, steps: Steps, tell: Callable[[], Any], own: Any) -> Any:
+        def waiting() -> Any:
+            self._job.advance(Activity.WAIT)
+            try:
+                return tell()
+            finally:
+                self._job.advance(Activity.UPDATE)
+
+        if not _is_within(steps):
+            return waiting()
+        # A training step that is manual is begun again.
+        answer = steps.ask(waiting, mends=not self.is_manual)
+        return own if answer is None and not steps.hand else answer
+
+
+def _is_within(steps: Steps) -> bool:
+    """A step has begun, whose gradients are yet to be summed: the world can be mended."""
+    return bool(steps.hand) and not steps.is_reduced

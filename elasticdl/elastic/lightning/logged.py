@@ -13,12 +13,13 @@ import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.view_state import Given
 
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
 NUMBERS = 3  # of a key
@@ -44,6 +45,15 @@ class Amounts:
     def nothing(cls, kind: str) -> Amounts:
         start = {"max": -math.inf, "min": math.inf}.get(kind, 0.0)
         return cls(start, start, 0.0)
+
+
+@dataclass(slots=True)
+class GivenBatch(Given):
+    index: int = 0  # as the training step is told
+    asked: int = 0  # of the workers' answers, before the training step
+    logged: dict[str, Amounts] = field(default_factory=dict)
+    has_no_loss: bool = False  # the training step has returned None for this worker's part
+    is_left_out: bool = False  # it has done so for some worker's
 
 
 @dataclass(slots=True)

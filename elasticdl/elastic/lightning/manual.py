@@ -36,15 +36,12 @@ class Manual:
         self._output: Any = None  # of the last training step
         self._job = job
         self._parameters = self.optimizers.parameters
-        self._reducers: dict[tuple[bool, ...], GradientReducer] = {}  # by which parameters are trained
+        self._reducers: dict[tuple[tuple[int, bool], ...], GradientReducer] = {}  # by which parameters are trained
         self._counts = plain_holders([trainer.fit_loop.epoch_loop.manual_optimization])
         self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
         self._in_step = self._in_backward = False
-        self._hooks = [
-            each.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-            for each in self._parameters
-            if each.requires_grad
-        ]
+        self._hooks: dict[int, Any] = {}  # by the ids of parameters
+        self._watch()
 
     def run(self, training_step: Callable[[], Any]) -> None:
         """Raises:
@@ -65,10 +62,11 @@ class Manual:
 
     def close(self) -> None:
         """The parameters are as if they had never been here."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
 
     def begin_step(self) -> None:
+        self._watch()
         self._before = (
             [{name: values[name] for name in names} for values, names in self._counts],
             [parameter.requires_grad for parameter in self._parameters],
@@ -95,7 +93,7 @@ class Manual:
         for parameter in self._parameters:
             parameter.grad = None
         self._make(backward)
-        trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        trained = tuple((id(parameter), parameter.requires_grad) for parameter in self._parameters)
         if trained not in self._reducers:
             chosen = [each for each in self._parameters if each.requires_grad]
             self._reducers[trained] = GradientReducer(lambda: chosen, (), self._job.collective, keeps_absent=True)
@@ -114,6 +112,14 @@ class Manual:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
             else:
                 parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+
+    def _watch(self) -> None:
+        """The parameters that the optimizers have by now."""
+        self._parameters = self.optimizers.parameters
+        for parameter in self._parameters:
+            if parameter.requires_grad and id(parameter) not in self._hooks:
+                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+                self._hooks[id(parameter)] = hook
 
     def _make(self, backward: Callable[[], None]) -> None:
         self._in_backward = True

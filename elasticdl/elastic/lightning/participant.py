@@ -5,38 +5,40 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
-from elasticdl.elastic.lightning.logged import Amounts, Logged
+from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
+from elasticdl.elastic.lightning.left_out import gathered
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
+from elasticdl.elastic.lightning.told import Told
 from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
+from elasticdl.elastic.training.kept_state import require_origin
 
 WHO = 'Trainer(strategy="elastic")'
-
-
-@dataclass(slots=True)
-class GivenBatch(Given):
-    index: int = 0  # as the training step is told
-    logged: dict[str, Amounts] = field(default_factory=dict)
-    has_no_loss: bool = False  # the training step has returned None for this worker's part
-    is_left_out: bool = False  # it has done so for some worker's
+SECOND_PASS = (
+    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
+    "gradients each worker would have its own part's: take manual optimization"
+)
 
 
 class Participant:
@@ -51,6 +53,7 @@ class Participant:
         self._writing = writing
         self._begun: Steps | None = None
         self.decisions = Decisions(job)
+        self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
@@ -60,6 +63,8 @@ class Participant:
         self._before: Streams | None = None  # the same, of the last batch
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
+        trained = lambda: self._steps.state.parameters()  # noqa: E731
+        self._weighed = WeighedGradients(trained, "the loss of training_step", job.warn, may_be_summed=True)
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -89,16 +94,22 @@ class Participant:
         place = Place()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
+        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.gather, state.complete = self._gather, self.trainer_state.complete
+        state.begin_where(trainer)
         load, left = self._load_at_once, self._leave_for_good
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
         self._begun.join()
-        self._take_rank()
         self._stopping = Stopping(trainer, self.decisions)
         if self._begun.is_behind:
             self._is_newcomer = True
-            self.trainer_state.enter()
+            # The order of samples is that of the others.
+            warnings.filterwarnings(
+                "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
+            )
+            self.trainer_state.enter()  # after which it is known where the others have written
+        self._take_rank()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
@@ -107,6 +118,7 @@ class Participant:
         if module.automatic_optimization:
             return FitState(self.job, module, self._trainer.optimizers[0], values)
         self._manual = Manual(self._trainer, self.job)
+        self.decisions.is_manual = True
         return ManualState(self.job, module, self._manual.optimizers, values)
 
     def keep_sigterm(self) -> None:
@@ -123,10 +135,15 @@ class Participant:
     def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
         """The loader's batches in the present epoch, and the number of that which comes next."""
         trainer, steps = self._trainer, self._steps
-        self._batches = batches
+        self._batches = steps.state.batches = batches
+        steps.state.sources = [batches.source]
+        if self._is_newcomer and steps.state.resumed is not None:
+            require_origin(*steps.state.resumed, steps.state.origin, steps.state.progress.position)
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
         if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
+            if self._is_newcomer:
+                begin_epoch_as_others(trainer)
             place.put_back(epoch, batches.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
@@ -143,8 +160,6 @@ class Participant:
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
-        if not steps.hand:
-            self.decisions.said = 0
         while not steps.hand:
             at = steps.state.progress
             if steps.is_behind and batch.start < (at.epoch, at.position):
@@ -186,6 +201,7 @@ class Participant:
         self.decisions.steps = self._steps
         if not self._steps.hand:
             self._logged.begin_step()
+            self._weighed.begin()
         self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
         self._steps.give(self._given)
 
@@ -193,12 +209,16 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
+        if given:
+            given.asked = self._steps.place.answers.asked
+            given.noted = self._steps.state.attributes.note() if self.job.size > 1 else None
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
         self.close_window()
         if given:
+            self._weighed.look(result.get("loss") if isinstance(result, dict) else result, len(given.part.indices))
             given.has_no_loss = result is None
         return result
 
@@ -222,9 +242,14 @@ class Participant:
         given = self._given
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
-            self._manual.sum(lambda: self._weighed(given, given.part.weight, loss, scaled, run))
+            self._weighed.look(loss, len(given.part.indices))
+            self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
             return
-        self._weighed(given, given.part.weight, loss, scaled, run)
+        if self._steps.is_reduced and self.job.size > 1:
+            raise UserError(SECOND_PASS)
+        self._weighed.require()
+        self._backward(given, given.part.weight, loss, scaled, run)
+        self._weighed.note()
         if not self._trainer.fit_loop._should_accumulate():
             self._reduce()
 
@@ -232,6 +257,8 @@ class Participant:
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
+        if self._manual is None and not self._steps.is_reduced:
+            self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
         return not self._steps.is_behind
@@ -246,6 +273,10 @@ class Participant:
             self._steps.close()
 
     # -- a step that is torn --
+
+    def take_back(self) -> None: ...
+
+    def give_back(self) -> None: ...
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         for given in self._hand:
@@ -267,6 +298,8 @@ class Participant:
         part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
+        answers = self._steps.place.answers
+        asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
             with self._collecting(given, part, weight):
                 if self._manual is not None:
@@ -275,13 +308,14 @@ class Participant:
                     loss = trainer.strategy.loss_of(again())
         finally:
             results.batch, results.batch_size = batch, size
+            answers.asked = max(asked, answers.asked)
         if self._manual is None and loss is None:
             given.has_no_loss = True
         if loss is None or given.is_left_out:
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._weighed(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
+        self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
@@ -296,6 +330,7 @@ class Participant:
             self._manual.close()
         if not self._steps.is_behind:
             self.trainer_state.note(at_batch=False)
+            self._steps.state.last_step_made()
 
     def finish(self) -> FitState | None:
         steps = self._steps
@@ -320,67 +355,41 @@ class Participant:
     def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
-    def _weighed(
+    def _backward(
         self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
     ) -> None:
         given.objective = given.objective + loss.detach().sum().float() * weight
         run(scaled if weight == 1.0 else scaled * weight)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
-        steps, version = self._steps, self.job.world.version
+        steps, version, was_torn = self._steps, self.job.world.version, self._steps.is_torn
         self._step_before = steps.state.progress.step
         steps.reduce(failure)
-        if self.job.world.version != version:
-            if self._before is not None:  # which what was made again has drawn from
-                restore_streams(self._before)
+        if was_torn or self.job.world.version != version:
+            self._restore_before()
             self._take_rank()
         if steps.is_reduced:
             self._logged.apply()
 
     def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        """What the workers say before they sum gradients. Returns this worker's part of the loss, as it is then."""
-        hand = self._hand
-        if self.job.size == 1 and not any(each.logged for each in hand):
-            return objective
-        own = sum({_bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
-        marks = self._logged.gather([each.logged for each in hand], own)
-        left_out = [given for number, given in enumerate(hand) if marks & _bit(number)]
-        if not left_out or self.job.size == 1:
-            return objective
-        return self._leave_out(left_out)
+        return gathered(self._steps, self._hand, self._logged, objective, self._restore_before)
 
-    def _leave_out(self, batches: list[GivenBatch]) -> torch.Tensor:
-        """One device makes no gradients of a batch for which the training step returns None. Nor does any worker."""
-        for given in batches:
-            given.is_left_out = True
-        steps = self._steps
-        steps.state.drop_gradients()
-        if len(batches) < len(self._hand):  # which have been added to those of the others
-            steps.state.reset_buffers()
-            steps.state.begin_step()
-            steps.remake()
-            if self._before is not None:
-                restore_streams(self._before)
-        kept = [each.objective for each in self._hand if not each.is_left_out]
-        return sum(kept, torch.zeros(()))
+    def _restore_before(self) -> None:
+        """What was made again has drawn from them."""
+        if self._before is not None:
+            restore_streams(self._before)
 
     @property
     def _hand(self) -> list[GivenBatch]:
         return cast(list[GivenBatch], self._steps.hand)
 
     def _arrive(self, batch: GlobalBatch) -> None:
-        steps = self._steps
-        steps.arrive()
+        self._steps.arrive()
         begun, draws = self._epoch_begins
-        steps.place.streams.setdefault(batch.epoch, begun)
-        steps.place.draws.setdefault(batch.epoch, draws)
+        self._steps.place.streams.setdefault(batch.epoch, begun)
+        self._steps.place.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
-        self.decisions.said = steps.place.means
 
     def _take_rank(self) -> None:
-        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first)
-
-
-def _bit(number: int) -> int:
-    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
-    return 1 << min(number, 50)
+        goes_on = self._is_newcomer or self._steps.state.resumed is not None
+        self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)

@@ -6,6 +6,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.manual import TornStep
 from elasticdl.elastic.lightning.participant import WHO, Participant
@@ -153,11 +155,30 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             require_loader(dataloader, WHO)
             if self._participant is None:
                 return dataloader
-            return TrainLoader(dataloader, self._participant, WHO)
+            loader = TrainLoader(dataloader, self._participant, WHO)
+            batches = self.lightning_module.trainer.accumulate_grad_batches
+            self._participant.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
+            return loader
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
             return step() if self._participant is None else self._participant.training_step(step)
+
+        def on_validation_start(self) -> None:
+            super().on_validation_start()
+            if self._participant is not None:
+                self._participant.told.validation_begins()
+
+        def on_validation_end(self) -> None:
+            super().on_validation_end()
+            if self._participant is not None:
+                self._participant.told.validation_ends()
+
+        def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+            began = time.monotonic()
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            if self._participant is not None:
+                self._participant.told.saved(str(filepath), time.monotonic() - began)
 
         def validation_step(self, *args: Any, **kwargs: Any) -> Any:
             self._advance()

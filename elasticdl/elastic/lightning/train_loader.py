@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.script.children import require_guard
-from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, Part, copied_sample
+from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, copied_sample
 
 if TYPE_CHECKING:
     from elasticdl.elastic.lightning.participant import Participant
@@ -53,8 +53,7 @@ class TrainLoader:
         self._is_unused = False
         participant = self._participant
         batches, number = participant.begin_epoch(self.batches)
-        first, version = 0, -1
-        parts: list[Part] = []
+        version = -1
         loaded: Iterator[Any] = iter(())
         while number < len(batches):
             batch = batches[number]
@@ -62,11 +61,11 @@ class TrainLoader:
                 yield copied_sample(self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN]))
             else:
                 if version != participant.job.world.version:
-                    version, first = participant.job.world.version, number
-                    parts = [participant.part_of(each) for each in batches[number:]]
+                    version = participant.job.world.version
+                    parts = map(participant.part_of, batches[number:])
                     loaded = self.batches.load(parts, participant.seed_of_processes(batch))
                 participant.open_window(batch)
                 sample = next(loaded)
-                participant.give(batch, parts[number - first])
+                participant.give(batch, participant.part_of(batch))
                 yield sample
             number += 1

@@ -6,7 +6,7 @@ It travels to workers that come later, which go on from there as from a checkpoi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,14 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
+from elasticdl.elastic.torch.parts import stream_parts
+from elasticdl.elastic.training.pieces import OfElasticDL
 
 PLAIN = (bool, int, float, str)
+# In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
+OF_EACH_WORKER = ("time_elapsed", "current_score")
+# Attributes of a ModelCheckpoint that are in no state of its own: by these it knows whether it has saved a step already.
+OF_SAVED = ("_last_global_step", "_last_checkpoint", "_defer_save")
 Streams = tuple[Any, Any, torch.Tensor]
 
 
@@ -45,13 +51,14 @@ class Snapshot:
     should_stop: bool
     streams: Streams
     callbacks: dict[str, Any]
+    saved: list[dict[str, Any]]  # by those that write checkpoints: what was last
     checkpoint: dict[str, Any] = field(default_factory=dict)  # what else Lightning would save; made when it is sent
 
     def __deepcopy__(self, memo: Any) -> Snapshot:
         return self
 
 
-class TrainerState:
+class TrainerState(OfElasticDL):
     """The value ``trainer`` of the training state."""
 
     def __init__(self, trainer: Any, logged: Logged) -> None:
@@ -59,11 +66,27 @@ class TrainerState:
         self._logged = logged
         self._loops = list(_loops_of(trainer.fit_loop))
         self._plain = plain_holders(self._loops)
+        self._saved = [
+            (values, [name for name in names if name.startswith(OF_SAVED)])
+            for values, names in plain_holders(trainer.checkpoint_callbacks)
+        ]
         self._schedulers = self._present_schedulers()
         self._noted: tuple[bool, int, int] | None = None  # where it stands, if no snapshot was taken there
         self.snapshot = self.take(at_batch=False)
 
     # -- for the training state --
+
+    def compared(self) -> dict[str, Any]:
+        """Of the moment before the batch in hand."""
+        snapshot = self.snapshot
+        return {
+            "trainer": {"should_stop": snapshot.should_stop},
+            "callbacks": {
+                key.partition("{")[0]: {name: each for name, each in state.items() if name not in OF_EACH_WORKER}
+                for key, state in snapshot.callbacks.items()
+            },
+            **stream_parts(*snapshot.streams),
+        }
 
     def state_dict(self) -> Snapshot:
         return self.snapshot
@@ -105,6 +128,7 @@ class TrainerState:
             trainer.should_stop,
             streams(),
             {callback.state_key: _copied(state) for callback in trainer.callbacks if (state := callback.state_dict())},
+            [{name: values[name] for name in names} for values, names in self._saved],
         )
 
     def complete(self) -> None:
@@ -157,6 +181,8 @@ class TrainerState:
         for callback in trainer.callbacks:
             if callback.state_key in snapshot.callbacks:
                 callback.load_state_dict(_copied(snapshot.callbacks[callback.state_key]))
+        for (values, _), theirs in zip(self._saved, snapshot.saved, strict=True):
+            values.update(theirs)
         restore_streams(snapshot.streams)
 
     def _put_loops(self) -> None:
@@ -193,7 +219,7 @@ class TrainerState:
             connector._loaded_checkpoint = {}
 
 
-def plain_holders(loops: list[Any]) -> list[tuple[dict[str, Any], list[str]]]:
+def plain_holders(loops: Sequence[Any]) -> list[tuple[dict[str, Any], list[str]]]:
     """Of loops and their counts, the attributes, and the names of those that are plain values."""
     return [
         (vars(each), [name for name, value in vars(each).items() if type(value) in PLAIN])
@@ -212,7 +238,7 @@ def _loops_of(loop: Any) -> Iterator[Any]:
             yield from _loops_of(value)
 
 
-def _counts_of(loops: list[Any]) -> Iterator[Any]:
+def _counts_of(loops: Sequence[Any]) -> Iterator[Any]:
     """The objects within the loops that hold nothing but counts, and those that hold these."""
     pending = [value for loop in loops for value in vars(loop).values() if hasattr(value, "reset_on_run")]
     while pending:

@@ -19,16 +19,16 @@ class Writing:
         self._rank_zero_only = rank_zero_only
         rank_zero_only.rank = NOBODY
 
-    def take_rank(self, rank: int, *, is_first: bool) -> None:
-        """``is_first``: the world is the job's first."""
+    def take_rank(self, rank: int, *, is_first: bool, goes_on: bool = False) -> None:
+        """``is_first``: the world is the job's first. ``goes_on``: with the training of an earlier job, which has written files."""
         if rank == self.rank:
             return
         self.rank = self._rank_zero_only.rank = rank
         if rank == 0:
+            if goes_on or not is_first:
+                self._continue_files()
             if is_first:
                 self._say_what_was_not_said()
-            else:
-                self._continue_files()
 
     def stop(self) -> None:
         """This worker leaves; another writes from now on."""

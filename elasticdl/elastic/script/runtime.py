@@ -12,11 +12,12 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from elasticdl.common.environment import MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
-from elasticdl.common.reason import reason
+from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
 from elasticdl.elastic.script.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.script.children import GUARD, belongs_to_a_worker, imports_the_script_anew
@@ -28,6 +29,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
+
+
+def rank_by_launcher(environ: Mapping[str, str]) -> int:
+    """Before anything is known of other workers: 0 on the job's very first one, and not in processes that it starts."""
+    if MASTER not in environ:
+        return 0
+    return int(belongs_to_a_worker(environ) or imports_the_script_anew() or environ.get(WORKER_ID) != "0")
 
 
 class ScriptRuntime(Generic[ContextT]):
@@ -73,6 +81,7 @@ class ScriptRuntime(Generic[ContextT]):
         gpus = None if gpus is None else whole_number("gpus", gpus)
         seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
+        tell_uncaught_in_one_line()
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
         if not self._in_child:  # processes that load data are forked from one that has the framework imported
@@ -115,8 +124,9 @@ class ScriptRuntime(Generic[ContextT]):
         return self._context
 
     def rank(self) -> int:
-        """This worker's place in the present world; before the first it is 0 on one worker, and never on one that comes later."""
-        return self.context().known_rank
+        """This worker's place in the present world; before the first, and before `init`, it is 0 on one worker, and never on one that
+        comes later."""
+        return rank_by_launcher(os.environ) if self._context is None else self.context().known_rank
 
     def size(self) -> int:
         """Number of workers in the present world."""
@@ -141,7 +151,7 @@ class ScriptRuntime(Generic[ContextT]):
         """
 
         result = self.train_stage(train, state, hooks)
-        self._warn_of_oversights()
+        self._look_back()
         self._tell_end()
         return result
 
@@ -193,14 +203,23 @@ class ScriptRuntime(Generic[ContextT]):
             if finish is not None and getattr(sys, "last_value", None) is None:
                 try:
                     self._last = finish()
-                    self._warn_of_oversights()
+                    self._look_back()
                 except Exception as error:  # noqa: BLE001  whatever it is, the master is told
-                    traceback.print_exception(error)
+                    print(reason(error), file=sys.stderr) if isinstance(
+                        error, UserError
+                    ) else traceback.print_exception(error)
                     self._tell_failure(error)
             self._tell_end()
             self._context.close()
 
-    def _warn_of_oversights(self) -> None:
+    def _look_back(self) -> None:
+        """Training is complete.
+
+        Raises:
+            UserError: nothing was made of the batches.
+        """
+        if self._last is not None and self.context().under_master:
+            self._last.require_steps()
         if self._last is not None and self.rank() == 0:
             for oversight in self._last.oversights():
                 self.context().warn(oversight)
@@ -215,9 +234,13 @@ class ScriptRuntime(Generic[ContextT]):
             self._tell_failure(error)
         elif state is not None:
             self._finished = True
+            if self.rank() == 0:
+                self.context().tell_steps_over(state.step)
             self.context().finish(step=state.step, epochs=state.progress.epoch, metrics={})
 
     def _tell_failure(self, error: Exception) -> None:
         self._failed = True
         users = not isinstance(error, ShortOfMemoryError)
-        self.context().fail(reason(error), "".join(traceback.format_exception(error)), users=users)
+        # A UserError says all in its line.
+        trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+        self.context().fail(reason(error), trace, users=users)

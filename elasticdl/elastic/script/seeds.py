@@ -5,11 +5,24 @@ They, and those of PyTorch and TensorFlow, are seeded when a worker's Python sta
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
 SEED = 0  # at the start
+
+
+@contextlib.contextmanager
+def kept_streams() -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards they are as before."""
+    python, numpys = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
 
 
 def seed_if_unused(seed: int) -> None:

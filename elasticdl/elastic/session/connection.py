@@ -6,6 +6,7 @@ fail; the master hears of it through the session. A context takes the link over 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ class MasterConnection:
     def endpoint(self) -> Endpoint:
         return Endpoint(self.session.store, self._environment.interface)
 
-    @property
+    @functools.cached_property
     def spec(self) -> JobSpec:
         return JobSpec.from_json(Path(self._environment.job_spec).read_text())
 

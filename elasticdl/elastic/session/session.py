@@ -15,15 +15,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from elasticdl.common.own_stacks import stack_of
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.collectives.store import Key, KvStore
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.session.wire import to_event
-from elasticdl.elastic.session.witness import DumpTimer, Witness
+from elasticdl.elastic.session.witness import TOLD_SECONDS, DumpTimer, SlowStart, Witness
 from elasticdl.proto import elasticdl_pb2 as pb
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Session:
         self._for_training: list[p.Instruction] = []
         self._jobs_place: tuple[int, int] | None = None
         self.learnt = ""  # what the master last said of how the job scales, for checkpoints
+        self._start = SlowStart()
         self._closing = threading.Event()
         self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
 
@@ -220,9 +223,17 @@ class Session:
                 if self._stream is not None:
                     self._stream.look()
                 self.post(p.On.TICK)
+                self._look_at_start()
         except Exception as error:
             log.exception("the heartbeat has failed")
             self.lost(f"this worker's heartbeat has failed: {one_line(error)}")
+
+    def _look_at_start(self) -> None:
+        if self.core.state is not WorkerState.PREPARING:
+            return
+        if where := self._start.look(stack_of(self.witness.thread), time.monotonic()):
+            log.info("not ready yet: this worker has waited for %.0f s at %s", TOLD_SECONDS, where)
+            self.notify("worker_waits", where=where, seconds=TOLD_SECONDS)
 
 
 def rank_entry(world: World) -> dict[Key, bytes]:

@@ -21,7 +21,7 @@ import psutil
 
 from elasticdl.common.environment import STACKS
 from elasticdl.common.own_stacks import other_stacks, stack_of
-from elasticdl.common.stacks import GOES_ON, describe
+from elasticdl.common.stacks import GOES_ON, Stack, describe
 from elasticdl.elastic.collectives.port import Operations
 
 # Of the training thread, to see whether it moves: a loop that is always found in the same line may hang.
@@ -31,6 +31,8 @@ BUSY = 0.02  # seconds of processor time meanwhile: it may be in one call of C t
 # Of the master's heartbeat_timeout: it asks for the dump after 0.7 of it (`elasticdl.master.core.liveness`).
 DUMP_SHARE = 0.4
 STDERR = 2
+# In one line of the user's, before the worker is ready.
+TOLD_SECONDS = 5.0
 
 
 class Witness:
@@ -69,6 +71,25 @@ class Witness:
         # Last, as it may hang; and not by sys.stderr, whose lock training may hold, or which a script has replaced.
         with contextlib.suppress(OSError):  # nothing can be printed, and it is told already
             os.write(STDERR, b"elasticdl: the master asks for the stacks of all threads\n" + all_stacks())
+
+
+class SlowStart:
+    """What the user's code does for long before the worker is ready, such as reading data: told once."""
+
+    def __init__(self) -> None:
+        self._line = ""  # of the user's own, at which the training thread stands
+        self._since = math.inf
+        self._told = False
+
+    def look(self, stack: Stack, now: float) -> str:
+        """The line, if it has to be told now; empty otherwise."""
+        line = next((str(each) for each in stack.lines if each.is_users), "")
+        if line != self._line:
+            self._line, self._since = line, now
+        if self._told or not line or now - self._since < TOLD_SECONDS:
+            return ""
+        self._told = True
+        return line
 
 
 def all_stacks() -> bytes:

@@ -12,13 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.flat import Kind, flat_views
-from elasticdl.elastic.torch.named import Followers, NamedBuffers, NamedTensor, is_alike
+from elasticdl.elastic.torch.named import Followers, NamedBuffers, NamedTensor, is_alike, modules_of
 
 # Counts batches, whatever numbers a step has by chance.
 BATCH_COUNTER = "num_batches_tracked"
+
+
+def least_samples(modules: Iterable[torch.nn.Module]) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in modules_of(modules)) else 1
 
 
 class _BufferGroup:
@@ -155,8 +161,11 @@ def _may_count_samples(named: NamedTensor, buffer: torch.Tensor) -> bool:
 class Buffers:
     """The buffers of some modules in the course of a step, and what follows the parameters of the first, the model."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module], *, may_be_summed: bool = True) -> None:
+        """``may_be_summed``: there may be other workers."""
         self.found = NamedBuffers(modules)
+        self._may_be_summed = may_be_summed
+        self._still: list[tuple[NamedTensor, torch.Tensor, int]] = []  # which can't be summed, and their versions
         # As they are now: one that grows is each worker's own from then on.
         self._caches = [(each, each.tensor) for each in self.found.find() if each.is_cache]
         self._of: list[NamedTensor] = []  # from which it was laid out
@@ -187,6 +196,7 @@ class Buffers:
 
     def begin_passes(self) -> None:
         """The script may have changed the model since the step began; its first pass comes next."""
+        self._note_still()
         if _is_other(self._present(), self._laid_out):
             self.begin()
 
@@ -198,9 +208,14 @@ class Buffers:
         other worker. ``samples``: it has so many, in so many passes.
 
         Raises:
-            UserError: a buffer has come, gone or changed its shape.
+            UserError: a buffer has come, gone or changed its shape, or one has moved of a kind that can't be summed.
         """
         self._counted = True
+        if moved := [each for each, tensor, version in self._still if _is_moved(each, tensor, version)]:
+            raise UserError(
+                f"the buffer {moved[0].name_in(self.found.roots)} moves in the forward pass and is {_kind_of(moved[0].tensor)}, of which "
+                "workers can make no mean: keep it in float32, or in int64, and convert it where it is used"
+            )
         self._alone = alone and weight == 1.0  # the buffers are what they should be
         if self._alone:
             return
@@ -232,7 +247,7 @@ class Buffers:
         if self._are_moves and not self._counted and (followers := self.followers.known()):
             raise UserError(
                 f"this worker has no sample in this step, and {followers[0].name_in(self.found.roots)} moves in the forward pass: make no batch "
-                "smaller than the number of workers, as by drop_last=True"
+                "smaller than the number of workers, with batch norm twice as many, as by drop_last=True"
             )
 
     def update(self, samples: int) -> None:
@@ -253,9 +268,14 @@ class Buffers:
     def _present(self) -> list[tuple[NamedTensor, torch.Tensor]]:
         """Those that are summed, and what stands there."""
         self._of = self.found.find()
+        self._note_still()
         persistent = [(each, each.tensor) for each in self._of if not each.is_cache]
         every = [(each, tensor) for each, tensor in (*persistent, *self._caches) if tensor is not None]
         return [(each, tensor) for each, tensor in every if _can_be_moved(tensor)]
+
+    def _note_still(self) -> None:
+        every = [(each, each.tensor) for each in self._of if not each.is_cache and self._may_be_summed]
+        self._still = [(each, now, _version(now)) for each, now in every if now is not None and not _can_be_moved(now)]
 
     def _lay_out(self, present: list[tuple[NamedTensor, torch.Tensor]]) -> None:
         self._laid_out = present
@@ -274,13 +294,25 @@ def _is_other(now: list[tuple[NamedTensor, torch.Tensor]], before: list[tuple[Na
 
 def _of_another_shape(each: NamedTensor, tensor: torch.Tensor | None, before: torch.Tensor) -> str:
     def described(one: torch.Tensor | None) -> str:
-        return "nothing" if one is None else f"{str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"
+        return "nothing" if one is None else f"{_kind_of(one)} of shape {tuple(one.shape)}"
 
     return (
         f"the buffer {each.key} of {type(each.module).__name__} was {described(before)} before the forward pass and is "
         f"{described(tensor)} after it: expected the same, as what it moves by is averaged over the workers; a cache is "
         "registered with persistent=False"
     )
+
+
+def _kind_of(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_moved(each: NamedTensor, tensor: torch.Tensor, version: int) -> bool:
+    return each.tensor is not tensor or _version(tensor) != version
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(to: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
@@ -296,7 +328,7 @@ def _wide(values: torch.Tensor) -> torch.Tensor:
 
 
 def _can_be_moved(buffer: torch.Tensor) -> bool:
-    """Whether PyTorch adds and subtracts such numbers; the others, as quantized weights, stay each worker's own."""
+    """Whether PyTorch adds and subtracts such numbers; the others, as quantized weights, must stay as they are."""
     if buffer.is_floating_point():
         return buffer.itemsize > 1
     return buffer.dtype not in (torch.uint16, torch.uint32, torch.uint64, torch.complex32)

@@ -228,12 +228,15 @@ def require_collective(engine: str) -> None:
 COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # parts of the state that need not arrive on the device
 
 
-def broadcast_state(state: dict[str, Any], collective: Collective, device: torch.device) -> dict[str, Any]:
+def broadcast_state(
+    state: dict[str, Any], collective: Collective, device: torch.device, *, to_all: bool = False
+) -> dict[str, Any]:
     """As `transfer.broadcast_state`; values that rank 0 has on a GPU arrive on ``device``, model and optimizer on the host."""
     tensors: list[torch.Tensor] = []
     take_tensors([part for name, part in state.items() if name not in COPIED_WHEN_LOADED], torch.Tensor, tensors)
     on_device = frozenset(id(tensor) for tensor in tensors if tensor.device.type != "cpu")
-    received: dict[str, Any] = transfer.broadcast_state(state, collective, _TorchFormat(device, on_device))
+    form = _TorchFormat(device, on_device)
+    received: dict[str, Any] = transfer.broadcast_state(state, collective, form, to_all=to_all)
     return received
 
 

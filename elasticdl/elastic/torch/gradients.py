@@ -1,4 +1,4 @@
-"""The gradients of a plain loop between its backward passes and its optimizers' steps.
+"""The gradients of a loop between its backward passes and its optimizers' steps.
 
 Until they are summed over the workers they are those of this worker's part of the batches in hand, each weighed in its backward
 pass. Gradients that come otherwise are not, so they are refused.
@@ -9,35 +9,100 @@ while the next gradients are made, and travels to workers that come later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch.losses import LossCheck
 from elasticdl.elastic.torch.optimizers import each_of
+from elasticdl.elastic.training.pieces import OfElasticDL
+
+NONE = (0, 0)  # no gradient
 
 
-class LoopGradients:
+class WeighedGradients:
+    """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
+
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        remedy: str,
+        warn: Callable[[str], None],
+        *,
+        may_be_summed: bool,
+    ) -> None:
+        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers."""
+        self._losses = LossCheck(warn)
+        self._parameters = parameters
+        self._remedy = remedy
+        self._may_be_summed = may_be_summed
+        self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
+        self._is_expected = False
+
+    def begin(self) -> None:
+        """A step begins, without gradients."""
+        self._is_expected = False
+        self._seen = {id(each): NONE for each in self._parameters()} if self._may_be_summed else {}
+
+    def note(self) -> None:
+        """A pass was made."""
+        self._is_expected = False
+        if self._may_be_summed:
+            self._seen = self._present()
+
+    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._may_be_summed:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
+
+    def expect(self) -> None:
+        """The script makes a pass by itself, of a loss that was weighed."""
+        self._is_expected = True
+
+    def require(self) -> None:
+        """Raises:
+        UserError: gradients are there that were made otherwise.
+        """
+        if self._is_expected:
+            self.note()
+        if not self._may_be_summed or (present := self._present()) == self._seen:
+            return
+        for parameter in self._parameters():
+            now = present[id(parameter)]
+            if now != self._seen.get(id(parameter), now) and parameter.grad is not None and bool(parameter.grad.any()):
+                raise UserError(
+                    f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                    f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                )
+
+    def _present(self) -> dict[int, tuple[int, int]]:
+        every = ((id(each), each.grad) for each in self._parameters())
+        return {key: NONE if gradient is None else (id(gradient), gradient._version) for key, gradient in every}
+
+
+class LoopGradients(OfElasticDL):
     """Of all optimizers that were prepared."""
 
-    def __init__(self, optimizer: Any, *, may_be_summed: bool) -> None:
+    def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
         """``may_be_summed``: there may be other workers."""
         self._optimizers = each_of(optimizer)
-        self._may_be_summed = may_be_summed
         every = range(len(self._optimizers))
         self._stepped: set[int] = set()  # optimizers, on the batches in hand
         self._last_stepped = set(every)  # and on those before
         self._cleared: set[int] = set()  # by the script, since then
         self._is_begun = False  # gradients of the batches in hand are made, or summed
         self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        self._seen: list[tuple[int, int]] = []  # after the script's last call that we know of
+        every_parameter = lambda: (parameter for _, parameter in self._parameters())  # noqa: E731
+        self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
+        self.look = self._weighed.look
 
     # -- what the script does --
 
     def begin_step(self) -> None:
         """Batches are in hand."""
-        self._note()
+        self._weighed.note()
 
     def begin(self) -> None:
         """Before a backward pass, and before the sum.
@@ -45,7 +110,7 @@ class LoopGradients:
         Raises:
             UserError: gradients are there that can't be right.
         """
-        self._require_weighed()
+        self._weighed.require()
         if self._is_begun:
             return
         self._is_begun = True
@@ -64,7 +129,7 @@ class LoopGradients:
 
     def made(self) -> None:
         """A backward pass was made, weighed."""
-        self._note()
+        self._weighed.note()
 
     def cleared(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._number(optimizer)
@@ -72,7 +137,7 @@ class LoopGradients:
         for index, (owner, _) in enumerate(self._parameters()):
             if owner == number:
                 self._accumulated.pop(index, None)
-        self._note()
+        self._weighed.note()
 
     def summed(self) -> None:
         """The gradients are everybody's; what was laid aside is added."""
@@ -100,6 +165,9 @@ class LoopGradients:
 
     # -- as a part of the training state --
 
+    def compared(self) -> dict[str, Any]:
+        return {}  # sums, and this worker's own until they are summed
+
     def state_dict(self) -> dict[str, Any]:
         if self._is_begun:
             return {"accumulated": dict(self._accumulated)}
@@ -118,7 +186,7 @@ class LoopGradients:
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             if gradient is not None:
                 self._last_stepped.discard(optimizer)
-        self._note()
+        self._weighed.note()
 
     # -- details --
 
@@ -134,22 +202,3 @@ class LoopGradients:
                     if id(parameter) not in met:
                         met.add(id(parameter))
                         yield number, parameter
-
-    def _note(self) -> None:
-        if self._may_be_summed:
-            self._seen = self._present()
-
-    def _present(self) -> list[tuple[int, int]]:
-        """What tells, without a look at numbers, whether gradients are others."""
-        gradients = [parameter.grad for _, parameter in self._parameters()]
-        return [(0, 0) if each is None else (id(each), each._version) for each in gradients]
-
-    def _require_weighed(self) -> None:
-        if not self._may_be_summed or (present := self._present()) == self._seen:
-            return
-        for (_, parameter), now, before in zip(self._parameters(), present, self._seen, strict=False):
-            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
-                raise UserError(
-                    "gradients were made otherwise than by loss.backward(), as by torch.autograd.backward or `parameter.grad = ...`, and "
-                    "are not weighed by this worker's part of the batch: call loss.backward()"
-                )

@@ -152,13 +152,13 @@ class Followers:
 
     def save(self) -> None:
         """What `restore` goes back to. Copies of those that may be none take no memory of a device."""
-        self._saved.save(self._possible(), on_host=self._looks)
+        self._saved.save(self.possible(), on_host=self._looks)
 
     def restore(self) -> None:
         self._saved.restore()
 
     def begin(self) -> None:
-        self._before.save(self._possible(), on_host=self._looks)
+        self._before.save(self.possible(), on_host=self._looks)
 
     def reset(self) -> None:
         self._before.restore()
@@ -170,7 +170,7 @@ class Followers:
             known = {(id(each.module), each.key) for each in self._known}
             self._known += [each for each in self._before.moved() if (id(each.module), each.key) not in known]
 
-    def _possible(self) -> list[NamedTensor]:
+    def possible(self) -> list[NamedTensor]:
         """Those that are known, and those that may turn out to be some."""
         if not self._looks:
             return self.known()

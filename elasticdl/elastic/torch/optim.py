@@ -55,7 +55,9 @@ class Optimizer(optim.Optimizer):
         for batch in state.loader:
             self._batch = batch
             self.steps = max(1, len(batch.plan.micro_batches))
-            yield from batch
+            for micro_batch in batch:
+                batch.expect_backward()  # `step` weighs the gradients themselves
+                yield micro_batch
             if not batch.plan.micro_batches:
                 self.optimizer.step()  # this worker has no sample in this step; the others wait for it
             elif not self.stepped:

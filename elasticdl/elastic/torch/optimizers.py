@@ -57,6 +57,18 @@ def each_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     return optimizer.every if isinstance(optimizer, Optimizers) else [optimizer]
 
 
+def is_other_kind(there: Any, here: Any) -> bool:
+    """Whether these states are of optimizers of two kinds."""
+    if ("optimizers" in there) != ("optimizers" in here):
+        return True
+    if "optimizers" in there:
+        pairs = zip(there["optimizers"], here["optimizers"], strict=False)
+        return len(there["optimizers"]) != len(here["optimizers"]) or any(is_other_kind(*each) for each in pairs)
+    groups = zip(there["param_groups"], here["param_groups"], strict=False)
+    # Both have options that the other lacks; a newer version of the same optimizer only has more of them.
+    return any(was.keys() - now.keys() and now.keys() - was.keys() for was, now in groups)
+
+
 def require_summable(optimizer: torch.optim.Optimizer, who: str) -> None:
     """Raises:
     UserError: it needs gradients of a kind that workers can't sum for it, or sums them itself.

@@ -13,7 +13,7 @@ from elasticdl.elastic.torch.named import NamedBuffers, is_alike, modules_of
 
 def dump_outside(modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]) -> dict[str, Any]:
     """``parameters``: those of the optimizer. Tensors by reference; empty if there is nothing."""
-    outside = [each.detach() for each in _outside(modules, parameters)]
+    outside = [each.detach() for each in outside_parameters(modules, parameters)]
     caches = {each.name_in(modules): each.tensor for each in NamedBuffers(modules).find() if each.is_cache}
     return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
 
@@ -25,7 +25,7 @@ def load_outside(
     """Raises:
     UserError: the optimizer has other parameters.
     """
-    outside, theirs = _outside(modules, parameters), saved.get("parameters", [])
+    outside, theirs = outside_parameters(modules, parameters), saved.get("parameters", [])
     own, others = ([tuple(each.shape) for each in some] for some in (outside, theirs))
     if own != others:
         raise UserError(
@@ -43,6 +43,9 @@ def load_outside(
             now.copy_(value)
 
 
-def _outside(modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+def outside_parameters(
+    modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]
+) -> list[torch.nn.Parameter]:
+    """Those that the optimizer has and none of the modules."""
     within = {id(each) for module in modules_of(modules) for each in module._parameters.values()}
     return list({id(each): each for each in parameters if id(each) not in within}.values())

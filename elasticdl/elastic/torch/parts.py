@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import split
+from elasticdl.elastic.core.batch_plan import shares_of
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.training.data_facts import TRAINING, Source
@@ -61,8 +61,7 @@ class Part:
     @classmethod
     def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
         """``least``: samples of a part that is not empty, if the batch has as many."""
-        dividing = max(1, min(workers, len(batch.indices) // least))
-        shares = (*split(len(batch.indices), dividing), *[0] * (workers - dividing))
+        shares = shares_of(len(batch.indices), workers, least)
         if not shares[rank]:
             return cls(batch.indices[: shares[0]], 0, 0.0)
         first = sum(shares[:rank])
@@ -91,6 +90,12 @@ class Batches:
         self.draws = Draws(loader)
         self._guarded = False
 
+    @property
+    def size(self) -> int:
+        """Samples of a batch, as far as the loader tells."""
+        batch_sampler = self.loader.batch_sampler
+        return int(self.loader.batch_size or getattr(batch_sampler, "batch_size", None) or 1)
+
     def of_epoch(self, epoch: int) -> list[GlobalBatch]:
         """Draws what the loader itself would draw: the seed of its processes, and the order."""
         self.draw_seed()
@@ -109,7 +114,7 @@ class Batches:
         return batches
 
     def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
-        """By as many processes as the script's loader has. ``seed``: of what these draw at random."""
+        """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
         given = self.loader
         if given.num_workers and not self._guarded:
             require_guard(given.num_workers)
@@ -117,7 +122,7 @@ class Batches:
         return iter(
             DataLoader(
                 given.dataset,
-                batch_sampler=[list(part.indices) for part in parts],
+                batch_sampler=(list(part.indices) for part in parts),
                 num_workers=given.num_workers,
                 collate_fn=given.collate_fn,
                 pin_memory=given.pin_memory,
@@ -177,11 +182,26 @@ class RandomStreams:
         return pickle.dumps((random.getstate(), np.random.get_state(), state))
 
     @staticmethod
+    def compared(captured: bytes) -> dict[str, Any]:
+        """As `stream_parts`."""
+        return stream_parts(*pickle.loads(captured))
+
+    @staticmethod
     def restore(captured: bytes) -> None:
         pythons, numpys, torchs = pickle.loads(captured)
         random.setstate(pythons)
         np.random.set_state(numpys)
         torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+
+
+def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
+    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Compared.other_parts`."""
+    states = {
+        "python": np.array(pythons[1], np.int64),
+        "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
+        "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
+    }
+    return {"random": states}
 
 
 def copied_sample(sample: Any) -> Any:

@@ -15,13 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
-from elasticdl.elastic.torch.parts import Batches, Part, RandomStreams, copied_sample
+from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
 from elasticdl.elastic.torch.view import View
-from elasticdl.elastic.training.state import Stateful
+from elasticdl.elastic.torch.view_state import PREPARED
+from elasticdl.elastic.training.stateful import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.
 WRAPPERS = {
@@ -59,8 +59,7 @@ class PreparedLoader:
         turn = self._turns
         view = self._view
         view.begin_epoch()
-        number, first, version = 0, 0, -1
-        parts: list[Part] = []
+        number, version = 0, -1
         loaded: Iterator[Any] = iter(())
         stand_in = None
         try:
@@ -73,12 +72,11 @@ class PreparedLoader:
                 else:
                     batch = view.drawn[number]
                     if version != view.world_version:
-                        version, first = view.world_version, number
-                        parts = [view.part_of(each) for each in view.drawn[number:]]
-                        loaded = view.load(batch, parts)
+                        version = view.world_version
+                        loaded = view.load(batch, map(view.part_of, view.drawn[number:]))
                     view.seed(batch)
                     sample = next(loaded)
-                    view.give(batch, parts[number - first], sample)
+                    view.give(batch, view.part_of(batch), sample)
                     yield sample
                 self._require_one_loop(turn)
                 number += 1
@@ -112,7 +110,6 @@ class PlainLoop:
         streams = RandomStreams.capture()
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        tell_uncaught_in_one_line()
         job = self._runtime.init(global_batch_size=size)
         RandomStreams.restore(streams)  # they are the script's
         optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]
@@ -129,7 +126,7 @@ class PlainLoop:
         def travelling() -> dict[str, Any]:
             given = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
             every = [*given, *(found for each in optimizers for found in schedulers_of(each, others))]
-            return {f"prepared_{number}": each for number, each in enumerate(every)}
+            return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
         self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave)

@@ -46,16 +46,18 @@ class GradientReducer:
         collective: TorchCollective,
         *,
         keeps_absent: bool = False,
+        may_be_summed: bool = True,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``keeps_absent``: a parameter that no worker has a gradient
-        of ends with none, as on one device, instead of with zeros."""
+        of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers."""
         self._all = parameters
         self._collective = collective
-        self._buffers = Buffers(modules)
+        self._buffers = Buffers(modules, may_be_summed=may_be_summed)
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
         self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
         self._vote = torch.zeros(VOTE_SIZE + 1)
+        self._is_filled = False  # with this step's
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
@@ -91,6 +93,7 @@ class GradientReducer:
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
         self._votes = [0.0] * len(self._votes)
+        self._is_filled = False
         if self._loss is not None:
             self._loss.zero_()
         self._read_loss = None
@@ -117,6 +120,11 @@ class GradientReducer:
     def begin_passes(self) -> None:
         """Of the step's micro-batches the first comes next."""
         self._buffers.begin_passes()
+
+    def moved(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        every = [*self.buffers.find(anew=False), *self.followers.possible()]
+        return [tensor for each in every if (tensor := each.tensor) is not None]
 
     def reset_buffers(self) -> None:
         """Have the next micro-batch begin with the buffers of before the step."""
@@ -166,15 +174,15 @@ class GradientReducer:
         self._buffers.update(round(self._votes[SAMPLES]))
         return self._result()
 
-    def end(self) -> Vote:
-        """Take part in a step without anything to add: this worker's training is over.
+    def end(self, state: int = 0) -> Vote:
+        """Take part in a step without anything to add: this worker's training is over. ``state``: as for `cast`.
 
         Raises:
             WorldBroken: a member was lost.
         """
         self.begin()
         self._votes[ENDED] = 1.0
-        mark(self._votes, 0, 0)
+        mark(self._votes, 0, state)
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._result()
@@ -188,6 +196,7 @@ class GradientReducer:
         return Vote.of(self._votes, GradientNoise.of(squares, reduced, self._batch, self._collective.world.size))
 
     def _fill_vote(self) -> None:
+        self._is_filled = True
         self._votes[CHANGED] = self._has_changed()
         self._vote.copy_(torch.tensor(self._votes))
         if self._present_anywhere is not None:
@@ -215,7 +224,8 @@ class GradientReducer:
             self._buckets = Buckets(self._trained, tail, self._collective)
         if self._batch and self._votes[SAMPLES]:  # its gradients are b_i / B times the mean over its samples
             self._votes[SQUARES] = _square(self._trained) / self._votes[SAMPLES]
-        self._fill_vote()
+        if not self._is_filled:
+            self._fill_vote()
         self._buckets.finish(scale)
         self._votes = self._vote.tolist()
         if self._present_anywhere is not None:
@@ -249,7 +259,7 @@ class GradientReducer:
         if differ[:4].any():
             raise UserError(
                 f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
-                "so that a worker that comes later does the same, as in `if epoch >= 3: ...` and not `if epoch == 3: ...`"
+                "alike on all, by the epoch or the step, and not by what one worker has seen of a batch"
             )
         if differ.any():
             raise UserError(
@@ -257,6 +267,12 @@ class GradientReducer:
                 "depend on what a worker has computed"
             )
         present = self._present()
+        for each in present:
+            if each.is_floating_point() and each.itemsize == 1:
+                raise UserError(
+                    f"a parameter of shape {tuple(each.shape)} is trained in {str(each.dtype).removeprefix('torch.')}, whose gradients can't be "
+                    "summed: keep it in bfloat16 or float32, and convert it where it is used"
+                )
         if self._has_changed():
             self._trained, self._deltas = present, self._buffers.deltas
             self._drop_buckets()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import tee
 from typing import Any
@@ -16,6 +17,7 @@ from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import seed_generators
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.training import sampler
 from elasticdl.elastic.training.sampler import ElasticLoader
@@ -54,11 +56,18 @@ class StepBatch(sampler.StepBatch):
     """
 
     def __init__(
-        self, plan: StepPlan, samples: Iterator[Any], job: ElasticContext, reducer: GradientReducer, reduce: Reduce
+        self,
+        plan: StepPlan,
+        samples: Iterator[Any],
+        job: ElasticContext,
+        reducer: GradientReducer,
+        reduce: Reduce,
+        weighed: WeighedGradients,
     ) -> None:
         super().__init__(plan, (to_device(sample, job.device) for sample in samples), job)
         self._reducer = reducer
         self._reduce = reduce
+        self._weighed = weighed
 
     def __iter__(self) -> Iterator[Any]:
         self._reducer.begin_passes()
@@ -73,9 +82,16 @@ class StepBatch(sampler.StepBatch):
         """Micro-batches that the training function has not asked for."""
         return len(self.plan.micro_batches) - 1 - self.micro_batch
 
+    def expect_backward(self) -> None:
+        """The present micro-batch's is the script's own, and comes before `weigh`."""
+        self._weighed.expect()
+
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
         self.require_present()
+        self._weighed.look(loss, self.micro_batch_size)
+        self._weighed.require()
+        self._weighed.expect()
         weight = self.micro_batch_size / self.plan.batch
         is_first = self._job.world.rank == self.micro_batch == 0
         self._reducer.add(loss, self.micro_batch_size, weight=weight, is_first=is_first)
@@ -93,6 +109,7 @@ class StepBatch(sampler.StepBatch):
         backward: Callable[[], object] = self.weigh(loss).backward
         if self.untaken:
             backward()
+            self._weighed.note()
         else:
             self._reduce(backward)
 
@@ -115,12 +132,14 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
         super().__init__(job, data, shuffle=shuffle, drop_last=drop_last)
         self._reducer: GradientReducer | None = None
         self._reduce: Reduce = lambda backward: None
+        self._weighed: WeighedGradients | None = None
         self._ahead: Iterator[StepPlan] | None = None
         self.guarded = False  # the script was read: it may be edited while it runs
 
-    def attach(self, reducer: GradientReducer, reduce: Reduce) -> None:
-        """Say where gradients are accumulated, and what reduces them; done by the training state."""
-        self._reducer, self._reduce = reducer, reduce
+    def attach(self, reducer: GradientReducer, reduce: Reduce, weighed: WeighedGradients, least: int = 1) -> None:
+        """Say where gradients are accumulated, and what reduces them; done by the training state. ``least``: samples of a micro-batch."""
+        self.order = replace(self.order, least=least)
+        self._reducer, self._reduce, self._weighed = reducer, reduce, weighed
 
     def steps(self, loader: Iterable[Any]) -> Iterator[StepBatch]:
         """One `StepBatch` per step from where training stands to the end of the epoch, on what ``loader`` loads.
@@ -130,7 +149,7 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
         Raises:
             UserError: it draws from another sampler, or would fork.
         """
-        if self._reducer is None:
+        if self._reducer is None or self._weighed is None:
             raise RuntimeError("give the sampler or its loader to TorchState(...) before iterating over it")
         if isinstance(loader, DataLoader):
             _require_usable(loader, self)
@@ -145,7 +164,8 @@ class ElasticSampler(sampler.DataCursor, Sampler[list[int]]):
             for plan in plans:
                 seed_step(self.order.seed, plan.step, rank)
                 self._reducer.begin()
-                batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce)
+                self._weighed.begin()
+                batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce, self._weighed)
                 yield self.begin(batch)
                 for _ in range(batch.untaken):  # else they would be taken for those of the next step
                     next(samples, None)

@@ -7,29 +7,40 @@ running statistics of batch norm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.attributes import Attributes
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.groups import dump_groups, load_groups
+from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.named import Saved
-from elasticdl.elastic.torch.optimizers import each_of, require_summable
-from elasticdl.elastic.torch.outside import dump_outside, load_outside
+from elasticdl.elastic.torch.optimizers import each_of, is_other_kind, require_summable
+from elasticdl.elastic.torch.outside import dump_outside, load_outside, outside_parameters
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.state import UNCHANGING, copied
-from elasticdl.elastic.training.state_check import Pieces, leaves
+from elasticdl.elastic.training.copies import UNCHANGING, copied
+from elasticdl.elastic.training.pieces import Array, Marks
+
+# Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+OF_EACH_WORKER = ("params", "foreach", "fused", "capturable")
+MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 class TorchState(state.TrainingState):
@@ -70,13 +81,21 @@ class TorchState(state.TrainingState):
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
+        self.attributes = Attributes(self._modules, job.warn)
         self._moved = Saved()  # buffers as of the last step
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
-            self._summed, self._modules(), job.collective, keeps_absent=self._leaves_absent_gradients
+            self._summed,
+            self._modules(),
+            job.collective,
+            keeps_absent=self._leaves_absent_gradients,
+            may_be_summed=job.under_master,
+        )
+        self._weighed = WeighedGradients(
+            self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
         )
         if sampler is not None:
-            sampler.attach(self._reducer, self._reduce)
+            sampler.attach(self._reducer, self._reduce, self._weighed, least_samples(self._modules()))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._save_moved()
@@ -116,8 +135,8 @@ class TorchState(state.TrainingState):
         """
         self._reduce(None)
 
-    def cast_end_vote(self) -> Vote:
-        return self._reducer.end()
+    def _cast_end_vote(self, state: int) -> Vote:
+        return self._reducer.end(state)
 
     # -- around optimizer.step() --
 
@@ -132,13 +151,15 @@ class TorchState(state.TrainingState):
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
         batch = self.sampler.current if self.sampler is not None else None
+        if batch and backward is None:
+            self._weighed.require()
         part = 1 / self._job.world.size
         self._reducer.cast(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
-            batch=batch.plan.checksum if batch else 0,
-            state=self._check.checksum,
+            batch=self._batch_check.ballot(batch.plan if batch else None),
+            state=self._check.ballot(),
         )
         if batch and self._measures_noise:
             self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
@@ -156,14 +177,26 @@ class TorchState(state.TrainingState):
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""
-        return self._parameters()
+        return self.parameters()
 
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Each once, also where two optimizers have it."""
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of the optimizer; each once, also where two optimizers have it."""
         every = {id(each): each for group in self.optimizer.param_groups for each in group["params"]}
         return iter(every.values())
 
     # -- the parts of a state --
+
+    def sent(self) -> dict[str, Any]:
+        """Beside the state what modules and others hold in attributes, and the optimizer's groups."""
+        groups = dump_groups(self._modules(), self.optimizer)
+        return {**super().sent(), "held": {"attributes": self.attributes.dump(), "groups": groups}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        held = state.get("held")  # a checkpoint has none
+        if held is not None:
+            load_groups(held["groups"], self._modules(), self.optimizer)
+            self.attributes.load(held["attributes"])
+        super().load_state_dict(state)
 
     def _own_rate(self) -> float:
         # Kept in each group as torch's schedulers do: it may come from a checkpoint.
@@ -187,25 +220,60 @@ class TorchState(state.TrainingState):
     def _dump_own(self) -> dict[str, Any]:
         """Tensors by reference."""
         own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        outside = dump_outside(self._modules(), self._parameters())
+        outside = dump_outside(self._modules(), self.parameters())
         return {**own, "outside": outside} if outside else own
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        load_outside(state.get("outside", {}), self._modules(), self._parameters())
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(
+                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                "pruning, does not reach a worker that comes later: make it with the model"
+            ) from error
+        load_outside(state.get("outside", {}), self._modules(), self.parameters())
         if self._job.device.type != "cpu":
             self.optimizer.state.clear()  # else the old slots and the new ones are on the device at once
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def _pieces(self) -> Pieces:
-        own = self._dump_own()
+    def misfit(self, saved: dict[str, Any]) -> str:
+        if is_other_kind(saved["optimizer"], self.optimizer.state_dict()):
+            return "its optimizer is of another kind"
+        return super().misfit(saved)
+
+    def settings(self) -> Mapping[str, Any]:
+        groups = [
+            {key: _as_set(value) for key, value in group.items() if key not in OF_EACH_WORKER}
+            for group in self.optimizer.param_groups
+        ]
+        return {"optimizer.param_groups": groups}
+
+    def model_parts(self) -> Mapping[str, Any]:
+        slots = [
+            {name: each for name, each in one.state_dict().items() if name != "param_groups"}
+            for one in each_of(self.optimizer)
+        ]
         # Buffers that are not persistent may be caches of each worker's own.
-        compared = {
-            "model": own["model"],
-            "optimizer": own["optimizer"],
-            "outside": own.get("outside", {}).get("parameters"),
-        }
-        return {name: host_array(each) for part in compared.items() for name, each in leaves(*part)}
+        held: dict[str, Any] = {"model": self.model.state_dict(), "optimizer": slots if len(slots) > 1 else slots[0]}
+        if outside := outside_parameters(self._modules(), self.parameters()):
+            held["outside"] = outside
+        kinds: dict[str, dict[str, Any]] = {}
+        for name, value in self.values.items():
+            if self._makes_the_model(value):
+                kinds.setdefault(_kind(name, value), {})[name] = value.state_dict()
+        for kind, each in kinds.items():
+            held[kind] = each if len(each) > 1 else next(iter(each.values()))
+        return held
+
+    def _makes_the_model(self, value: Any) -> bool:
+        # A scheduler that is wrapped, as by accelerate, is of another class.
+        return isinstance(value, MAKE_THE_MODEL) or (hasattr(value, "optimizer") and hasattr(value, "state_dict"))
+
+    def marks_of(self, arrays: Sequence[Any]) -> Marks:
+        return marks_of(arrays)
+
+    def host_array(self, value: Any) -> Array:
+        return host_array(value)
 
     def _dump_settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""
@@ -229,15 +297,22 @@ class TorchState(state.TrainingState):
     def _restore_own(self) -> None:
         self._moved.restore()
         self._reducer.followers.restore()
+        self.attributes.restore()
         if self._snapshot:
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        received: dict[str, Any] = broadcast_state(self.state_dict(), self._job.collective, self._job.device)
+        received: dict[str, Any] = broadcast_state(self.sent(), self._job.collective, self._job.device)
         return received
+
+    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
+        own = {**self._dump_own(), "values": values}
+        return broadcast_state(own, self._job.collective, self._job.device, to_all=True)
 
     def save(self, part: p.Part) -> None:
         super().save(part)
+        if part is p.Part.AT_COMMIT:
+            self.attributes.commit(may_be_torn=self._job.size > 1)
         if self._snapshot and part is p.Part.AT_COMMIT:
             self._saved["own"] = copied(self._dump_own(), self._saved.get("own"), self._copy_tensor)
         if self._snapshot or part is p.Part.WITH_PARAMETERS:
@@ -260,6 +335,20 @@ class TorchState(state.TrainingState):
         made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
         with torch.no_grad():
             return made.copy_(value)
+
+
+def _kind(name: str, value: Any) -> str:
+    """As people know it."""
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        return name
+    return "scaler" if isinstance(value, torch.amp.GradScaler) else "scheduler"
+
+
+def _as_set(value: Any) -> Any:
+    """A setting as it can be written out; of one on a GPU nobody asks at each step."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" else None
+    return value if type(value) in UNCHANGING or type(value) is tuple else plain_text(value)
 
 
 def _is_whole(value: Any) -> bool:

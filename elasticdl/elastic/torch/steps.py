@@ -7,6 +7,7 @@ the gradients are made again, from the same parameters.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import zlib
@@ -16,14 +17,15 @@ from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.groups import groups_are_there
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
@@ -40,13 +42,11 @@ class Piece:
     samples: int
 
 
-def least_samples(model: torch.nn.Module) -> int:
-    """That a part of a batch should have: batch norm can't do with one."""
-    return 2 if any(isinstance(each, _BatchNorm) for each in model.modules()) else 1
-
-
 class Script(Protocol):
     """What trains: it is given batches, and makes gradients of them."""
+
+    def take_back(self) -> None:
+        """A step is torn: what has been changed in place for it is as before. Others may be sent the state then."""
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         """A step is torn: these batches, of which this worker has these samples now, are to be made again."""
@@ -57,6 +57,9 @@ class Script(Protocol):
         Raises:
             WorldBroken: the step is torn again.
         """
+
+    def give_back(self) -> None:
+        """The step was made again, here or by others: what `take_back` has taken back is as the script has left it."""
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         """A step with these batches is torn, and `remake` has raised this. Unless this raises, the step is dropped here."""
@@ -83,15 +86,19 @@ class Steps:
         self.place = place
         self.hand: list[Given] = []  # since the last step
         self.is_reduced = False
+        self.is_torn = (
+            False  # the batches in hand were divided anew, and what the script makes is not of its present part
+        )
         self.is_behind = (
             False  # another worker's state has come, and what the script does has no effect until it stands there
         )
+        self._on_the_way = contextlib.ExitStack()  # while this worker is behind
         self._ended_epoch = -1  # the last one of which this worker has made the last step
         self._load = load
         self._script = script
         self._on_left = on_left
         self._in_pieces = in_pieces
-        self._least = least_samples(state.model)
+        self._least = least_samples([state.model])
 
     # -- worlds --
 
@@ -105,6 +112,7 @@ class Steps:
             self.job.post(p.On.EPOCH_ENDED)
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
+        self.state.attributes.begin()
         try:
             self.job.post(p.On.COMMIT)
             return True
@@ -130,8 +138,9 @@ class Steps:
 
     def arrive(self) -> None:
         """The script stands where the job stands: what it has done since another's state came is undone."""
-        self.state.go_back()
-        self.is_behind = self.is_reduced = False
+        self._on_the_way.close()
+        self.state.arrive()
+        self.is_behind = self.is_reduced = self.is_torn = False
         self.hand.clear()
 
     def end(self) -> bool:
@@ -186,7 +195,8 @@ class Steps:
         """The script goes on with this batch."""
         if not self.hand:
             self.state.begin_step()
-            self.place.means = 0
+            self.place.answers.begin_step(self.state.step + 1)
+        given.most = len(given.part.indices)
         self.hand.append(given)
         self.job.advance(Activity.COMPUTE)
 
@@ -212,29 +222,43 @@ class Steps:
         while not self.is_reduced and not self.is_behind:
             try:
                 if failure is not None:
-                    self._mend(failure)
+                    self._tear(failure)
                     failure = None
-                    if self.is_behind or not self.hand:
-                        return
+                if self.is_torn:
+                    self._mend()
+                if self.is_behind or not self.hand:
+                    return
                 samples = sum(given.part.samples for given in self.hand)
                 objective = sum((given.objective for given in self.hand), torch.zeros(()))
                 self.state.reduce(plan_of(self.hand, self.state.progress), objective, samples)
-                self.is_reduced = True
+                self.is_reduced, self.is_torn = True, False
             except WorldBroken as error:
                 failure = error
 
-    def sum_of(self, mine: float) -> float | None:
-        """Over all workers; None if the world has broken, which the next step mends."""
-        total = torch.tensor([mine], dtype=torch.float64)
-        self.job.advance(Activity.WAIT)
-        try:
-            self.job.collective.sum_([total], "elasticdl.mean")
-        except WorldBroken as failure:
-            log.info("a mean is that of this worker's samples alone: %s", failure)
-            return None
-        finally:
-            self.job.advance(Activity.UPDATE)
-        return float(total)
+    def ask(self, tell: Callable[[], Any], *, mends: bool = True) -> Any | None:
+        """What all workers tell each other with batches in hand, before these are reduced: the same on all, whatever becomes of the world.
+
+        ``tell``: this worker's part in it, a collective, in the present world. None: the step was dropped, or others have made it.
+
+        Raises:
+            WorldBroken: not ``mends``; it is asked again when the step is made again.
+        """
+        answers = self.place.answers
+        number = answers.ask()
+        while not answers.known(number):
+            try:
+                answers.add(tell())
+            except WorldBroken as failure:
+                if not mends:
+                    raise
+                self._tear(failure)
+            except Exception as error:
+                if not self.is_torn:
+                    raise
+                self._drop(error)
+            if self.is_behind or not self.hand:
+                return None
+        return answers[number]
 
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
@@ -243,56 +267,76 @@ class Steps:
         if self.hand and self.hand[-1].batch.is_last:
             self._ended_epoch = self.hand[-1].batch.epoch
         self.hand.clear()
-        self.is_reduced = False
-        self.place.means = 0
+        self.is_reduced = self.is_torn = False
+        self.place.answers.close_step()
 
     # -- details --
 
-    def _mend(self, failure: WorldBroken) -> None:
-        """Have gradients of the batches in hand, divided anew in another world; see `reduce`.
-
-        Raises:
-            WorldBroken: of that world.
-        """
+    def _tear(self, failure: WorldBroken) -> None:
+        """Be in another world, in which the batches in hand are divided anew."""
         self.state.reset_buffers()
+        self._script.take_back()
         self.leave(failure)
+        self.is_torn = not self.is_behind
         if self.is_behind:
             self.hand.clear()
-            return
+        self._script.give_back()
+
+    def _mend(self) -> None:
+        """Have gradients of the batches in hand, of this worker's present part; see `reduce`.
+
+        Raises:
+            WorldBroken: of the present world.
+        """
+        self.state.reset_buffers()  # the script may have gone on
+        self._script.take_back()
         self.state.begin_step()
         self.state.drop_gradients()
         try:
             self.remake()
+            self._script.give_back()
         except WorldBroken:
             raise
         except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
-            first, last = self.hand[0], self.hand[-1]
-            self.hand.clear()
-            self.state.drop_gradients()
-            self._script.cannot_remake(first, last, error)
+            self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
+        """The step in hand can't be made of what the script has done."""
+        first, last = self.hand[0], self.hand[-1]
+        self.hand.clear()
+        self.is_torn = False
+        self.state.drop_gradients()
+        self._script.cannot_remake(first, last, error)
 
     def remake(self) -> None:
         """Gradients of the batches in hand, of this worker's present part."""
-        pieces = [(given, self._load_anew(given)) for given in self.hand]
+        pieces = [(given, self.pieces(given)) for given in self.hand]
         self._script.begin_remake(pieces)
-        for given, samples in pieces:
-            self.job.advance(Activity.ALIVE)
-            self.seed(given.batch)
-            with self.state.as_one_pass(len(samples)) as made:
-                for sample in samples:
-                    self._script.remake(given, sample.content, sample.weight)
-                    made(sample.samples, sample.samples / given.part.samples)
+        # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
+        counted = self.state.attributes.note() if self._in_pieces else None
+        try:
+            for given, samples in pieces:
+                self.job.advance(Activity.ALIVE)
+                self.seed(given.batch)
+                with self.state.as_one_pass(len(samples)) as made:
+                    for sample in samples:
+                        if given.noted is not None:
+                            self.state.attributes.put_back(given.noted, since=counted)
+                        self._script.remake(given, sample.content, sample.weight)
+                        made(sample.samples, sample.samples / (given.part.samples or 1))
+        finally:
+            if counted is not None:
+                self.state.attributes.put_back(counted)
 
-    def _load_anew(self, given: Given) -> list[Piece]:
-        """This worker's part."""
-        most = len(given.part.indices)
+    def pieces(self, given: Given) -> list[Piece]:
+        """This worker's part in the present world, loaded anew."""
         given.part = part = self.part_of(given.batch)
         given.objective = torch.zeros(())
         given.remade.clear()
         self.seed(given.batch)
-        if not self._in_pieces:
+        if not (self._in_pieces and part.samples):  # a worker without a sample makes a pass that counts for nothing
             return [Piece(self._load(part.indices), part.weight, part.samples)]
-        pieces = max(1, min(-(-part.samples // most), part.samples // self._least))
+        pieces = max(1, min(-(-part.samples // given.most), part.samples // self._least))
         ends = list(accumulate(split(part.samples, pieces), initial=0))
         every = [part.indices[start:end] for start, end in pairwise(ends)]
         whole = len(given.batch.indices)
@@ -305,6 +349,8 @@ class Steps:
             enter()
         except Stopped as stopped:
             self._end_process(stopped)
+        if self.state.was_loaded and not self.is_behind:
+            self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
         self.is_behind = self.is_behind or self.state.was_loaded
 
     def _end_process(self, stopped: Stopped) -> NoReturn:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,13 +24,16 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
+from elasticdl.elastic.torch.loop_faults import ended_on_stand_ins, require_backward
+from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
-from elasticdl.elastic.torch.steps import Piece, Steps
-from elasticdl.elastic.torch.tape import Tape, Watch
+from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
+from elasticdl.elastic.torch.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +68,11 @@ class View:
         self._drawn_from: EpochBegin | None = None  # that which was drawn last
         self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
-        self._steps_loss: torch.Tensor | None = None  # of the last step, if it was made of one
-        self._gradients = LoopGradients(optimizer, may_be_summed=job.under_master)
+        self._means = Means(job)
+        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
+        self._replay = Replay(lambda: self._steps, lambda: self._scale, self._give_again)
         self._is_fresh = True  # no gradient was made of the batches in hand
-        self._skipped_means = 0  # that the others have made already
 
     @property
     def is_idle(self) -> bool:
@@ -83,10 +86,11 @@ class View:
     def begin_repeating(self) -> int:
         """The number of the batch that the script is given next."""
         assert self.repeats is not None, "there are batches to repeat"
+        self._watch.stop()
         number, self.repeats = self.repeats.number, None
-        made = self._steps.place.means
+        answers = self._steps.place.answers.state_dict()
         self._steps.state.go_back()
-        self._skipped_means = made
+        self._steps.place.answers.load_state_dict(answers)
         return number
 
     @property
@@ -97,6 +101,8 @@ class View:
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
         epoch = self._epochs
+        if self._begun is not None:
+            self._replay.turn(is_new_loop=True)
         if epoch == 0:
             self._approach = self._job.session.jobs_place()
         if self._begun is None and (epoch, 0) >= self._approach:
@@ -132,7 +138,8 @@ class View:
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         state.sources.append(self.batches.source)
-        self._begun = Steps(self._job, state, self.batches.load_at_once, self, self._leave_for_good, place)
+        state.batches = self.batches
+        self._begun = Steps(self._job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place)
         self._begun.join()
         at = state.progress
         if batch.start > (at.epoch, at.position):
@@ -155,6 +162,9 @@ class View:
         self._stands = Standing(self._epochs, 0, 0)
         if self._begun is None:
             return
+        self._replay.turn()
+        if not self._begun.is_behind:
+            self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
         at = self._steps.state.progress
         if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
@@ -180,6 +190,7 @@ class View:
             batch = self.drawn[number]
         steps = self._steps
         self._job.advance(Activity.DATA)
+        self._replay.turn()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
         while not steps.hand:
@@ -201,7 +212,7 @@ class View:
     def seed(self, batch: GlobalBatch) -> None:
         self._steps.seed(batch)
 
-    def load(self, batch: GlobalBatch, parts: Sequence[Part]) -> Iterator[Any]:
+    def load(self, batch: GlobalBatch, parts: Iterable[Part]) -> Iterator[Any]:
         """These parts of this batch and the next ones."""
         return self.batches.load(parts, self._steps.seed_of_processes(batch))
 
@@ -210,10 +221,12 @@ class View:
         if not self._steps.hand:
             self._is_fresh = True
             self._gradients.begin_step()
-        self._steps_loss = None
-        self._last = Given(batch, part, sample, Tape(sample))
+        self._means.steps_loss = None
+        self._last = Given(batch, part, sample, self._replay.new_tape(sample))
+        if self._may_be_torn:
+            self._last.noted = self._steps.state.attributes.note()
         self._steps.give(self._last)
-        self._watch.start(self._last.tape if self._may_be_torn else None)
+        self._watch.start(self._last.tape if self._job.under_master else None)
 
     def stand_in(self, batch: GlobalBatch) -> Any:
         return self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN])
@@ -229,38 +242,40 @@ class View:
             with self._watch.paused():
                 self._reduce()
 
+    def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
+
+    def _note_dropped(self, tensors: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
+        given = self._last
+        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self._steps.is_reduced:
+            given.tape.note_dropped(tensors, zeros=zeros)
+
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         given = self._last
         if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        if given is None or not self._steps.hand:
-            raise UserError(
-                "loss.backward() was called again after optimizer.step() on the same batch: expected one step for each batch, or "
-                "for several"
-            )
-        if self._gradients.has_stepped():
-            raise UserError(
-                "loss.backward() was called after an optimizer's step() on the same batch, and before another's, as for a GAN: a plain "
-                "loop has one sum of gradients for each batch. Make all backward passes before the first step, or take Lightning's manual "
-                "optimization"
-            )
-        if self._steps.is_reduced:
-            raise UserError(
-                "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
-                "after the last"
-            )
+        require_backward(
+            has_batch=bool(self._steps.hand),
+            has_stepped=self._gradients.has_stepped(),
+            is_reduced=self._steps.is_reduced,
+        )
+        assert given is not None, "it is in hand"
+        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
         self._gradients.begin()
         self._is_fresh = False
         if self._may_be_torn:
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
         given.loss = loss if given.backwards == 1 else None
+        if not self._may_be_torn:
+            self._watch.stop_noting()
         self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
         self._gradients.made()
 
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
         """The script clears the gradients of an optimizer, which ``clear`` does."""
+        self._note_dropped([each for group in optimizer.param_groups for each in group["params"]])
         if (self._begun is None or not self._begun.is_reduced) and optimizer is self._optimizer:
             self._is_fresh = True
         with self._watch.paused():
@@ -278,7 +293,9 @@ class View:
         with self._watch.paused():
             has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
-                raise UserError("optimizer.step() was called without a batch from the loader that was prepared")
+                raise UserError(
+                    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
+                )
             self._reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
@@ -294,17 +311,10 @@ class View:
     def mean(self, value: Any) -> float:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
+            if self._last is not None:
+                self._last.tape.trace.is_untouched = False  # something comes of its batch
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            if self._begun is None or self.is_idle or self._job.size == 1:
-                return own
-            if value is self._steps_loss and self._begun.state.vote is not None:
-                return self._begun.state.loss
-            if self._begun.hand:
-                self._begun.place.means += 1
-                if self._skipped_means >= self._begun.place.means:
-                    return own
-            total = self._begun.sum_of(self._last.weighed(value, own) if self._last else 0.0)
-            return own if total is None else total
+            return own if self._begun is None or self.is_idle else self._means.of(value, own, self._begun, self._last)
 
     # -- the end of the script --
 
@@ -328,30 +338,15 @@ class View:
 
     def _end_alone(self, epoch: int) -> None:
         """The script has judged stand-ins. The others go on, in this epoch."""
-        why = (
-            f"this worker has come later, and its script has left its loop in epoch {self._epochs}, where the job stands in epoch "
-            f"{epoch + 1}: what is computed while elastic.catching_up() says nothing of the model, so decide only when that is False, "
-            "and give elastic.prepare() what the decision goes by, as an object with state_dict"
-        )
+        why = ended_on_stand_ins(self._epochs, epoch + 1)
         log.error("%s", why)
         self._job.fail(why, "", users=False)
         self._leave_for_good()
 
     # -- a step that is torn --
 
-    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
-        """The tapes say all."""
-
-    def remake(self, given: Given, sample: Any, weight: float) -> None:
-        def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-            self._steps.weighed_backward(given, weight, loss, kwargs, self._scale)
-
-        for each, tensor in given.tape.remake(sample, backward).items():
-            if tensor.numel() == 1:
-                given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
-
-    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
-        """The script is given the batches again."""
+    def _give_again(self, first: Given, last: Given, error: Exception) -> None:
+        """The script is given these batches, and those between them."""
         self._job.warn(
             f"step {self._steps.state.step + 1} was torn, and is made by another pass through the script's loop, from batch "
             f"{first.batch.number + 1} of epoch {first.batch.epoch + 1}: {one_line(error)}"
@@ -365,7 +360,7 @@ class View:
     @property
     def _may_be_torn(self) -> bool:
         """Whether the step in hand may have to be made again."""
-        return self._job.size > 1
+        return self._job.size > 1 or self._steps.is_torn
 
     @property
     def _scale(self) -> float:
@@ -377,15 +372,16 @@ class View:
         self._gradients.begin()
         self._steps.reduce()
         if self._steps.is_reduced:
+            self._watch.stop_noting()  # it can't be torn any more
             self._gradients.summed()
 
     def _close_step(self) -> None:
         hand = self._steps.hand
-        self._steps_loss = hand[0].loss if len(hand) == 1 else None
+        self._means.steps_loss = hand[0].loss if len(hand) == 1 else None
         self._steps.close()
         self._gradients.close_step()
+        self._replay.step_made()
         self._is_fresh = True
-        self._skipped_means = 0
         self._watch.stop_noting()
 
     def _arrive(self) -> None:
@@ -394,5 +390,4 @@ class View:
         self._from_memory.end()
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
         self._steps.arrive()
-        self._skipped_means = self._steps.place.means
-        self._last = self._steps_loss = None
+        self._last = self._means.steps_loss = None

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch.answers import Answers
 from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.kept import Noted
 from elasticdl.elastic.torch.optimizers import Optimizers
-from elasticdl.elastic.torch.parts import GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.training.pieces import OfElasticDL
+
+PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
 class ViewState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
     _leaves_absent_gradients = True
+    _ends_with_function = False
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
     def __init__(
@@ -35,14 +44,51 @@ class ViewState(TorchState):
         values: dict[str, Any],
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
+        self._was_given = False
+        self.attributes.keeps_received = True
         self.was_loaded = False  # another worker's state has taken the place of this one's
+        self.batches: Batches | None = None  # of the script's loader, once they are known
+        self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.was_loaded = True
+        parts = [name for name in ("model", "optimizer", "outside") if name in state]
+        self._received = {name: state[name] for name in parts} if self.attributes.is_on_its_way else None
+
+    def sync(self, world: World) -> None:
+        super().sync(world)
+        answers = self.values["place"].answers
+        if world.size > 1 and answers.agree(self._job.collective):
+            self._take_schedulers()
+        answers.has_own = False
+
+    def _take_schedulers(self) -> None:
+        """Scripts may have stepped them by different numbers: on all workers they are as on rank 0.
+
+        Raises:
+            WorldBroken: nothing has changed.
+        """
+        own = {name: each for name, each in self.values.items() if isinstance(each, LRScheduler)}
+        mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self._dump_settings()))
+        states, settings = pickle.loads(self._job.collective.broadcast_bytes(mine, "elasticdl.schedulers"))
+        for name, state in states.items():
+            own[name].load_state_dict(state)
+        self._load_settings(settings)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        if self.batches is None:
+            return {}
+        loader: Any = self.batches.loader
+        samples = {"samples": len(loader.dataset)} if hasattr(loader.dataset, "__len__") else {}
+        return {**samples, "batches": len(loader)}
 
     def restore(self) -> None:
         """After a torn step the script goes on with what it has."""
+
+    def _shown_name(self, name: str) -> str:
+        return type(self.values[name]).__name__ if name.startswith(PREPARED) else name
 
     @contextlib.contextmanager
     def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
@@ -66,6 +112,10 @@ class ViewState(TorchState):
         buffers.close(None)
         buffers.update(total)
 
+    def moved_by_passes(self) -> list[torch.Tensor]:
+        """What `reset_buffers` puts back."""
+        return self._reducer.moved()
+
     def reset_buffers(self) -> None:
         """They are as before the batches in hand."""
         self._reducer.reset_buffers()
@@ -73,9 +123,22 @@ class ViewState(TorchState):
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
         self._reducer.drop_gradients()
+        if self._received is not None:
+            self._load_own(self._received)
         super().restore()  # gradients that are part of the state come back
 
+    @property
+    def was_given_batches(self) -> bool:
+        return self._was_given
+
+    def arrive(self) -> None:
+        """The script stands where the job stands."""
+        self.go_back()
+        self._received = None
+        self.attributes.arrive()
+
     def begin_step(self) -> None:
+        self._was_given = True
         self._check.begin(self.progress)
         self._reducer.begin_counting()
 
@@ -94,7 +157,7 @@ class ViewState(TorchState):
         loss = objective * (plan.batch / samples) if samples else torch.zeros(())
         is_first = self._job.world.rank == 0
         self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast(leaving=self._job.leaving, batch=plan.checksum, state=self._check.checksum)
+        self._reducer.cast(leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot())
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
@@ -110,6 +173,8 @@ class Given:
     tape: Tape
     loss: torch.Tensor | None = None  # of backward(), if it was called once
     backwards: int = 0
+    most: int = 0  # samples of a part when it was given, which are those that a pass is made of
+    noted: Noted | None = None  # in attributes, before the script has made anything of it
     remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
     objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
 
@@ -156,13 +221,13 @@ class EpochBegin:
     draws: bytes
 
 
-class Place:
+class Place(OfElasticDL):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
     def __init__(self) -> None:
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
-        self.means = 0  # and what else workers have said to each other, in the step in hand
+        self.answers = Answers()
 
     def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
         """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
@@ -182,11 +247,16 @@ class Place:
         if epoch in self.draws:
             draws.restore(self.draws[epoch])
 
+    def compared(self) -> dict[str, Any]:
+        """The random streams with which the present epoch began, as the script knows them."""
+        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
+
     def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "draws": dict(self.draws), "means": self.means}
+        return {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.draws, self.means = dict(state["streams"]), dict(state["draws"]), state["means"]
+        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
+        self.answers.load_state_dict(state["answers"])
 
 
 def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:

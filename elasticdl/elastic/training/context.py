@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.option_values import CHECK_OFF
-from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.port import Collective, Endpoint
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
@@ -30,6 +30,8 @@ from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.training.kept_state import KeptState
+from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 
@@ -68,9 +70,11 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.record: SampleRecord | None = None
         self.check_state, self.least_workers = CHECK_OFF, 1  # as --check_state; with which the job goes on
         self.handover: Handover | None = None  # none where checkpoints are written instead
+        self.kept: KeptState | None = None  # the same
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
+        self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
         self.sigterm = Sigterm(session)
 
     @classmethod
@@ -106,9 +110,11 @@ class JobContext(ABC, Generic[CollectiveT]):
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
         context.least_workers, context.check_state = link.spec.num_workers.minimum, link.spec.check_state
-        context.handover = Handover(Path(environment.job_spec).parent)
-        if folder := link.spec.sample_record:
-            context.record = SampleRecord(Path(folder), environment.worker_id)
+        folder = Path(environment.job_spec).parent
+        context.handover = Handover(folder)
+        context.kept = KeptState(link.spec.checkpoint_dir or str(folder), resume=link.spec.resume)
+        if record := link.spec.sample_record:
+            context.record = SampleRecord(Path(record), environment.worker_id)
             context._closers.callback(context.record.close)
         return context
 
@@ -194,7 +200,7 @@ class JobContext(ABC, Generic[CollectiveT]):
     def change_world(self, state: TrainingState, why: WorldChanged | WorldBroken) -> None:
         """Leave the present world, and be in the next when this returns."""
         if isinstance(why, WorldBroken):
-            log.warning("%s", why)
+            log.info("%s", why)
             self._tell(p.CollectiveFailed(str(why)))
         with self._handing_over(state):
             self._next_world(state, Hooks())
@@ -237,18 +243,31 @@ class JobContext(ABC, Generic[CollectiveT]):
         self._tell(event)
         if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
             raise WorldChanged(leave.reason)
-        if self.record is not None and isinstance(event, p.StepMade):
-            self.record.commit(self.world, self.progress)
+        if isinstance(event, p.StepMade):
+            self._worked_at = time.monotonic()
+            if self.record is not None:
+                self.record.commit(self.world, self.progress)
 
     def warn(self, message: str) -> None:
-        """Into this worker's log and the job's journal."""
-        log.warning("%s", message)
+        """Into the job's journal, which everybody is shown; of a script that runs alone, into its log."""
+        log.log(logging.INFO if self.under_master else logging.WARNING, "%s", message)
         self.session.notify("warning", message=message)
+
+    def tell_work(self, event: str, **fields: Any) -> None:
+        """That a script has just evaluated, or written a checkpoint: so that this does not count as training."""
+        self._worked_at = time.monotonic()
+        self.session.notify(event, **fields)
+
+    def tell_steps_over(self, step: int) -> None:
+        """There will be no further step; this may come long after the last one."""
+        self.session.notify("steps_over", step=step, seconds=time.monotonic() - self._worked_at)
 
     def finish(self, *, step: int, epochs: int, metrics: Mapping[str, float]) -> None:
         """Tell the master that training is complete, on all members of this worker's world."""
-        if self.handover is not None and self.rank == 0:
-            self.handover.remove()
+        if self.rank == 0:
+            for left in (self.handover, self.kept):
+                if left is not None:
+                    left.remove()
         if self.rank != 0:  # whose reports of the last steps are perhaps still on their way
             epochs = 0
         self.session.say(m.Finished(step, epochs, metrics, together=True))
@@ -297,7 +316,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         def synchronize(world: World) -> p.Event:
             hooks.before_sync(world)
             if world.is_first and world.rank == 0:
-                self._take_over(state)
+                take_over(self, state)
             state.sync(world)
             return p.Synced(state.progress)
 
@@ -327,7 +346,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         except WorldChanged as change:
             self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
         except WorldBroken as failure:
-            log.warning("%s", failure)
+            log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
             self._tell(p.CollectiveFailed(str(failure)))
 
     def _tell(self, event: p.Event) -> None:
@@ -357,32 +376,8 @@ class JobContext(ABC, Generic[CollectiveT]):
         try:
             yield
         except Stopped as stopped:
-            if stopped.drained and state.has_state:
-                self._hand_over(state)
+            leave_behind(self, state, stopped)
             raise
-
-    def _hand_over(self, state: TrainingState) -> None:
-        """Leave the state for those who come, unless it is certain that others hold it."""
-        alone = self.size == 1 or self.session.core.left_broken
-        if self.handover is None or not (alone or self.rank == 0):
-            return
-        try:
-            path = self.handover.write(state)
-        except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
-            if alone:
-                why = one_line(error.__context__ or error)
-                self.warn(
-                    f"the state after step {state.step} leaves with its last worker: {why}; give --checkpoint_dir"
-                )
-            return
-        log.info("left the state after step %d in %s", state.step, path)
-
-    def _take_over(self, state: TrainingState) -> None:
-        path = self.handover.read(state) if self.handover is not None else None
-        if path is not None:
-            progress = state.progress
-            where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
-            self.session.notify("resumed", **where, path=str(path))
 
     def _warn_of_double_correction(self, state: TrainingState) -> None:
         epoch, pretended = state.progress.epoch, self.collective.pretend_size(self.size + 1)

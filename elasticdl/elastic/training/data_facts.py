@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,6 +23,8 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.agreement import plain_text
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.progress import SampleOrder
 
 Value = int | float | str
 TRAINING, EVALUATION = "training data", "evaluation data"
@@ -90,6 +92,12 @@ class Source:
         return f"in its {self.role} {found}" if found else ""
 
 
+def named_sources(role: str, data: Any) -> list[Source]:
+    """Of a data set, of several by their names, or of none."""
+    named = data.items() if isinstance(data, dict) else [("", data)]
+    return [Source.of(f"{role} {name}".rstrip(), each) for name, each in named if each is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class DataFacts:
     """All that a worker tells of its data. ``settings``: by which the order of samples is made, each by its name for people."""
@@ -97,6 +105,16 @@ class DataFacts:
     worker: int
     settings: Mapping[str, Any]
     sources: tuple[Source, ...]
+
+    @classmethod
+    def of(cls, worker: int, policy: BatchPolicy, order: SampleOrder | None, sources: Iterable[Source]) -> Self:
+        """``order``: of the samples, if it is ours. Else batches are the script's, which it may not have made yet."""
+        settings: dict[str, Any] = {}
+        if order is not None:
+            settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
+            settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
+            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
+        return cls(worker, settings, tuple(sources))
 
     def differs(self, job: DataFacts) -> str:
         """In words; empty if it does not, as far as these facts go."""

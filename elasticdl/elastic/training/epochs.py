@@ -96,6 +96,7 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
             self._stopping = self.state.vote.stopping
             self._ledger.add_loss(loss, batch.plan.batch)
             self._after_step(loss)
+            self._stopping = self._stops_after_step() or self._stopping
             self.state.commit()
             self._after_commit()
             if self._reached_end:
@@ -124,6 +125,10 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
     @abstractmethod
     def _after_step(self, loss: float) -> None:
         """The step is in the ledger, but not committed yet."""
+
+    def _stops_after_step(self) -> bool:
+        """Whether a callback has wished so now, agreed by all members; a wish of before the step has come with its votes."""
+        return False
 
     def _after_commit(self) -> None:
         """Nothing to do, unless a subclass has something."""

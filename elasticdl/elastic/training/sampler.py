@@ -109,6 +109,7 @@ class DataCursor:
         self.current: StepBatch | None = None  # the step that is being made
         self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
         self.step_begins: Callable[[], None] = lambda: None  # the state looks at itself
+        self._over = (-1, Progress())  # world and place in which the last batch of an epoch was behind
         self.planned_epochs = 0  # that the training function goes up to, if it says so
         self._job = job
 
@@ -136,6 +137,7 @@ class DataCursor:
     def end(self) -> None:
         """There is no further batch in this epoch."""
         self.drop()
+        self._over = (self._job.world.version, self.progress)
         self._job.post(p.On.BATCHES_OVER)
 
     def drop(self) -> None:
@@ -143,6 +145,7 @@ class DataCursor:
         if self.current is not None:
             self.current.over = True
         self.current = None
+        self._over = (-1, Progress())
 
     @property
     def at_end(self) -> bool:
@@ -163,8 +166,17 @@ class DataCursor:
         return self.order.remaining_steps(Progress(), self._job.world.size)
 
     def plans(self) -> Iterator[StepPlan]:
-        """This worker's part of the steps from where training stands to the end of the epoch, in the present world."""
+        """This worker's part of the steps from where training stands to the end of the epoch, in the present world.
+
+        Raises:
+            UserError: it was gone through, and the epoch has not ended.
+        """
         world = self._job.world
+        if self.at_end and self._over == (world.version, self.progress):
+            raise UserError(
+                f"the loader has no further batch in epoch {self.progress.epoch + 1}, and its loop begins again: go through the epochs by "
+                "`for epoch in loader.epochs(n)`, which goes on where training stands, and not by range(n)"
+            )
         return self.order.steps(self.progress, world.rank, world.size)
 
 

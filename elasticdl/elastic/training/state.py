@@ -8,104 +8,30 @@ settings (rate, momentum and whatever else a scheduler writes), and what moves w
 from __future__ import annotations
 
 import copy
-import pickle
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import IO, Any, ClassVar, Protocol, runtime_checkable
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import IO, Any, ClassVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
-from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.training.batch_check import BatchCheck
 from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
+from elasticdl.elastic.training.kept_state import difference
+from elasticdl.elastic.training.pieces import Array, Marks, others_of
 from elasticdl.elastic.training.sampler import DataCursor
-from elasticdl.elastic.training.state_check import Pieces, StateCheck
+from elasticdl.elastic.training.state_check import StateCheck
+from elasticdl.elastic.training.stateful import Stateful, is_stateful
 
-UNCHANGING = (type(None), bool, int, float, complex, str, bytes)
-
-# Copies a tensor of the framework's, into an earlier copy where that fits; None if it is no such tensor.
-CopyTensor = Callable[[Any, Any], Any]
-
-
-def copied(value: Any, before: Any, copy_tensor: CopyTensor) -> Any:
-    """A copy of a nested value, in the memory of ``before``, an earlier copy of it, where that has the same shape.
-
-    Two places of one object are two places of one copy.
-    """
-    return _Copier(copy_tensor).copy(value, before)
-
-
-class _Copier:
-    def __init__(self, copy_tensor: CopyTensor) -> None:
-        self._copy_tensor = copy_tensor
-        self._memo: dict[int, Any] = {}  # as of `copy.deepcopy`
-        self._used: set[int] = set()  # ids of the memory that holds a part of the new copy
-
-    def copy(self, value: Any, before: Any) -> Any:
-        kind = type(value)
-        if kind in UNCHANGING:
-            return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if kind is dict or kind is OrderedDict:
-            return self._copy_dict(value, before)
-        if kind is list or kind is tuple:
-            return self._copy_sequence(value, before)
-        made = self._copy_leaf(value, None if id(before) in self._used else before)
-        self._used.add(id(made))
-        self._memo[id(value)] = made
-        return made
-
-    def _copy_dict(self, value: dict[Any, Any], before: Any) -> Any:
-        old = before if type(before) is type(value) else {}
-        made = self._memo[id(value)] = type(value)()
-        for key, item in value.items():
-            made[key] = self.copy(item, old.get(key))
-        if isinstance(value, OrderedDict):  # a module's of torch, which notes the versions of its parts there
-            vars(made).update(copy.deepcopy(vars(value), self._memo))
-        return made
-
-    def _copy_sequence(self, value: Any, before: Any) -> Any:
-        old = before if type(before) is type(value) and len(before) == len(value) else [None] * len(value)
-        items: list[Any] = []
-        if type(value) is list:
-            self._memo[id(value)] = items
-        items += [self.copy(item, each) for item, each in zip(value, old, strict=True)]
-        return items if type(value) is list else self._memo.setdefault(id(value), tuple(items))
-
-    def _copy_leaf(self, value: Any, before: Any) -> Any:
-        if type(value) is np.ndarray and not value.dtype.hasobject:
-            fits = type(before) is np.ndarray and (before.shape, before.dtype) == (value.shape, value.dtype)
-            made = before if fits else np.empty_like(value)
-            np.copyto(made, value)
-            return made
-        made = self._copy_tensor(value, before)
-        return copy.deepcopy(value, self._memo) if made is None else made
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A scheduler of torch, a GradScaler, a metric: anything with the usual two methods."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-def _is_stateful(value: Any) -> bool:
-    """As isinstance() says after a hundred times the time, which each commit would pay."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+BESIDE = "beside"
 
 
 class TrainingState(ABC):
@@ -117,6 +43,7 @@ class TrainingState(ABC):
     _remedy: ClassVar[str]  # for a step on too few samples
     _dump_to: ClassVar[staticmethod[..., object]]  # of a state, into a file
     _load_from: ClassVar[staticmethod[..., Any]]  # of a file
+    _ends_with_function: ClassVar[bool] = True  # training is over when the script's function returns
 
     def __init__(
         self,
@@ -134,6 +61,11 @@ class TrainingState(ABC):
         self.values = values
         self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
+        self.begins_as_told = False  # the script says from which checkpoint of its own it goes on, and means that one
+        self.resumed: tuple[str, Mapping[str, Any]] | None = None  # a kept state that was loaded, and its origin
+        self.cannot_be_kept = ""  # why no other job could go on from it, if so
+        # Takes what else a file holds, and puts it.
+        self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self._position = Position(start, has_state=has_state)
         self._job = job
         self._snapshot = snapshot
@@ -142,8 +74,8 @@ class TrainingState(ABC):
         if sampler is not None:
             sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
             sampler.step_begins = lambda: self._check.begin(self.progress)
-        worker_id, take_over = job.session.core.worker_id, lambda: self._load_own(self._broadcast())
-        self._check = StateCheck(job.check_state, worker_id, job.collective, self._pieces, take_over, job.warn)
+        self._batch_check = BatchCheck(job.collective, self._data_facts)
+        self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
         self.take_part()
 
     def take_part(self) -> None:
@@ -251,13 +183,13 @@ class TrainingState(ABC):
         """Everything; the content of a checkpoint."""
         return {**self._dump_own(), **self._dump_rest()}
 
+    def sent(self) -> dict[str, Any]:
+        """All that another worker of the job is given, as it is between two steps."""
+        return self.state_dict()
+
     def _data_facts(self) -> DataFacts:
-        policy, order = self._job.policy, self.sampler.order if self.sampler is not None else None
-        settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
-        if order is not None:
-            settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
-            settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
-        return DataFacts(self._job.session.core.worker_id, settings, tuple(self.sources))
+        order = self.sampler.order if self.sampler is not None else None
+        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
 
     def _dump_rest(self) -> dict[str, Any]:
         return {
@@ -273,13 +205,50 @@ class TrainingState(ABC):
             self.rate.state = RateState(**state["rate"])
         self._job.post(p.Loaded(Progress(**state["progress"])))
 
-    def write(self, file: IO[bytes]) -> None:
-        """All of the state, for a worker of the same job."""
-        self._dump_to(self.state_dict(), file)
+    def write(self, file: IO[bytes], **more: Any) -> None:
+        """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
+        beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
+        self._dump_to({**self.sent(), **beside, **more}, file)
+
+    def unpack(self, file: IO[bytes]) -> Any:
+        """What `write` has written; nothing is loaded."""
+        return self._load_from(file)
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
-        self.load_state_dict(self._load_from(file))
+        self.load(self.unpack(file))
+
+    def load(self, unpacked: dict[str, Any]) -> None:
+        self.load_state_dict(unpacked)
+        if self.beside is not None and BESIDE in unpacked:
+            self.beside[1](unpacked[BESIDE])
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a position within an epoch depends on, as far as it is known."""
+        order = self.sampler.order if self.sampler is not None else None
+        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle} if order is not None else {}
+
+    def misfit(self, saved: dict[str, Any]) -> str:
+        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
+        return difference(saved["model"], self._dump_own()["model"])
+
+    @property
+    def was_given_batches(self) -> bool:
+        """The training function, by its loader."""
+        return self._position.given > 0
+
+    def require_steps(self) -> None:
+        """Training has ended.
+
+        Raises:
+            UserError: it has made nothing of its batches.
+        """
+        if self.step == 0 and self.was_given_batches:
+            raise UserError(
+                "training has ended without a step, though its loop was given batches: no step() was called of the optimizer that "
+                "trains, or each batch was left out"
+            )
 
     def oversights(self) -> list[str]:
         """What looks forgotten in a training that has ended, a line each."""
@@ -303,12 +272,21 @@ class TrainingState(ABC):
     def _load_own(self, state: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def cast_end_vote(self) -> Vote:
-        """The collectives of a step, without gradients: this worker's training function has returned."""
+    def _cast_end_vote(self, state: int) -> Vote:
+        """The collectives of a step, without gradients. ``state``: checksum of the model, 0 for none."""
 
     @abstractmethod
-    def _pieces(self) -> Pieces:
-        """Of model and optimizer, by name, all that is the same on all members between two steps."""
+    def settings(self) -> Mapping[str, Any]:
+        """As the next three, see `elasticdl.elastic.training.pieces.Compared`."""
+
+    @abstractmethod
+    def model_parts(self) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def marks_of(self, arrays: Sequence[Any]) -> Marks: ...
+
+    @abstractmethod
+    def host_array(self, value: Any) -> Array: ...
 
     @abstractmethod
     def _dump_settings(self) -> Any:
@@ -323,11 +301,48 @@ class TrainingState(ABC):
 
     @abstractmethod
     def _copy_tensor(self, value: Any, before: Any) -> Any:
-        """See `elasticdl.elastic.training.state.CopyTensor`."""
+        """See `elasticdl.elastic.training.copies.CopyTensor`."""
 
     @abstractmethod
     def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `state_dict`."""
+        """Rank 0's state, as of `sent`, on members that stand elsewhere."""
+
+    @abstractmethod
+    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's, as of `_dump_own`, and its ``values``, on all members."""
+
+    def _makes_the_model(self, value: Any) -> bool:
+        """Whether this value, given along, decides what becomes of the parameters."""
+        return False
+
+    # -- what the members compare --
+
+    def other_parts(self) -> Mapping[str, Any]:
+        return others_of({n: v for n, v in self.values.items() if not self._makes_the_model(v)}, self._shown_name)
+
+    def _shown_name(self, name: str) -> str:
+        """Of a value, for people."""
+        return name
+
+    def take_over(self) -> None:
+        held = {name: value for name, value in self.values.items() if self._makes_the_model(value)}
+        received = self._broadcast_model({name: value.state_dict() for name, value in held.items()})
+        self._load_own(received)
+        for name, value in held.items():
+            value.load_state_dict(received["values"][name])
+
+    def last_step_made(self) -> None:
+        """There may be no further step, and what the script does with the model from here on is its own affair."""
+        self._check.last_step_made(self.step)
+
+    def cast_end_vote(self) -> Vote:
+        """The collectives of a step, without gradients: this worker's training function has returned."""
+        if self._ends_with_function:
+            self.last_step_made()
+        vote = self._cast_end_vote(self._check.last_ballot(self.step))
+        if vote.ended == self._job.world.size:
+            self._check.ended(one_state=vote.one_state)
+        return vote
 
     # -- a step --
 
@@ -343,24 +358,13 @@ class TrainingState(ABC):
             UserError: the batch of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
-        self._check.voted(one_state=vote.one_state or bool(vote.ended))
-        difference = "" if vote.one_batch or vote.ended else self._tell_batches()
+        difference = ""
+        if not vote.one_batch and not vote.ended:
+            difference = self._batch_check.difference(self._position)
+            vote = replace(vote, one_batch=not difference)
+        if not difference and not vote.ended:
+            self._check.voted(one_state=vote.one_state)
         self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
-
-    def _tell_batches(self) -> str:
-        """What differs between the batches of the members, who all ask for it now."""
-        plan, core = self._position.batch, self._job.session.core
-        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (self.progress.epoch, self.step + 1, ())
-        mine = BatchFacts.of(core.worker_id, epoch, step, samples, trained=self._position.made > 0)
-        told = self._job.collective.gather(np.frombuffer(bytearray(mine.to_bytes()), np.uint8), "elasticdl.batches")
-        judged = Disagreement.of([BatchFacts.from_bytes(each.tobytes()) for each in told]) if told else Disagreement()
-        said = self._job.collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
-        found: Disagreement = pickle.loads(said)  # of another member of the same job
-        if core.worker_id in found.refused:
-            raise UserError(f"refused: {found.line}")
-        if found.refused:
-            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
-        return found.line
 
     def _before_update(self) -> None:
         """The parameters change next."""
@@ -375,13 +379,13 @@ class TrainingState(ABC):
         self._loss = self.vote.loss
         if self.rate is not None:
             self.rate.made()
-        self._job.post(p.StepMade(self.learning_rate))
-        self._check.step_made(self.step)
+        self._job.post(p.StepMade(self.learning_rate, self._check.workers))
+        self._check.step_made()
 
     # -- saving --
 
     def _dump_values(self) -> dict[str, Any]:
-        return {name: v.state_dict() if _is_stateful(v) else v for name, v in self.values.items()}
+        return {name: v.state_dict() if is_stateful(v) else v for name, v in self.values.items()}
 
     def _load_values(self, saved: dict[str, Any]) -> None:
         for name, value in saved.items():

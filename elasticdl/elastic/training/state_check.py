@@ -1,9 +1,10 @@
 """Whether all members hold the same training state, piece by piece.
 
-Before the first step of each world and of each epoch every member makes a checksum of its pieces; the step's vote tells
-whether all are equal. Only if they are not are the pieces compared, once the step is made: first their checksums, by name,
-then how far those that differ are apart. Processors of different kinds round differently, so up to `ROUNDING` everybody
-takes rank 0's state; above it the job ends with a line that names the piece.
+Before the first step of each world and of each epoch every member makes a checksum of its pieces, and before all others one
+of the optimizer's settings; the step's vote tells whether all are equal. Only if they are not are the pieces compared, before the
+parameters change: first by name, then how far those that differ are apart. Processors of different kinds round differently,
+so up to `ROUNDING` everybody takes rank 0's model; above it the job ends with a line that names the piece. Of what does not
+make the model, such as the user's values, a warning tells once.
 """
 
 from __future__ import annotations
@@ -12,24 +13,33 @@ import json
 import logging
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.option_values import CHECK_OFF, CHECK_REPAIR
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.training.pieces import SETTINGS, Compared, Survey, distance, leaves, plain_mark, shown
 
-Array = npt.NDArray[Any]
-Pieces = Mapping[str, Array]
 # Part of the largest value of a piece by which it may differ for no other reason than other processors.
 ROUNDING = 1e-3
+MOST_NAMED = 3  # of what differs, in a line
+# What is likely, by how the name of a piece begins; the first that fits.
+LIKELY: tuple[tuple[str | tuple[str, ...], str], ...] = (
+    ("scheduler", "does it step on one worker only, or by a number of one worker's part of the data?"),
+    (SETTINGS, "is it set on one worker only, as by a callback, a hook or a scheduler's step?"),
+    ("scaler", "is it updated on one worker only?"),
+    ("random", "is something drawn on one worker only, as where the rank is 0?"),
+    ("", "is something set, loaded or drawn on one worker only, as in a callback, a hook or a layer?"),
+)
+LIKELY_VALUE = "is it computed from one worker's part of the data, by its own clock or from its own files?"
+# How much of a piece's name says what is told once; of others the first part, as of the user's values.
+GROUPS = {"callbacks": 3, "random": 2, "trainer": 2}
 
 log = logging.getLogger(__name__)
 
@@ -37,109 +47,198 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Of a piece, between rank 0's worker and another. ``distance``: part of rank 0's largest value; infinite for what is no
-    number, or of another shape."""
+    number, or of another shape. ``root``, ``mine``: the two values as text, if they are short."""
 
     piece: str
     worker: int
     distance: float
+    root: str = ""
+    mine: str = ""
 
-    def __str__(self) -> str:
+    def told(self, first: int) -> str:
+        """``first``: rank 0's worker."""
+        if self.root and self.mine and self.root != self.mine:
+            return f"{self.piece} is {self.root} on worker {first} and {self.mine} on worker {self.worker}"
         by = f" by {self.distance:.2g} of its largest value" if np.isfinite(self.distance) else ""
         return f"{self.piece} differs{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a comparison has found, on all members alike."""
+
+    first: int = 0  # rank 0's worker
+    who: str = ""  # holds another model than whom
+    model: tuple[Difference, ...] = ()  # what is the cause rather than what has come of it is first
+    others: tuple[Difference, ...] = ()
+
+    @property
+    def is_rounding(self) -> bool:
+        return all(each.distance <= ROUNDING for each in self.model)
 
 
 class StateCheck:
     """Of one training state; on all members at the same steps."""
 
     def __init__(
-        self,
-        how: str,
-        worker_id: int,
-        collective: Collective,
-        pieces: Callable[[], Pieces],
-        take_over: Callable[[], None],
-        tell: Callable[[str], None],
+        self, how: str, worker_id: int, collective: Collective, state: Compared, tell: Callable[[str], None]
     ) -> None:
-        """``how``: as ``--check_state``. ``take_over``: on all members, be at rank 0's state. ``tell``: for the journal."""
+        """``how``: as ``--check_state``. ``tell``: for the journal."""
         self._each = int(how) if how.isdigit() else 0
         self._is_on = how != CHECK_OFF
         self._always_repairs = how == CHECK_REPAIR
         self._worker_id = worker_id
         self._collective = collective
-        self._pieces = pieces
-        self._take_over = take_over
+        self._state = state
         self._tell = tell
         self._seen = (-1, -1)  # world and epoch, or number of steps, of the last comparison
-        self._is_due = False
-        self._agreed = -1  # step after which all were equal
-        self._told = False
-        self.checksum = 0  # for the vote of the step that begins; 0 if nothing is compared in it
+        self._step = -1  # after which the members vote
+        self._survey: Survey | None = None  # before the step in hand, if all is compared in it
+        self._last: Survey | None = None  # after a step that may be the last
+        self._settings: Mapping[str, Any] = {}  # as they were when this member voted
+        self._same = self._same_settings = -1  # step after which all was the same, and the settings
+        self._takes_over = False  # once the step is made
+        self._told: set[str] = set()
+        self.workers = 0  # of whom the last vote has shown that all is the same; 0 if not all was compared
+
+    # -- a step --
 
     def begin(self, progress: Progress) -> None:
         """A step begins: nothing of the state has been touched."""
-        world = self._collective.world
-        place = (world.version, progress.step // self._each if self._each else progress.epoch)
-        self.checksum = 0
-        if self._is_on and world.size > 1 and place != self._seen:
+        place = (self._collective.world.version, progress.step // self._each if self._each else progress.epoch)
+        self._step, self._last = progress.step, None
+        if self._survey is not None and place == self._seen:
+            return  # the step begins once more
+        self._survey = None
+        if self._compares and place != self._seen:
             self._seen = place
-            self.checksum = _checksum(self._pieces())
+            self._survey = Survey.of(self._state, progress.step)
+
+    def ballot(self) -> int:
+        """For the vote of this step: 0 if nothing is compared."""
+        if not self._compares:
+            return 0
+        self._settings = self._state.settings()
+        checksum = zlib.crc32(repr(self._settings).encode())
+        return checksum if self._survey is None else checksum ^ self._survey.checksum()
 
     def voted(self, *, one_state: bool) -> None:
-        self._is_due = self._is_due or not one_state
-
-    def step_made(self, step: int) -> None:
-        """All members come here after the same step.
+        """All members vote on the same step.
 
         Raises:
-            UserError: their states differ.
+            UserError: their models differ.
         """
-        if self.checksum and not self._is_due:
-            self._agreed = step - 1
-        if not self._is_due:
+        survey, self._survey = self._survey, None
+        self.workers = 0
+        if not self._compares:
             return
-        self._is_due = False
+        if not one_state:
+            try:
+                self._judge(self._compare(survey, leaves(self._settings)))
+            except WorldBroken as failure:  # the next step finds that as well, where it can be mended
+                log.info("the states were not compared: %s", failure)
+                return
+        self._same_settings = self._step
+        if survey is not None:
+            self._same = self._step
+            self.workers = self._collective.world.size
+
+    def step_made(self) -> None:
+        """All members come here after the same step."""
+        if not self._takes_over:
+            return
+        self._takes_over = False
         try:
-            self._compare(step)
-        except WorldBroken as failure:  # the next step finds that as well, where it can be mended
+            self._state.take_over()
+        except WorldBroken as failure:
+            log.info("rank 0's state was not taken over: %s", failure)
+
+    # -- the end --
+
+    def last_step_made(self, step: int) -> None:
+        """There may be no further step: what is compared at the end is as it is now."""
+        self._last = Survey.of(self._state, step, others=False) if self._compares else None
+
+    def last_ballot(self, step: int) -> int:
+        """For the vote by which training ends after this step."""
+        self._step = step
+        if self._last is None or self._last.step != step:
+            self._last = None
+            return 0
+        return self._last.checksum()
+
+    def ended(self, *, one_state: bool) -> None:
+        """All members have voted that training is over. To fail now would help nobody."""
+        if one_state or not self._compares:
+            return
+        try:
+            found = self._compare(self._last, {})
+        except WorldBroken as failure:  # what was voted holds
             log.info("the states were not compared: %s", failure)
-
-    def _compare(self, step: int) -> None:
-        pieces = self._pieces()
-        others = self._gathered({name: zlib.crc32(_bytes(array)) for name, array in pieces.items()}, "sums")
-        names = self._from_root(sorted({name for each in others for name in _other(others[0], each)}))
-        root = self._from_root({name: pieces[name] for name in names if name in pieces})
-        mine = [(name, _distance(root.get(name), pieces.get(name))) for name in names]
-        told = self._gathered([self._worker_id, mine], "distances")
-        every = [Difference(name, worker, each) for worker, found in told for name, each in found if each]
-        found = self._from_root([(each.piece, each.worker, each.distance) for each in every])
-        differences = sorted((Difference(*each) for each in found), key=lambda each: -each.distance)
-        if not differences:
             return
-        if self._always_repairs or differences[0].distance <= ROUNDING:
-            self._take_over()
-            self._tell_once(step, differences[0])
-            return
-        # A setting that differs is rather the cause than what has come of it.
-        differences.sort(key=lambda each: each.piece not in pieces or pieces[each.piece].size > 1)
-        raise UserError(self._line(step, self._from_root(self._worker_id), differences))
+        if found.model and not found.is_rounding:
+            what = f"training has ended after step {self._step}, and {self._line(found)}"
+            self._tell_once("", text=f"{what} What is written is the model of one worker")
 
-    def _tell_once(self, step: int, largest: Difference) -> None:
-        if not self._told and self._collective.world.rank == 0:
-            self._tell(f"after step {step} the workers' states were not the same, {largest}: all have taken rank 0's")
-        self._told = True
+    # -- details --
 
-    def _line(self, step: int, first: int, differences: list[Difference]) -> str:
-        pieces = list(dict.fromkeys(each.piece for each in differences))
+    @property
+    def _compares(self) -> bool:
+        return self._is_on and self._collective.world.size > 1
+
+    def _judge(self, found: Found) -> None:
+        if found.model and (self._always_repairs or found.is_rounding):
+            self._takes_over = True
+            what = found.model[0].told(found.first)
+            self._tell_once(
+                "",
+                text=f"after step {self._step} the workers' states were not the same, {what}: all have taken rank 0's",
+            )
+        elif found.model:
+            raise UserError(
+                f"after step {self._step} {self._line(found)} What all workers hold must be computed alike on all "
+                "(docs/reliability.md)"
+            )
+        fresh = {_group(each.piece): each for each in found.others if _group(each.piece) not in self._told}
+        if fresh:
+            likely = _likely(next(iter(fresh.values())).piece, LIKELY_VALUE)
+            named = [each.told(found.first) for each in list(fresh.values())[:MOST_NAMED]]
+            more = list(fresh)[MOST_NAMED:]
+            self._tell_once(
+                *fresh,
+                text=f"after step {self._step} {'; '.join(named)}{f'; and {len(more)} more' if more else ''}: {likely} "
+                f"Workers that join take worker {found.first}'s (docs/reliability.md)",
+            )
+
+    def _tell_once(self, *what: str, text: str) -> None:
+        if not self._told.issuperset(what) and self._collective.world.rank == 0:
+            self._tell(text)
+        self._told.update(what)
+
+    def _line(self, found: Found) -> str:
+        pieces = list(dict.fromkeys(each.piece for each in found.model))
         more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
-        since = (
-            f"after step {self._agreed} they were the same" if self._agreed >= 0 else "they were not compared before"
-        )
-        worker = differences[0].worker
-        return (
-            f"after step {step} worker {first} and worker {worker} hold different states: {differences[0]}{more}; {since}: "
-            "is something set or drawn on one worker only, as in a callback, a hook or a layer? What all workers hold must be "
-            "computed alike on all (docs/reliability.md)"
-        )
+        same = self._same_settings if pieces[0].startswith(SETTINGS) else self._same
+        since = f"after step {same} they were the same" if same >= 0 else "they were not compared before"
+        return f"{found.who}: {found.model[0].told(found.first)}{more}; {since}: {_likely(pieces[0])}"
+
+    def _compare(self, survey: Survey | None, settings: Mapping[str, Any]) -> Found:
+        """Who has nothing to compare takes part, and nothing is held against it."""
+        model = {**(survey.model if survey else {}), **settings}
+        others = survey.others if survey else {}
+        marks = {**(survey.marks() if survey else {}), **{name: plain_mark(each) for name, each in settings.items()}}
+        mine = [{name: marks[name] for name in each} for each in (model, others)]
+        every = self._gathered([self._worker_id, *mine], "marks")
+        of_model, of_others = self._from_root([_differing([each[kind] for each in every]) for kind in (1, 2)])
+        apart = [(name, self._distance(name, model), _text(name, model)) for name in of_model]
+        texts = [(name, float("inf"), _text(name, others)) for name in of_others]
+        told = self._gathered([self._worker_id, *([apart, texts] if model else [[], []])], "differences")
+        found: Found = self._from_root(_found(every, told))
+        return found
+
+    def _distance(self, name: str, held: Mapping[str, Any]) -> float:
+        array = self._state.host_array(held[name]) if name in held else None
+        return distance(self._from_root(array), array)
 
     def _gathered(self, value: Any, name: str) -> list[Any]:
         """Of all members by rank, on rank 0; elsewhere nothing but this member's."""
@@ -151,48 +250,61 @@ class StateCheck:
         return pickle.loads(self._collective.broadcast_bytes(pickle.dumps(value), "elasticdl.state"))
 
 
-def as_array(value: Any) -> Array:
-    """What is no array, such as a setting of an optimizer: numbers as they are, anything else as text."""
-    is_number = isinstance(value, int | float | np.number)
-    return np.asarray(value) if is_number else np.frombuffer(plain_text(value).encode(), np.uint8)
+def _differing(marks: Sequence[Mapping[str, int]]) -> list[str]:
+    """Pieces of which a member that has any has others than rank 0."""
+    root, *others = marks
+    held = [each for each in others if each]
+    return sorted(
+        {name for each in held for name in {*root, *each} if root.get(name) != each.get(name)} if root else ()
+    )
 
 
-def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """All that a nested value holds, each with a name that begins with ``name``."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from leaves(f"{name}.{key}", each)
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from leaves(f"{name}.{number}", each)
-    else:
-        yield name, value
+def _found(every: Sequence[Any], told: Sequence[Any]) -> Found:
+    """``every``: of each member the worker and its marks, of model and others. ``told``: of those that differ, of each member
+    how far it is from rank 0's, and as text."""
+    first, *roots = every[0]
+    found: tuple[list[Difference], list[Difference]] = ([], [])
+    for (worker, *marks), (_, *pieces) in zip(every, told, strict=True):
+        for kind in (0, 1):
+            for (name, by, text), (*_, roots_text) in zip(pieces[kind], told[0][1 + kind], strict=False):
+                if by and roots[kind].get(name) != marks[kind].get(name):
+                    found[kind].append(Difference(name, worker, by, roots_text, text))
+    model = sorted(found[0], key=lambda each: (_order(each.piece), -each.distance))
+    return Found(first, _who(model[0].piece, every) if model else "", tuple(model), tuple(found[1]))
 
 
-def _checksum(pieces: Pieces) -> int:
-    """Never 0."""
-    found = 0
-    for name, array in pieces.items():
-        found = zlib.crc32(_bytes(array), zlib.crc32(f"{name} {array.shape}".encode(), found))
-    return found | 1 << 31
+def _order(piece: str) -> int:
+    """What is the cause of others is first."""
+    return next(number for number, (name, _) in enumerate(LIKELY) if piece.startswith(name))
 
 
-def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _who(piece: str, every: Sequence[Any]) -> str:
+    """Who holds another piece than whom."""
+    holders: dict[int | None, list[int]] = {}
+    for worker, marks, _ in every:
+        if marks:
+            holders.setdefault(marks.get(piece), []).append(worker)
+    groups = sorted(holders.values(), key=len)
+    if len(groups[0]) == len(groups[-1]):
+        return f"worker {groups[0][0]} and worker {groups[1][0]} hold different states"
+    return f"worker {groups[0][0]} holds another state than {_workers(groups[-1])}"
 
 
-def _other(mine: Mapping[str, int], theirs: Mapping[str, int]) -> set[str]:
-    return {name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name)}
+def _workers(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return f"worker {ids[0]}"
+    return f"workers {', '.join(map(str, ids[:-1]))} and {ids[-1]}" if len(ids) < 6 else f"{len(ids)} others"
 
 
-def _distance(root: Array | None, mine: Array | None) -> float:
-    if root is None or mine is None or root.shape != mine.shape:
-        return float("inf")
-    if root.dtype.kind not in "fc" or mine.dtype != root.dtype:
-        return 0.0 if np.array_equal(root, mine) else float("inf")
-    wide = np.float64 if root.dtype.kind == "f" else np.complex128
-    apart = np.abs(root.astype(wide) - mine.astype(wide))
-    same = (root == mine) | (np.isnan(root) & np.isnan(mine))
-    largest = float(np.max(apart, where=~same, initial=0.0))
-    scale = float(np.max(np.abs(root), where=np.isfinite(root), initial=0.0))
-    return largest / scale if scale and np.isfinite(largest) else (0.0 if largest == 0.0 else float("inf"))
+def _text(name: str, held: Mapping[str, Any]) -> str:
+    return shown(held[name]) if name in held else "not there"
+
+
+def _likely(piece: str, otherwise: str = "") -> str:
+    found = next(text for name, text in LIKELY if piece.startswith(name))
+    return otherwise if otherwise and found == LIKELY[-1][1] else found
+
+
+def _group(piece: str) -> str:
+    parts = piece.split(".")
+    return ".".join(parts[: GROUPS.get(parts[0], 1)])

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch.context import ElasticContext
+
+WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
 LAST_FILE = "trainer_state.json"  # the file of a checkpoint that is written last
 
 
@@ -23,6 +29,16 @@ def whole_checkpoint(folder: str) -> str | None:
     return os.path.join(folder, max(found)[1]) if found else None
 
 
+def is_meant(given: str | bool | None) -> bool:
+    """Whether ``train(resume_from_checkpoint=...)`` names one that is not the latest in its folder: the script means that one."""
+    return isinstance(given, str) and os.path.isdir(given) and not _is_latest(given)
+
+
+def _is_latest(given: str) -> bool:
+    latest = whole_checkpoint(os.path.dirname(os.path.abspath(given)))
+    return latest is not None and os.path.samefile(given, latest)
+
+
 def to_resume_from(given: str | bool | None, folder: str, *, comes_later: bool) -> str | bool | None:
     """What to give ``train(resume_from_checkpoint=...)`` in place of ``given``.
 
@@ -34,3 +50,38 @@ def to_resume_from(given: str | bool | None, folder: str, *, comes_later: bool) 
     if isinstance(given, str) and comes_later and os.path.isdir(given) and not is_whole(given):
         return whole_checkpoint(os.path.dirname(os.path.abspath(given))) or given
     return given
+
+
+class FirstsCheckpoint:
+    """A checkpoint that the first worker writes. If that one is lost meanwhile, the next first does it, in the world that follows."""
+
+    def __init__(self, job: ElasticContext, is_first: Callable[[], bool], rejoin: Callable[[str], None]) -> None:
+        """``rejoin``: be in the next world, as the present one broke for this reason."""
+        self._job = job
+        self._is_first = is_first
+        self._rejoin = rejoin
+        self._unwritten: tuple[str, Callable[[], None]] | None = None  # its last file, and what writes it
+
+    def leave(self, folder: str, write: Callable[[], None]) -> None:
+        """Another worker writes this one, by ``write``."""
+        self._unwritten = (folder, write)
+
+    def wait(self, folder: str) -> None:
+        """Until it is there, or has not come for long."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not is_whole(folder) and time.monotonic() < deadline:
+            self._job.advance(Activity.WAIT)
+            if self._job.session.core.broken:
+                self._rejoin("the world broke before the best checkpoint was there")
+            if self._is_first():
+                self.write()
+            time.sleep(POLL_SECONDS)
+        self._job.advance(Activity.ALIVE)
+
+    def write(self) -> None:
+        """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
+        if self._unwritten is None:
+            return
+        (folder, write), self._unwritten = self._unwritten, None
+        if self._is_first() and not is_whole(folder):
+            write()

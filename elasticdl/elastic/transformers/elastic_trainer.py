@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,11 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch.parts import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
-from elasticdl.elastic.transformers.checkpoints import to_resume_from
+from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
+from elasticdl.elastic.transformers.told import tell_checkpoint, tell_evaluation
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -60,12 +62,14 @@ class Elastic:
         if first is None:
             return
         if has_come_later:
-            given.update(resume_from_checkpoint=FROM_THE_JOB, epochs_trained=given["epoch"])
+            # Those of the first world have resumed from the same checkpoint, whose random streams rank 0 takes now.
+            begins = resumes and self._elastic.job.world.is_first
+            given.update(resume_from_checkpoint=given["resume_from_checkpoint"] if begins else FROM_THE_JOB)
+            given["epochs_trained"] = given["epoch"]
             given["steps_trained_in_current_epoch"] = first
         # Batches come from the training's own iterator; this only counts.
         given["train_dataloader"] = DataLoader(range(given["steps_in_epoch"]), generator=torch.Generator())  # type: ignore[arg-type]
         super()._run_epoch(**given)  # type: ignore[misc]
-        self._elastic.end_epoch()
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint != FROM_THE_JOB:
@@ -86,6 +90,11 @@ class Elastic:
         loss: torch.Tensor = self._elastic.make_pass(inputs, num_items_in_batch, run)
         return loss
 
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+        self._elastic.look(result[0] if isinstance(result, tuple) else result)
+        return result
+
     def floating_point_ops(self: Any, inputs: Any) -> int:
         own: int = super().floating_point_ops(inputs)  # type: ignore[misc]
         return int(own / self._elastic.part)
@@ -102,20 +111,24 @@ class Elastic:
         self._settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
-            with self._elastic.outside():
-                super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+            super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
             self._settle()
 
     def _settle(self: Any) -> None:
         self._elastic.decisions.settle(self.control, is_behind=self._elastic.is_behind)
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
+        began = time.monotonic()
         if not skip_scheduler:
-            return super()._evaluate(*args)  # type: ignore[misc]
-        if self._elastic.is_behind:  # it is the evaluation before the job's first step
+            found = super()._evaluate(*args)  # type: ignore[misc]
+        elif self._elastic.is_behind:  # it is the evaluation before the job's first step
             return {}
-        with self._elastic.outside():
-            return super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+        else:
+            with self._elastic.apart():
+                found = super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+        if self._elastic.is_first:
+            tell_evaluation(self._elastic.job, self, found, time.monotonic() - began)
+        return found
 
     def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._elastic.advance()
@@ -130,20 +143,22 @@ class Elastic:
         return self._elastic.is_first
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        if self._elastic.is_first:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            return
-        self.store_flos()
         state = self.state
         prefix = os.path.join(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-")
+        if self._elastic.is_first:
+            began = time.monotonic()
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            tell_checkpoint(self._elastic.job, self, f"{prefix}{state.global_step}", time.monotonic() - began)
+            return
+        self.store_flos()
         best = f"{prefix}{state.best_global_step}"
         if state.best_global_step and (state.best_global_step == state.global_step or os.path.exists(best)):
             state.best_model_checkpoint = best
         write = partial(super()._save_checkpoint, model, trial)  # type: ignore[misc]
-        self._elastic.leave_to_first(f"{prefix}{state.global_step}", write)
+        self._elastic.unwritten.leave(f"{prefix}{state.global_step}", write)
 
     def _load_best_model(self: Any) -> None:
-        self._elastic.await_checkpoint(self.state.best_model_checkpoint)
+        self._elastic.unwritten.wait(self.state.best_model_checkpoint)
         super()._load_best_model()  # type: ignore[misc]
 
     # -- the end --
@@ -157,7 +172,8 @@ class Elastic:
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:
-    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.comes_later)
+    trainer._elastic.begins_as_told = is_meant(given)
+    return to_resume_from(given, trainer._get_output_dir(None), comes_later=trainer._elastic.job.comes_later)
 
 
 def patch(trainer: Any) -> Any:
@@ -183,6 +199,7 @@ def patch(trainer: Any) -> Any:
     runtime.train_in_place(participant.finish)
     kind = type(trainer)
     trainer.add_callback(EndsItsStep(participant.decisions))
+    trainer.callback_handler.callbacks.insert(0, TellsEpoch(participant))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
     follow_rank(trainer.args, lambda: participant.is_first)
     return trainer
@@ -198,14 +215,34 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
         self._decisions.put_off(control)
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+    """The first callback: where a worker that comes later passes by an epoch, the others hear of that one."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self._participant.tell_epoch()
+
+
+class BeforeTraining:
+    """Where nothing is known of other workers yet, one of them writes already."""
+
+    def is_local_process_zero(self) -> bool:
+        return runtime.rank() == 0
+
+    def is_world_process_zero(self) -> bool:
+        return runtime.rank() == 0
+
+
+class Trainer(BeforeTraining, transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer``, elastically; its arguments are unchanged."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)
 
 
-class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # type: ignore[misc]
+class Seq2SeqTrainer(BeforeTraining, transformers.Seq2SeqTrainer):  # type: ignore[misc]
     """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,27 +17,26 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback
 
+from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState
-from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.transformers.checkpoints import is_whole
+from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
+from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
+from elasticdl.elastic.transformers.holders import PACKAGES, holders_of
 from elasticdl.elastic.transformers.place import TrainersPlace
 
 log = logging.getLogger(__name__)
 
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = zlib.crc32(b"forward")
-
-# Of a worker for the checkpoint that another writes.
-CHECKPOINT_SECONDS = 600.0
-POLL_SECONDS = 0.05
 
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
@@ -56,15 +54,19 @@ class Participant:
 
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
         self._trainer = trainer
-        self._job = job
+        self.job = job
         self._on_left = on_left
         self._place = TrainersPlace(trainer)
         self.decisions = Decisions(job)
+        self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
+        what = "accelerator.backward(loss)"
+        self._weighed = WeighedGradients(lambda: self._begun.state.parameters(), what, job.warn, may_be_summed=True)
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._epoch = 0
+        self._next_epoch = 0  # that callbacks are told of
         self._first = 0  # the number of the batch that the epoch is begun with
         self._passes = 0  # made in this step
         self._given: Given | None = None  # that the present pass is made on
@@ -74,14 +76,14 @@ class Participant:
         self._pass: Pass | None = None
         self._count: Count | None = None
         self._was_first = False
-        self._unwritten: tuple[str, Callable[[], None]] | None = None  # a checkpoint's last file, and what writes it
+        self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
 
     # -- who writes --
 
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self._job.known_rank == 0 and not self.is_behind
+        return self.job.known_rank == 0 and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
@@ -114,6 +116,7 @@ class Participant:
     def begin_at(self, epoch: int, batch: int) -> None:
         """The trainer begins there, as it resumes from a checkpoint perhaps."""
         state, at = self._trainer.state, self._place.boundary
+        self._next_epoch = epoch
         at.epoch, at.batch = epoch, batch
         at.logged_at, at.tokens = state.global_step, state.num_input_tokens_seen
 
@@ -125,9 +128,13 @@ class Participant:
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = ViewState(self._job, trainer.model, optimizer, values)
-        state.sources += [self._batches.source, *_evaluation(trainer.eval_dataset)]
-        self._steps = Steps(self._job, state, self._batches.load_at_once, self, self._on_left, values["place"])
+        state = ViewState(self.job, trainer.model, optimizer, values)
+        state.attributes.add(*holders_of(trainer), packages=PACKAGES)
+        state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
+        state.batches, state.begins_as_told = self._batches, self.begins_as_told
+        if done := self._place.done():  # by a checkpoint that the trainer has loaded
+            self.job.post(p.Loaded(done))
+        self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         self._place.outside = RandomStreams.capture()
@@ -151,15 +158,17 @@ class Participant:
         optimizer.step = types.MethodType(step, optimizer)
 
     @property
-    def comes_later(self) -> bool:
-        return self._job.comes_later
-
-    @property
     def _begun(self) -> Steps:
         assert self._steps is not None, "there are steps from the trainer's preparation on"
         return self._steps
 
     # -- an epoch --
+
+    def tell_epoch(self) -> None:
+        """Callbacks are about to hear that an epoch begins. On a worker that comes later ``state`` is as it was for the others."""
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        if self.is_behind and epoch:
+            self._place.stand_at(epoch)
 
     def begin_epoch(self, epoch: int, first: int) -> int | None:
         """The number of the batch to begin with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
@@ -171,14 +180,10 @@ class Participant:
                 return None
             self._arrive()
             self._first = received["batch"]
-            RandomStreams.restore(self._place.outside)
             self._begun.place.put_back(epoch, self._data.draws)
             if self._trainer.control.should_training_stop:
                 return None
         return self._first
-
-    def end_epoch(self) -> None:
-        RandomStreams.restore(self._place.outside)
 
     def take(self) -> Iterator[Any]:
         """The batches of this epoch that are left, each as this worker's part of it."""
@@ -200,22 +205,21 @@ class Participant:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         batches = data.of_epoch(epoch)
-        if not self._has_arrived_within:
-            self._place.outside = RandomStreams.capture()
-        number, first, version = self._first, 0, -1
-        parts: list[Any] = []
+        if self._has_arrived_within:  # and has drawn the order once more
+            RandomStreams.restore(self._place.outside)
+        number, version = self._first, -1
         loaded: Iterator[Any] = iter(())
         while number < len(batches):
             batch = batches[number]
             if not steps.hand or steps.is_reduced:
                 self._begin_step(epoch, number)
-            if version != self._job.world.version:
-                version, first = self._job.world.version, number
-                parts = [steps.part_of(each) for each in batches[number:]]
-                loaded = data.load(parts, steps.seed_of_processes(batch))
-            steps.seed(batch)
-            sample = next(loaded)
-            steps.give(Given(batch, parts[number - first], sample, Tape(None)))
+            if version != self.job.world.version:
+                version = self.job.world.version
+                loaded = data.load(map(steps.part_of, batches[number:]), steps.seed_of_processes(batch))
+            with self.apart():
+                steps.seed(batch)
+                sample = next(loaded)
+            steps.give(Given(batch, steps.part_of(batch), sample, Tape(None)))
             yield sample
             number += 1
 
@@ -227,7 +231,7 @@ class Participant:
     def _begin_step(self, epoch: int, number: int) -> None:
         """The world may change here."""
         steps = self._begun
-        self._job.advance(Activity.DATA)
+        self.job.advance(Activity.DATA)
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             steps.close()
         while True:
@@ -235,16 +239,19 @@ class Participant:
                 self._arrive()
                 at = (self._place.boundary.epoch, self._place.boundary.batch)
                 assert at == (epoch, number), f"the job stands at batch {at}, and this worker at {(epoch, number)}"
+            self._place.outside = RandomStreams.capture()
             self._place.note(epoch, number)
             if steps.commit(epoch):
                 break
         self.tell_rank()
         self._passes, self._reported, self._items = 0, 0.0, None
+        self._weighed.begin()
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
         self._begun.arrive()
         self._place.apply()
+        RandomStreams.restore(self._place.outside)
         self.tell_rank()
 
     # -- a step --
@@ -255,7 +262,7 @@ class Participant:
         items = count(samples)
         if items is None or not self._begun.hand:
             return items
-        if self._job.size > 1:
+        if self.job.size > 1:
             hand = self._begun.hand
             items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
         self._items = items
@@ -264,13 +271,13 @@ class Participant:
     def _sum(self, like: Any, samples: list[Any]) -> Any:
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        self._job.advance(Activity.WAIT)
+        self.job.advance(Activity.WAIT)
         try:
-            self._job.collective.sum_([total], "elasticdl.items")
+            self.job.collective.sum_([total], "elasticdl.items")
         except WorldBroken as failure:
             log.info("items are counted again: %s", failure)  # as the step that follows is torn
             total.fill_(1.0)
-        self._job.advance(Activity.COMPUTE)
+        self.job.advance(Activity.COMPUTE)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
@@ -282,18 +289,22 @@ class Participant:
         given = steps.hand[self._passes]
         self._passes += 1
         self.part = len(given.part.indices) / len(given.batch.indices)
+        if self.job.size > 1:
+            given.noted = steps.state.attributes.note()
         loss = self._run(given, given.part.weight, inputs, items)
-        world = self._job.world
+        world = self.job.world
         if self._passes < len(steps.hand):
             if world.size > 1:  # the whole step's comes with its last batch
                 return torch.zeros_like(loss)
             self._reported = self._reported + loss
             return loss
-        steps.reduce()
+        self._weighed.require()
+        with self.apart():  # a step that is torn is made again
+            steps.reduce()
         self.tell_rank()
-        self._write_unwritten()
+        self.unwritten.write()
         vote = steps.state.vote
-        if steps.is_behind or vote is None or (world.size == 1 and self._job.world.version == world.version):
+        if steps.is_behind or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
         return torch.full_like(loss, vote.loss) - self._reported
 
@@ -301,24 +312,37 @@ class Participant:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
         streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
-        seed_step(streams, given.batch.number, self._job.world.rank)
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
-            return self._pass(inputs, partial)
+            with self.apart():
+                seed_step(streams, given.batch.number, self.job.world.rank)
+                return self._pass(inputs, partial)
         finally:
             self._given = None
 
+    def look(self, loss: Any) -> None:
+        """The trainer makes a pass of this loss, or evaluates."""
+        if self._given is not None:
+            self._weighed.look(loss, len(self._given.part.indices))
+
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
+            self._weighed.require()
             self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
         own(loss, **kwargs)
+        self._weighed.note()
 
     # -- a step that is torn --
 
+    def take_back(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+        self._weighed.begin()
         if self._items is not None:
             self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
 
@@ -328,58 +352,35 @@ class Participant:
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
 
-    # -- files --
-
-    def leave_to_first(self, folder: str, write: Callable[[], None]) -> None:
-        """Another worker writes this checkpoint. If that is lost meanwhile, ``write`` does it, in the world that follows."""
-        self._unwritten = (folder, write)
-
-    def await_checkpoint(self, folder: str) -> None:
-        """Until it is there, or has not come for long."""
-        deadline = time.monotonic() + CHECKPOINT_SECONDS
-        while not is_whole(folder) and time.monotonic() < deadline:
-            self._job.advance(Activity.WAIT)
-            if self._job.session.core.broken:
-                self._begun.leave(WorldBroken("the world broke before the best checkpoint was there"))
-                self.tell_rank()
-            if self.is_first:
-                self._write_unwritten()
-            time.sleep(POLL_SECONDS)
-        self.advance()
-
-    def _write_unwritten(self) -> None:
-        """Parameters are still those of the last step. Who was the first worker has written it, unless this one is now."""
-        if self._unwritten is None:
-            return
-        (folder, write), self._unwritten = self._unwritten, None
-        if self.is_first and not is_whole(folder):
-            write()
+    def rejoin(self, why: str) -> None:
+        """The present world broke."""
+        self._begun.leave(WorldBroken(why))
+        self.tell_rank()
 
     # -- between steps --
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """What is drawn within is drawn by all workers alike."""
-        within = RandomStreams.capture()
-        RandomStreams.restore(self._place.outside)
+    def apart(self) -> Iterator[None]:
+        """What is drawn within is this worker's. Whatever else a script draws, as in a callback, all workers draw alike."""
+        outside = RandomStreams.capture()
         try:
             yield
         finally:
-            self._place.outside = RandomStreams.capture()
-            RandomStreams.restore(within)
+            RandomStreams.restore(outside)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
         self._place.outside = RandomStreams.capture()
 
     def advance(self) -> None:
-        self._job.advance(Activity.ALIVE)
+        self.job.advance(Activity.ALIVE)
 
     def end_of_training(self) -> None:
         """There is no further step."""
         if self.is_behind and self._place.received is not None:
             self._arrive()
         self._place.note(NO_EPOCH, 0)
+        self._begun.state.last_step_made()
 
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
@@ -389,9 +390,3 @@ class Participant:
         if steps.is_behind:
             self._arrive()
         return steps.state if steps.end() else None
-
-
-def _evaluation(data: Any) -> list[Source]:
-    """``data``: as a trainer is given it."""
-    named = data.items() if isinstance(data, dict) else [("", data)]
-    return [Source.of(f"{EVALUATION} {name}".rstrip(), each) for name, each in named if each is not None]

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.training.pieces import OfElasticDL
 
 # Of `TrainerState`: what each worker knows of itself.
 OWN = ("is_local_process_zero", "is_world_process_zero")
+# And what it measures or counts itself, or what is compared elsewhere.
+OF_EACH_WORKER = ("log_history", "total_flos", "num_input_tokens_seen", "stateful_callbacks", "best_model_checkpoint")
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class _Now:
         return dict, (self._read(),)
 
 
-class TrainersPlace:
+class TrainersPlace(OfElasticDL):
     """Travels with the training state; what is received waits for `apply`, as the trainer may be in the middle of a step."""
 
     def __init__(self, trainer: Any) -> None:
@@ -60,7 +64,26 @@ class TrainersPlace:
         at.total_loss, at.logged_at = trainer._total_loss_scalar, trainer._globalstep_last_logged
         at.flos, at.tokens = trainer.current_flos, trainer.state.num_input_tokens_seen
 
+    def done(self) -> Progress | None:
+        """Where the trainer begins, if not at the beginning."""
+        args, at, step = self._trainer.args, self.boundary, self._trainer.state.global_step
+        size = args.train_batch_size
+        made = step * size * args.gradient_accumulation_steps
+        return Progress(at.epoch, at.batch * size, step, made) if step else None
+
     # -- as a value of the training state --
+
+    def compared(self) -> dict[str, Any]:
+        if self.received is not None:
+            return {}
+        held = self._read()
+        state = {name: value for name, value in held["state"].items() if name not in OF_EACH_WORKER}
+        names = [type(each).__name__ for each in _stateful(self._trainer)]
+        return {
+            "trainer": {**state, "control": held["control"]},
+            "callbacks": dict(zip(names, held["callbacks"], strict=True)),
+            **RandomStreams.compared(held["outside"]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"now": self._now if self.received is None else self.received}
@@ -90,6 +113,15 @@ class TrainersPlace:
             "callbacks": [callback.state()["attributes"] for callback in _stateful(trainer)],
             "outside": self.outside or RandomStreams.capture(),
         }
+
+    def stand_at(self, epoch: int) -> None:
+        """The trainer is on its way, at the beginning of this epoch."""
+        received, trainer = self.received, self._trainer
+        if received is None or not received["epoch"]:
+            return
+        steps = received["state"]["global_step"] - received["batch"] // trainer.args.gradient_accumulation_steps
+        trainer.state.epoch = float(epoch)
+        trainer.state.global_step = steps * epoch // received["epoch"]
 
     def apply(self) -> None:
         """The trainer stands where the job stands."""

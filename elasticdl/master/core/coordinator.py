@@ -154,8 +154,8 @@ class Coordinator:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        runs, least = bool(self.rendezvous.active_members()), self.limits.minimum
-        found = self.fleet.exited(record, event, now, runs=runs, begun=self.training.begun, least=least)
+        runs, training, least = bool(self.rendezvous.active_members()), self.training, self.limits.minimum
+        found = self.fleet.exited(record, event, now, runs=runs, begun=training.begun, least=least, step=training.step)
         cause, reason, fatal, warning = found
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
@@ -275,7 +275,7 @@ class Coordinator:
         if world := rendezvous.next_world(now, self.sizing.allowed(self.limits)):
             out += self._publish(world, now)
         if self._is_complete():
-            self.ending.decide(Outcome(Phase.SUCCEEDED, "training is complete"))
+            self.ending.decide(Outcome(Phase.SUCCEEDED, self.training.completion))
             out += self._end(now)
         return out
 
@@ -309,7 +309,8 @@ class Coordinator:
         fields = {
             "world": world.version,
             "members": list(world.worker_ids),
-            "step": max(holders, default=0),
+            # Before the first step they may have loaded a checkpoint of their own.
+            "step": max(holders or [member.step for member in world.members]),
             "reason": world.reason,
             "seconds": round(now - since, 6),
         }

@@ -46,9 +46,12 @@ _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
 _REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
 NEVER_JOINED = (
-    "ended with exit code 0 and took no part in the job: each process trains for itself unless the script calls "
-    f"elasticdl.elastic.torch.init() (or that of elastic.keras) first; then {_REMEDY}"
+    "ended with exit code 0 and took no part in the job: each process trains for itself unless the script uses elasticdl.elastic: "
+    'torch.prepare() for a plain loop, Trainer(strategy="elastic") of Lightning, transformers.Trainer, keras.models.Model for '
+    f"Keras's fit, or init(): then {_REMEDY}"
 )
+# A program ends with this code that refuses its arguments, or what it is to do.
+REFUSES = 2
 INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
 # Of those that are in no world and wait for none, the last in this order are let go first.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
@@ -86,11 +89,26 @@ def misuse(record: WorkerRecord, event: WorkerExited, *, somebody_joined: bool) 
     return "" if somebody_joined else f"worker {record.worker_id} {NEVER_JOINED}"
 
 
-def after_training(event: WorkerExited) -> tuple[str, str]:
-    """Why the job fails, or what is to be said, when a user's own program ends badly after it has finished training."""
+def refusal(record: WorkerRecord, event: WorkerExited) -> str:
+    """Why a user's own program has refused to train, if it has; no other would do better."""
+    if event.code != REFUSES or event.cause is not ExitCause.CRASHED or record.ready or record.failure:
+        return ""
+    return f"worker {record.worker_id} has refused to train: {event.detail}"
+
+
+def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
+    """Why the job fails, or what is to be said, when a user's own program ends badly after it has finished training.
+
+    Whether all of its training was meant to be over, only the program knows: it may have left its loop by an exit.
+    """
     if event.code == 0:
         return "", ""
-    late = f"worker {event.worker_id} {event.cause.replace('_', ' ')} after its training was complete: {event.detail}"
+    how = (
+        event.detail
+        if event.code > 0 and event.cause is ExitCause.CRASHED
+        else f"{event.cause.replace('_', ' ')}: {event.detail}"
+    )
+    late = f"worker {event.worker_id} has left its training after step {step} and ended: {how}"
     if event.cause in CRASHES:
         return late, ""
     return "", f"{late}; what its program does after training may not have been done"
@@ -192,18 +210,27 @@ class Fleet:
         return replace(event, users=False)
 
     def exited(
-        self, record: WorkerRecord, event: WorkerExited, now: float, *, runs: bool, begun: bool, least: int
+        self,
+        record: WorkerRecord,
+        event: WorkerExited,
+        now: float,
+        *,
+        runs: bool,
+        begun: bool,
+        least: int,
+        step: int = 0,
     ) -> tuple[ExitCause, str, str, str]:
         """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
 
-        ``runs``: a world does. ``begun``: the job has made a step. ``least``: workers with which it goes on.
+        ``runs``: a world does. ``begun``: the job has made a step. ``least``: workers with which it goes on. ``step``: up to
+        which training has come.
         """
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
-            fatal = misuse(record, event, somebody_joined=self.somebody_joined)
+            fatal = misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
             if cause is ExitCause.FINISHED:
-                fatal, warning = after_training(event)
+                fatal, warning = after_training(event, step)
         if cause not in CRASHES or fatal:
             record.tries = 0
         elif record.unfit or (not record.ready and self._others_train(record, begun=begun)):

@@ -81,6 +81,8 @@ class Job:
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
             case e.NoticeReported(event="worker_stuck"):
                 return self._workers.watch.told(event, now)
+            case e.NoticeReported(event="worker_waits"):
+                return self._in_order(self._workers.watch.waits(event))
             case e.NoticeReported():
                 self._workers.training.notice(event)
                 return self._in_order(self._workers.sizing.notice(event, now))

@@ -62,6 +62,9 @@ class TrainingSnapshot:
     counted: int = field(default=0, compare=False)  # the last step whose loss is in the sum
     epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)  # sum over samples, and their number
     newest: tuple[int, int] = field(default=(0, 0), compare=False)  # world and step of the last report taken
+    # The step after which the workers' states were compared last, and of how many they were one.
+    compared_step: int = field(default=0, compare=False)
+    compared_workers: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,13 @@ class Training(TrainingSnapshot):
 
     # ---- what is asked ----
 
+    @property
+    def completion(self) -> str:
+        """What there is to say of a training that is complete."""
+        if self.samples and not math.isfinite(self.loss):
+            return f"training is complete, but has diverged: its last loss is {self.loss}"
+        return "training is complete"
+
     def samples_per_second(self, now: float) -> float:
         return self._per_second(now, column=2)
 
@@ -88,6 +95,8 @@ class Training(TrainingSnapshot):
         out = self._finish_epochs(step.epoch)
         self.epoch_steps = self.epoch_steps + 1 if step.epoch == self.epoch else 1
         self.step, self.epoch, self.loss, self.samples = step.step, step.epoch, step.loss, step.total_samples
+        if step.compared:
+            self.compared_step, self.compared_workers = step.step - 1, step.compared
         if not self.diverged and not math.isfinite(step.loss):
             self.diverged = True
             state = "training has diverged, and will not come back by itself"
@@ -105,8 +114,12 @@ class Training(TrainingSnapshot):
             return []
         self.epochs_done = done
         (total, samples), self.epoch_loss = self.epoch_loss, (0.0, 0)
-        loss = total / samples if samples else math.nan
-        return [Record("epoch_finished", {"epoch": n, "step": self.step, "loss": loss}) for n in finished]
+        if not samples:  # another job, from whose checkpoint this one goes on, has finished them
+            return []
+        told = {"step": self.step, "loss": total / samples}
+        if self.compared_workers:
+            told |= {"compared": self.compared_step, "compared_workers": self.compared_workers}
+        return [Record("epoch_finished", {"epoch": n, **told}) for n in finished]
 
     def _take_metrics(self, metrics: Any) -> None:
         if metrics:

@@ -87,7 +87,7 @@ class Transitions:
 
     def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
-        record.suspicion, record.remark = None, ""
+        record.suspicion, record.remark, record.waits = None, "", ""
         if record.state in LEAVING and not overstays:
             record.deadline = happening.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:

@@ -109,6 +109,14 @@ class Watch:
         """A worker says where it stands."""
         return self._stands(event.worker_id, Standing.told(event.fields), now)
 
+    def waits(self, event: e.NoticeReported) -> list[Instruction]:
+        """A worker that is not ready says what its own code waits for. It has until its deadline, all the same."""
+        record = self._records.get(event.worker_id)
+        if record is None or record.ready:
+            return []
+        record.waits = f"has waited for {event.fields['seconds']:.0f} s at {event.fields['where']}"
+        return [Record("worker_waits", {**event.fields, "worker": event.worker_id})]
+
     def found(self, event: e.StacksFound, now: float) -> list[Instruction]:
         """A launcher says where a worker stands."""
         record = self._records.get(event.worker_id)

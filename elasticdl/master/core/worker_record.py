@@ -88,6 +88,7 @@ class WorkerRecord:
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands
     remark: str = ""  # what is wrong with it, for people
+    waits: str = ""  # at what of its own code it has stood for long before it was ready
     pulse: Pulse | None = None  # None if silence means nothing
     # of its last JoinRequested; the step also of its heartbeats while it is in a world or leaves
     step: int = 0
@@ -130,5 +131,5 @@ class WorkerRecord:
         state = "draining" if self.lingers else _SHOWN.get(self.state, "draining")
         reason = "finished" if self.state is WorkerState.FINISHED else self.reason
         rank = self.rank if state == "member" else -1
-        remark = self.remark or (f"slow: {self.slow}" if self.slow and rank >= 0 else "")
+        remark = self.remark or (f"slow: {self.slow}" if self.slow and rank >= 0 else self.waits)
         return WorkerView(self.worker_id, state, rank, self.place, self.pid, reason, remark)

@@ -96,8 +96,8 @@ class ForkServer:
             )
         self._channel, self._greeted = ours, False
 
-    async def fork(self, environment: Mapping[str, str], log: int) -> ForkedWorker:
-        """A new worker, which prints to the descriptor ``log``.
+    async def fork(self, environment: Mapping[str, str], out: int, log: int) -> ForkedWorker:
+        """A new worker, whose stdout and stderr are these descriptors.
 
         Raises:
             CannotFork: start it plainly.
@@ -106,7 +106,7 @@ class ForkServer:
             if self._refusal:
                 raise CannotFork(self._refusal)
             try:
-                return await self._ask(environment, log)
+                return await self._ask(environment, out, log)
             except (OSError, TimeoutError) as error:
                 what = "took too long" if isinstance(error, TimeoutError) else f"is gone ({error.strerror or error})"
                 reason = f"the process to fork from {what}"
@@ -125,7 +125,7 @@ class ForkServer:
         async with self._turn:
             await self._end()
 
-    async def _ask(self, environment: Mapping[str, str], log: int) -> ForkedWorker:
+    async def _ask(self, environment: Mapping[str, str], out: int, log: int) -> ForkedWorker:
         request = self._request(environment)
         if self._channel is None:
             self.start()
@@ -139,7 +139,7 @@ class ForkServer:
         assert self._channel is not None
         gate, opener = os.pipe()
         try:
-            socket.send_fds(self._channel, [request.encode()], [log, gate])
+            socket.send_fds(self._channel, [request.encode()], [out, log, gate])
             reply = await self._reply(FORK_SECONDS)
             if reply.problem:
                 raise CannotFork(reply.problem)

@@ -1,8 +1,8 @@
 """Workers as processes of this machine.
 
 Each is the leader of a session of its own, so that a signal to the terminal does not reach it and its children can be
-ended with it; each dies with the master. What it prints goes to its log. Its temporary files are in a folder of its own, which
-goes with it: a worker that is killed cannot clean up after itself.
+ended with it; each dies with the master. What it prints goes to its log, or what it prints on stdout to a file beside. Its temporary
+files are in a folder of its own, which goes with it: a worker that is killed cannot clean up after itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from elasticdl.common.environment import STACKS
 from elasticdl.common.stacks import last_words
 from elasticdl.common.tether import tethered
+from elasticdl.common.tracebacks import last_exception, last_line
 from elasticdl.common.triton_first import why_it_crashed
 from elasticdl.master.core.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.master.launchers.base import Report
@@ -39,6 +40,7 @@ OUTPUT_LINES = 40
 DUMP_BYTES = 1 << 16
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
+USAGE = 2  # a program ends with that which refuses its arguments, or what it was to do, and has said so
 _log = logging.getLogger(__name__)
 
 
@@ -51,11 +53,13 @@ class _Unwanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How to start a worker: its command line, its environment, and the file that takes what it prints."""
+    """How to start a worker: its command line, its environment, and the file that takes what it prints. ``out``: that takes what
+    it prints on stdout, if that is another."""
 
     argv: Sequence[str]
     environment: Callable[[int, Slot], dict[str, str]]
     log: Callable[[int], Path]
+    out: Callable[[int], Path] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +142,9 @@ class LocalLauncher:
             self._track(self._read_log(worker_id))
 
     async def _read_log(self, worker_id: int) -> None:
-        text = await asyncio.to_thread(_end_of, self._command.log(worker_id))
+        text = await asyncio.to_thread(_last_of, self._command.log(worker_id))
         if worker_id in self._running:
-            self._report(StacksFound(worker_id, text))
+            self._report(StacksFound(worker_id, _end_of(text)))
 
     async def detach(self) -> None:
         await self.close()
@@ -232,10 +236,13 @@ class LocalLauncher:
 
     async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
         environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder, STACKS: str(_dump_in(folder))}
-        with self._command.log(worker_id).open("ab") as log:
+        with (
+            self._command.log(worker_id).open("ab") as log,
+            (self._command.out or self._command.log)(worker_id).open("ab") as out,
+        ):
             if self._server is not None:
                 try:
-                    return await self._server.fork(environment, log.fileno())
+                    return await self._server.fork(environment, out.fileno(), log.fileno())
                 except CannotFork as reason:
                     if not self._is_wanted(worker_id):
                         raise _Unwanted from None
@@ -243,8 +250,8 @@ class LocalLauncher:
             process = await asyncio.create_subprocess_exec(
                 *tethered([*self._command.argv]),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=out,
+                stderr=log,
                 env=environment,
                 start_new_session=True,
             )
@@ -268,8 +275,9 @@ class LocalLauncher:
         code = await process.wait()
         del self._running[worker_id]
         log = self._command.log(worker_id)
-        output = _end_of(log)
-        cause, detail = judge_exit(code, output)
+        text = _last_of(log)
+        output = _end_of(text)
+        cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, output)
@@ -307,21 +315,26 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return ExitCause.CRASHED, f"exit code {code}"
+        said = last_exception(output) if code == 1 else last_line(output) if code == USAGE else ""
+        return ExitCause.CRASHED, f"exit code {code}{f': {said}' if said else ''}"
     if number in _FROM_OUTSIDE:
         return ExitCause.KILLED, name
     why = why_it_crashed(output) if number in (signal.SIGSEGV, signal.SIGABRT) else ""
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
-def _end_of(log: Path) -> str:
-    """The last lines of a log, or the first that tell of the crash with which it ends; empty if it can't be read."""
+def _last_of(log: Path) -> str:
+    """As much of a log as may be about its end; empty if it can't be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_CHARACTERS - DUMP_BYTES))
-            text = file.read().decode(errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _end_of(text: str) -> str:
+    """The last lines, or the first that tell of the crash with which a log ends."""
     if stacks := last_words(text):
         return "\n".join(stacks[:OUTPUT_LINES])
     return "\n".join(text[-OUTPUT_CHARACTERS:].splitlines()[-OUTPUT_LINES:])

@@ -14,7 +14,7 @@ from elasticdl.master.observers.observer import Observer
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
 # After these the journal is complete as to steps: what they end is to be told before what follows.
-_FLUSHED_BY = frozenset({"world_broken", "world_formed", "phase", "master_restarted"})
+_FLUSHED_BY = frozenset({"world_broken", "world_formed", "phase", "master_restarted", "steps_over"})
 _DIGITS = 6
 
 

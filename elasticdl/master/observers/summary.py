@@ -70,4 +70,6 @@ def _rounded(seconds: Mapping[Doing, float]) -> dict[str, float]:
 
 def achieved(end: EndJob, training: Training) -> dict[str, Any]:
     numbers = {"steps": training.step, "epochs": training.epochs_done, "samples": training.samples}
-    return {"reason": end.reason, **numbers, "metrics": training.metrics, "collective": training.collective}
+    told = {"metrics": training.metrics, "collective": training.collective}
+    compared = {"step": training.compared_step, "workers": training.compared_workers}
+    return {"reason": end.reason, **numbers, **told, "compared": compared if training.compared_workers else None}

@@ -19,9 +19,11 @@ _NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "checkpoint": {"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER},
     "checkpoint_failed": {"step": int, "path": str, "reason": str},
     "resumed": {"step": int, "epoch": int, "samples": int, "path": str, "learnt": str},
+    "steps_over": {"step": int, "seconds": _NUMBER},
     "collective": {"engine": str},
     "exported": {"path": str},
     "warning": {"message": str},
+    "worker_waits": {"where": str, "seconds": _NUMBER},
     "worker_stuck": {"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list},
 }
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
@@ -97,7 +99,8 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
     view, training = job.view(), job.training
     shown = ("phase", "reason", "traceback", "world_version", "last_change", "advice", "decision")
-    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective")
+    achieved = ("epoch", "total_epochs", "step", "total_steps", "loss", "samples", "metrics", "collective",
+                "compared_step", "compared_workers")  # fmt: skip
     return pb.JobStatus(
         job_name=job_name,
         **{name: getattr(view, name) for name in shown},

@@ -35,6 +35,7 @@ from elasticdl.master.launchers.devices import Slot, Slots, find_gpus
 from elasticdl.master.launchers.fork_server import CannotFork, ForkServer
 from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
 from elasticdl.master.launchers.preload import modules_to_preload
+from elasticdl.master.observers.log_marking import LogMarks
 from elasticdl.master.service.access import TokenAccess
 from elasticdl.master.service.saver import Nowhere
 from elasticdl.master.service.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--temporary", metavar="FOLDER", help="the job's TMPDIR, removed at the end")
     parser.add_argument("--held", action="store_true", help="get ready, and begin when a line comes on stdin")
+    parser.add_argument(
+        "--stdout_apart", action="store_true", help="what workers print on stdout has a file beside their logs"
+    )
     args = parser.parse_args(argv)
     job_dir = JobDir(args.job_dir.absolute())
     try:
@@ -69,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return EXIT_CODES[Phase.STOPPED]
         spec = read_spec(job_dir)
         log_as(job_dir.name, spec)
-        end = asyncio.run(serve_here(spec, job_dir, partial(local_launcher, spec, job_dir), held=args.held))
+        prepare = partial(local_launcher, spec, job_dir, stdout_apart=args.stdout_apart)
+        end = asyncio.run(serve_here(spec, job_dir, prepare, held=args.held))
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -102,12 +107,15 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
             yield
 
     try:
-        return await serve(spec, job_dir, Platform(server, make_launcher, Nowhere(), lifespan))
+        platform = Platform(server, make_launcher, Nowhere(), lifespan, lambda status: [LogMarks(job_dir)])
+        return await serve(spec, job_dir, platform)
     finally:
         job_dir.master.unlink(missing_ok=True)
 
 
-def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> LauncherFactory:
+def local_launcher(
+    spec: JobSpec, job_dir: JobDir, master: MasterAddress, *, stdout_apart: bool = False
+) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
     # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
@@ -123,7 +131,8 @@ def local_launcher(spec: JobSpec, job_dir: JobDir, master: MasterAddress) -> Lau
 
     def make(report: Report) -> Launcher:
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log), slots, report, server)
+        out = job_dir.worker_out if stdout_apart else None
+        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log, out), slots, report, server)
 
     return make
 

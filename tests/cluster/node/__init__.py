@@ -14,6 +14,7 @@ watches its pods, runs them, reports what became of them, serves their logs. Wha
   environment leads to the Service's first pod all the same (``services``).
 - Probes and ``preStop`` are not run: a container is ready when it runs. A pod with init containers is refused.
   ``exec`` and ``attach`` are not served.
+- When a line of a log was written is known of those that begin with it; for others it is when they are read.
 - Every image is there, except those whose name begins with ``missing/``.
 - What a machine does by itself is done on request: an annotation ``OOM_KILL`` with a new value kills the containers as
   the kernel would for want of memory, ``EVICT`` evicts the pod as a node short of memory does.

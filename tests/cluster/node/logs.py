@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from tests.cluster.node.port_forward import forward
+from tests.cluster.node.reporter import timestamp
 from tests.cluster.pki import Pair
 
 PORT = 10250  # as on every node; it also tells other clusters of this machine that the address is taken
 _POLL_S = 0.1
 _CHUNK = 1 << 16
+_OWN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for chunk in _content(found, query):
+            content = _content(found, query)
+            for chunk in _stamped(content) if query.get("timestamps") == "true" else content:
                 self.wfile.write(chunk)
 
     def _forward(self, namespace: str, pod: str, query: dict[str, str]) -> None:
@@ -125,6 +130,20 @@ def _content(log: LogFile, query: dict[str, str]) -> Iterator[bytes]:
                 return
             else:
                 time.sleep(_POLL_S)
+
+
+def _stamped(content: Iterable[bytes]) -> Iterator[bytes]:
+    """Before each line the time that it begins with; before others the time at which they are read."""
+    rest = b""
+    for chunk in content:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            own = _OWN_TIME.match(line)
+            told = datetime.datetime.fromisoformat(own[0].decode().replace(",", ".")) if own else None
+            stamp = told.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if told else timestamp(micro=True)
+            yield stamp.encode() + b" " + line + b"\n"
+    if rest:
+        yield timestamp(micro=True).encode() + b" " + rest
 
 
 def _skip_to_last_lines(path: Path, count: int, seek: Callable[[int], int]) -> None:

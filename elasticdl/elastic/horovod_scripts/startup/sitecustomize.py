@@ -1,7 +1,7 @@
 """Run by Python at its start, in every process of a user's own program: waits for Horovod to be imported, and for triton,
 which crashes a process after TensorFlow; seeds the random numbers of Python, NumPy, PyTorch and TensorFlow, which workers that
-split or shuffle data must draw alike; and sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the script has one
-of the same name.
+split or shuffle data must draw alike; sees to it that `elasticdl` is this package, as a checkout of the older ElasticDL beside the
+script has one of the same name; and that Lightning knows what to say of a strategy "elastic" that the script has not imported.
 
 Until then it costs one look-up in a set per import, and it imports next to nothing itself. Whatever other
 ``sitecustomize`` there is on the path is run as it would have been.
@@ -30,6 +30,7 @@ TEMPLATE = "ELASTICDL_TEMPLATE"  # as in elasticdl.common.template
 TRITON = "triton"
 # With the function that seeds each.
 RANDOM = {"random": "seed", "numpy.random": "seed", "torch": "manual_seed", "tensorflow": "random.set_seed"}
+STRATEGIES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 SEED = 0  # as in elasticdl.elastic.script.seeds
 SEEDED = "ELASTICDL_SEEDED"  # set by the first Python of a worker, to its master and process: its children draw what they like
 PATCHED = frozenset(
@@ -40,6 +41,7 @@ PATCHED = frozenset(
         "horovod.common.elastic",
         "horovod.tensorflow",
         "horovod.tensorflow.elastic",
+        "horovod.torch.elastic.state",
     }
 )
 
@@ -95,6 +97,9 @@ class PatchingFinder:
     def patch(self, module: ModuleType) -> None:
         if module.__name__ == TRITON:
             return
+        if module.__name__ in STRATEGIES:
+            module.StrategyRegistry.register("elastic", refuse_strategy, description="not imported", override=True)
+            return
         if module.__name__ in RANDOM:
             if is_seeded():
                 seed_module(module)
@@ -129,6 +134,15 @@ class PatchingLoader:
         self._finder.look_at(module)
         self._loader.exec_module(module)
         self._finder.patch(module)
+
+
+def refuse_strategy(**_: Any) -> None:
+    """Takes the place of the strategy until the module that has it is imported."""
+    from elasticdl.common.errors import UserError
+    from elasticdl.common.reason import tell_uncaught_in_one_line
+
+    tell_uncaught_in_one_line()
+    raise UserError('Trainer(strategy="elastic"): `import elasticdl.elastic.lightning` is missing')
 
 
 def run_next(path: Sequence[str]) -> None:
@@ -183,7 +197,7 @@ def main() -> None:
     if MASTER in os.environ:
         # A child of a worker is no worker: it may use Horovod for purposes of its own.
         is_child = os.environ.get(CONNECTED) == os.environ[MASTER]
-        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM}
+        names = frozenset({TRITON}) if is_child else PATCHED | {TRITON, *RANDOM, *STRATEGIES}
         sys.meta_path[:0] = [PatchingFinder(names), OwnFinder()]
     try:
         run_next(sys.path)

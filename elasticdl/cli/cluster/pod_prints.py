@@ -1,0 +1,118 @@
+"""What the workers of a job on a cluster print, as it comes, beside what else is shown of the job.
+
+As `elasticdl.cli.local.local_prints`, with the logs of pods. When a line was written is told by its node's clock, and when a world was
+formed by the master's: where they differ, a line may be shown twice, or left out, as another worker becomes rank 0.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from elasticdl.cli.cluster import job_streams
+from elasticdl.cli.cluster.job_streams import LogLine, LogReaders
+from elasticdl.cli.outlets import Stream
+from elasticdl.cli.printed import Lines, prefix_among, workers_of
+from elasticdl.cli.screens import Screen
+from elasticdl.common.errors import ElasticDLError
+from elasticdl.common.journal import Entry
+from elasticdl.kubernetes.client import Client
+from elasticdl.kubernetes.job_pods import find_pods
+
+POLL = 0.1
+_ALWAYS = float("inf")
+
+
+class PodPrints:
+    """``ranks``: to show; None for all workers."""
+
+    def __init__(self, client: Client, job: str, ranks: tuple[int, ...] | None, screen: Screen) -> None:
+        self._client = client
+        self._job = job
+        self._ranks = ranks
+        self._screen = screen
+        self._readers = LogReaders(client, timestamps=True)
+        self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
+        self._until = dict.fromkeys(ranks or (), _ALWAYS)
+        self._lines: dict[str, Lines] = {}
+        self._told: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elasticdl-prints", daemon=True)
+
+    def start(self) -> None:
+        if self._ranks != ():
+            self._thread.start()
+
+    def finish(self, wait: Callable[[], bool]) -> None:
+        """Show what is left, of a job that is over. ``wait`` is asked again and again whether that may take longer."""
+        self._over.set()
+        while self._thread.is_alive() and wait():
+            self._thread.join(POLL)
+        self._readers.close()
+
+    def hear(self, entry: Entry) -> None:
+        """Of the journal."""
+        if entry["event"] != "world_formed" or self._ranks is None:
+            return
+        workers = workers_of(self._ranks, entry["members"])
+        for worker, until in self._until.items():
+            if until == _ALWAYS and worker not in workers:
+                self._until[worker] = entry["time"]
+        for worker in workers:
+            if self._until.get(worker) != _ALWAYS:
+                self._until, self._since = {**self._until, worker: _ALWAYS}, {**self._since, worker: entry["time"]}
+
+    def has_shown(self, text: str) -> bool:
+        return any(each.has_shown(text) for each in list(self._lines.values()))
+
+    # -- details --
+
+    def _run(self) -> None:
+        is_last, look_at = False, 0.0
+        while not is_last:
+            is_last = self._over.is_set()
+            if is_last or time.monotonic() >= look_at:
+                self._take_up()
+                look_at = time.monotonic() + job_streams.LOOK_SECONDS
+            for line in self._readers.rest() if is_last else self._readers.lines(POLL):
+                self._show(line)
+
+    def _take_up(self) -> None:
+        try:
+            self._find_pods()
+            refusal = self._readers.refusal
+        except ElasticDLError as error:
+            refusal = str(error)
+        if refusal and refusal not in self._told:
+            self._told.add(refusal)
+            self._screen.line(f"what workers print can't be shown at the moment: {refusal}")
+
+    def _find_pods(self) -> None:
+        for worker in (
+            [None] if self._ranks is None else [each for each, until in self._until.items() if until == _ALWAYS]
+        ):
+            pods = find_pods(self._client, self._job, worker)
+            self._readers.take_up([pod for pod in pods if _number(job_streams.writer_of(pod)) is not None])
+
+    def _show(self, line: LogLine) -> None:
+        worker = _number(line.writer)
+        if worker is None or not self._is_shown(worker, line.when):
+            return
+        if line.writer not in self._lines:
+            self._lines[line.writer] = Lines(self._screen, Stream.OUT, prefix_among(self._ranks, worker))
+        self._lines[line.writer].feed(f"{line.text}\n".encode(errors="replace"))
+
+    def _is_shown(self, worker: int, when: str) -> bool:
+        if self._ranks is None:
+            return True
+        if not when:  # the cluster does not tell
+            return self._until[worker] == _ALWAYS
+        return self._since[worker] <= datetime.fromisoformat(when).timestamp() < self._until[worker]
+
+
+def _number(writer: str) -> int | None:
+    """Of a worker; None for the master."""
+    head, _, number = writer.partition("-")
+    return int(number) if head == "worker" and number.isdecimal() else None

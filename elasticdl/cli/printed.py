@@ -1,0 +1,96 @@
+"""What workers print, as those see it who follow their job: whole lines, of the workers that they want to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from elasticdl.cli.outlets import Stream
+
+# A line may be longer than this, or never end; then it is shown in parts.
+LONGEST_LINE = 1 << 16
+# Of what was shown, for who asks whether it was.
+REMEMBERED = 1 << 16
+
+
+class Printer(Protocol):
+    """Shows what workers print; may take as long as it likes."""
+
+    def printed(self, lines: bytes, stream: Stream) -> None:
+        """Whole lines, but perhaps for the end of the last."""
+
+    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
+        """The line that is being printed there, which is as long as this by now; empty if there is none."""
+
+
+class Lines:
+    """What one worker prints on one stream. ``prefix``: stands before each line."""
+
+    def __init__(self, printer: Printer, stream: Stream, prefix: str = "") -> None:
+        self._printer = printer
+        self._stream = stream
+        self._prefix = prefix
+        self._rest = b""
+        self._shown = b""  # the last of it
+
+    def feed(self, data: bytes) -> None:
+        whole, end, rest = (self._rest + data).rpartition(b"\n")
+        is_long = len(rest) > LONGEST_LINE
+        self._rest = b"" if is_long else rest
+        self._printer.unfinished(self._rest, self._stream, self._prefix)
+        if end or is_long:
+            self._show(whole + end + rest * is_long)
+
+    def end(self, *, with_newline: bool = True) -> None:
+        """There is no more of it."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._printer.unfinished(b"", self._stream, self._prefix)
+            self._show(rest + b"\n" * with_newline)
+
+    def has_shown(self, text: str) -> bool:
+        return text.encode(errors="replace") in self._shown
+
+    def _show(self, lines: bytes) -> None:
+        self._shown = (self._shown + lines)[-REMEMBERED:]
+        if self._prefix:
+            # Of a line that was written over and over, as a progress bar is, what a terminal would show of it last.
+            each = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.removesuffix(b"\n").split(b"\n"))
+            lines = b"".join(self._prefix.encode() + line + b"\n" for line in each)
+        self._printer.printed(lines, self._stream)
+
+
+class Prints(Protocol):
+    """Shows what workers print, in a thread of its own: whoever reads it may be slow."""
+
+    def start(self) -> None: ...
+
+    def finish(self, wait: Callable[[], bool]) -> None:
+        """Show what is left, of a job that is over. ``wait`` is asked again and again whether that may take longer."""
+
+    def has_shown(self, text: str) -> bool:
+        """Whether this stands on the screen, as a worker has printed it lately."""
+
+
+PrintsT = TypeVar("PrintsT", bound=Prints)
+
+
+@contextmanager
+def printing(prints: PrintsT, wait: Callable[[], bool]) -> Iterator[PrintsT]:
+    """What workers print is shown meanwhile, and at the end what is left of it. ``wait``: as of `Prints.finish`."""
+    prints.start()
+    try:
+        yield prints
+    finally:
+        prints.finish(wait)
+
+
+def prefix_among(ranks: Collection[int] | None, worker: int) -> str:
+    """Of this worker's lines, where those of these ranks are shown, or of all."""
+    return "" if ranks is not None and len(ranks) == 1 else f"[worker {worker}] "
+
+
+def workers_of(ranks: Iterable[int], members: Sequence[int]) -> list[int]:
+    """Who has these ranks. ``members``: of a world, in the order of ranks."""
+    return [members[rank] for rank in ranks if rank < len(members)]

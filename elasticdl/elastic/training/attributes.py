@@ -1,0 +1,266 @@
+"""What the objects of a script keep in their attributes: what of it travels to other workers, and how.
+
+Plain data travel as what they are. Objects whose content can be taken and put (variables, metrics, random streams) stay the
+objects that they are here, with the content of the other's. Objects of the script's own classes are gone into. Of the rest, what is
+the script's is named.
+
+Each has a path: names and keys with dots between them; before that of a content stands `CONTENT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import functools
+import io
+import logging
+import random
+import sys
+import sysconfig
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from elasticdl.elastic.training.plain_data import IsForeign, is_plain
+
+CONTENT = "="  # no attribute has such a name
+MOST_NESTED = 4
+HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
+OF_THE_PROCESS = (
+    *(ModuleType, type, io.IOBase, logging.Logger, threading.Thread, threading.Event, type(threading.Lock())),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Of a kind of objects: how it is taken, and put."""
+
+    take: Callable[[Any], Any]
+    put: Callable[[Any, Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a framework's objects are to those that hold them.
+
+    ``assigned``: given what stands somewhere and what is to stand there, an array of the framework's, what to set.
+    """
+
+    content_of: Callable[[Any], Content | None] = lambda _: None
+    of_the_process: tuple[type, ...] = ()
+    is_foreign: IsForeign = lambda _: False
+    assigned: Callable[[Any, Any], Any] = lambda _, value: value
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place where something is kept. ``owner``: the attributes of an object, a dict or a list."""
+
+    path: str
+    owner: Any
+    key: Any
+    value: Any
+    travels: bool = True
+    content: Content | None = None
+
+    def taken(self) -> Any:
+        return self.value if self.content is None else self.content.take(self.value)
+
+
+def spots(
+    holder: Any,
+    kinds: Kinds,
+    foreign: Iterable[str] = (),
+    *,
+    others: Iterable[Any] = (),
+    entered: list[tuple[Any, Any, Any]] | None = None,
+) -> Iterator[Spot]:
+    """All that an object keeps but for attributes of these names, and for ``others``.
+
+    ``entered`` is added the objects that are gone into: where they are kept, and what.
+    """
+    names = [name for name in vars(holder) if name not in foreign]
+    walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
+    return walk.through(vars(holder), names, "", 0)
+
+
+def take(holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, copy: bool = True) -> dict[str, Any]:
+    """Everything of an object that travels, by path."""
+    found = ((spot.path, spot.taken()) for spot in spots(holder, kinds, foreign) if spot.travels)
+    return {path: deepcopy(value) if copy else value for path, value in found}
+
+
+def left_behind(found: Iterable[Spot], kinds: Kinds) -> Iterator[Spot]:
+    """What does not travel, and which some user may count on."""
+    silent = (*OF_THE_PROCESS, *kinds.of_the_process)
+    return (spot for spot in found if not (spot.travels or callable(spot.value) or isinstance(spot.value, silent)))
+
+
+def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
+    """Have an object keep there what `take` gave, of another worker perhaps. False: there is no such place here."""
+    *steps, last = path.removeprefix(CONTENT).split(".")
+    owner: Any = vars(holder)
+    for step in steps:
+        owner = _entered(owner, step)
+        if owner is None:
+            return False
+    key = _key(owner, last)
+    present = owner[key] if _holds(owner, key) else None
+    if path.startswith(CONTENT):
+        content = _content_of(present, kinds)
+        if content is not None:
+            content.put(present, value)
+        return content is not None
+    if isinstance(owner, tuple) or (isinstance(owner, list) and not _holds(owner, key)):
+        return False
+    owner[key] = assigned(present, value, kinds)
+    return True
+
+
+def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
+    """What to set in the place of ``present``, which others may hold as well: itself with another content, where that can be."""
+    if type(present) is not type(value) or present is value:
+        return value
+    match present:
+        case list():
+            present[:] = value
+        case dict():
+            if isinstance(present, defaultdict) and present.default_factory is not value.default_factory:
+                return value
+            items = list(value.items())
+            present.clear()
+            present.update(items)
+        case set():
+            items = list(value)
+            present.clear()
+            present.update(items)
+        case deque() if present.maxlen == value.maxlen:
+            items = list(value)
+            present.clear()
+            present.extend(items)
+        case _:
+            return kinds.assigned(present, value)
+    return present
+
+
+@functools.cache
+def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
+    """Names of the attributes that the functions of these packages set, of all classes that ``kind`` is derived from."""
+    names: set[str] = set()
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] in packages:
+            for member in vars(each).values():
+                for function in (member, *(getattr(member, name, None) for name in ("fget", "fset", "__func__"))):
+                    if isinstance(function, FunctionType):
+                        names |= {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_ATTR"}
+    return frozenset(names)
+
+
+@functools.cache
+def is_scripts_own(kind: Any) -> bool:
+    """Whether a class is the script's, and no installed package's."""
+    if kind.__module__ == "__main__":
+        return True
+    package = kind.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or package == "elasticdl":
+        return False
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(Path(file).is_relative_to(folder) for folder in installed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    kinds: Kinds
+    seen: set[int]  # ids of the objects on the way
+    entered: list[tuple[Any, Any, Any]]
+
+    def through(self, owner: Any, keys: Iterable[Any], before: str, nested: int) -> Iterator[Spot]:
+        for key in keys:
+            value, path = owner[key], f"{before}{key}"
+            if id(value) in self.seen:
+                continue
+            if is_plain(value, self.kinds.is_foreign):
+                yield Spot(path, owner, key, value)
+            elif content := _content_of(value, self.kinds):
+                if self._is_plain_within(value, content):
+                    yield Spot(CONTENT + path, owner, key, value, content=content)
+                else:
+                    yield Spot(path, owner, key, value, travels=False)
+            elif (inner := self._within(value)) is not None and nested < MOST_NESTED:
+                self.seen.add(id(value))
+                self.entered.append((owner, key, value))
+                yield from self.through(*inner, f"{path}.", nested + 1)
+            else:
+                yield Spot(path, owner, key, value, travels=False)
+
+    def _is_plain_within(self, value: Any, content: Content) -> bool:
+        try:
+            return is_plain(content.take(value), self.kinds.is_foreign)
+        except Exception:  # noqa: BLE001  whatever an object of the script's says
+            return False
+
+    def _within(self, value: Any) -> tuple[Any, list[Any]] | None:
+        """What it holds, and the keys of that; None if that is nobody's business."""
+        if type(value) in (list, tuple):
+            return value, list(range(len(value)))
+        if type(value) is dict:
+            plain = all(isinstance(key, int) or (isinstance(key, str) and "." not in key) for key in value)
+            return (value, list(value)) if plain else None
+        kind: Any = type(value)
+        own = is_scripts_own(kind) or isinstance(value, HOLD_ATTRIBUTES)
+        if (
+            not own
+            or not hasattr(value, "__dict__")
+            or isinstance(value, (*OF_THE_PROCESS, *self.kinds.of_the_process))
+        ):
+            return None
+        return vars(value), list(vars(value))
+
+
+def _content_of(value: Any, kinds: Kinds) -> Content | None:
+    match value:
+        case np.random.Generator():
+            return Content(lambda stream: deepcopy(stream.bit_generator.state), _put_bits)
+        case np.random.RandomState():
+            return Content(lambda stream: stream.get_state(), lambda stream, state: stream.set_state(state))
+        case random.Random():
+            return Content(lambda stream: stream.getstate(), lambda stream, state: stream.setstate(state))
+        case defaultdict():  # whose factory is a function: another worker's has its own
+            return Content(dict, _refill)
+    return kinds.content_of(value)
+
+
+def _put_bits(stream: np.random.Generator, state: Any) -> None:
+    stream.bit_generator.state = state
+
+
+def _refill(collection: dict[Any, Any], items: Mapping[Any, Any]) -> None:
+    collection.clear()
+    collection.update(items)
+
+
+def _entered(owner: Any, step: str) -> Any:
+    key = _key(owner, step)
+    if not _holds(owner, key):
+        return None
+    value = owner[key]
+    if isinstance(value, list | tuple | dict):
+        return value
+    return vars(value) if hasattr(value, "__dict__") else None
+
+
+def _key(owner: Any, step: str) -> Any:
+    is_number = isinstance(owner, list | tuple) or (isinstance(owner, dict) and step not in owner)
+    return int(step) if is_number and step.lstrip("-").isdecimal() else step
+
+
+def _holds(owner: Any, key: Any) -> bool:
+    return 0 <= key < len(owner) if isinstance(owner, list | tuple) else key in owner

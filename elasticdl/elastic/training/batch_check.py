@@ -1,0 +1,67 @@
+"""Whether all members make each step on the same samples of the same data.
+
+The vote of a step tells whether they do; only if they do not, each tells what it believes. In the first step of a world the
+data are part of that, as not every front end knows them when a worker comes in.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.training.data_facts import DataFacts
+
+
+class BatchCheck:
+    """Of one training state."""
+
+    def __init__(self, collective: Collective, facts: Callable[[], DataFacts]) -> None:
+        self._collective = collective
+        self._facts = facts
+        self._world = 0  # version of that whose members have compared their data
+
+    def ballot(self, plan: StepPlan | None) -> int:
+        """For the vote of the step that is made by this plan; 0 if nobody knows one."""
+        if plan is None:
+            return 0
+        version = self._collective.world.version
+        is_first, self._world = version != self._world, version
+        return plan.checksum ^ zlib.crc32(repr(self._facts().sources).encode()) if is_first else plan.checksum
+
+    def difference(self, position: Position) -> str:
+        """What differs between the batches, or the data, of the members, who all ask for it now. Empty if it is rounding alone.
+
+        Raises:
+            UserError: this worker is refused, as it came later and has others than the rest.
+            WorldBroken: another worker is.
+        """
+        facts, plan, progress = self._facts(), position.batch, position.progress
+        epoch, step, samples = (plan.epoch, plan.step, plan.whole) if plan else (progress.epoch, progress.step + 1, ())
+        mine = BatchFacts.of(facts.worker, epoch, step, samples, trained=position.made > 0)
+        told = self._collective.gather(_packed((mine, facts)), "elasticdl.batches")
+        every = [pickle.loads(each.tobytes()) for each in told]  # of other members of the same job
+        judged = (
+            Disagreement.of([batch for batch, _ in every], [data.differs(every[0][1]) for _, data in every])
+            if every
+            else None
+        )
+        said = self._collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
+        found: Disagreement = pickle.loads(said)
+        if mine.worker in found.refused:
+            raise UserError(f"refused: {found.line}")
+        if found.refused:
+            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
+        return found.line
+
+
+def _packed(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)

@@ -1,0 +1,162 @@
+"""Where states are kept: a folder on this machine, or any file system that fsspec knows.
+
+A state is there whole or not at all: it is written under another name and then renamed. What is in it is the
+framework's business; here it is something that writes itself to a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
+
+Content = TypeVar("Content")
+
+STEM = "checkpoint"
+SUFFIXES = {".pt": "PyTorch", ".npz": "Keras"}  # of checkpoints, and whose they are
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint; ``path`` as a person would write it."""
+
+    step: int
+    path: str
+
+
+class CheckpointStore:
+    """Checkpoints of one job, by step. Several workers may use the same place; at most one writes a step."""
+
+    def __init__(self, url: str, *, keep: int, writer: str, suffix: str = ".pt", stem: str = STEM) -> None:
+        """``keep``: newest ones that stay, 0 for all. ``writer`` tells this worker's unfinished files from others'.
+        ``suffix``: of the framework whose checkpoints they are. ``stem``: what their names begin with.
+        """
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"--checkpoint_dir {url}: {one_line(error)}") from error
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._url = url.rstrip("/")
+        self._keep = keep
+        self._writer = writer
+        self._suffix = suffix
+        self._stem = stem
+        suffixes = "|".join(map(re.escape, SUFFIXES if suffix in SUFFIXES else [suffix]))
+        self._whole = re.compile(rf"{stem}-(\d{{10,}})({suffixes})")
+        self._scratch = re.compile(rf"\.{stem}-(\d{{10,}})(?:{suffixes})\..*")
+
+    def path(self, step: int) -> str:
+        return f"{self._url}/{self._name(step)}"
+
+    def newest_first(self) -> list[Checkpoint]:
+        """The newest first.
+
+        Raises:
+            OSError: the folder can't be read.
+            UserError: they are of another framework.
+        """
+        found = [match for name in self._names() if (match := self._whole.fullmatch(name))]
+        if foreign := [match for match in found if match[2] != self._suffix]:
+            raise UserError(
+                f"--checkpoint_dir {self._url} holds checkpoints of {SUFFIXES[foreign[0][2]]} ({foreign[0][0]}), and this "
+                f"is a training with {SUFFIXES[self._suffix]}: give another folder"
+            )
+        steps = [int(match[1]) for match in found]
+        return [Checkpoint(step, self.path(step)) for step in sorted(steps, reverse=True)]
+
+    def read(self, step: int, load: Callable[[IO[bytes]], Content]) -> Content:
+        with self._fs.open(self._at(self._name(step)), "rb") as file:
+            return load(file)
+
+    def write(self, step: int, dump: Callable[[IO[bytes]], object]) -> None:
+        """Write a checkpoint, then delete those that are too many.
+
+        Raises:
+            Exception: whatever the file system raises; what was there before is untouched and nothing is left over.
+        """
+        self._fs.makedirs(self._root, exist_ok=True)
+        scratch = self._at(f".{self._name(step)}.{self._writer}")
+        try:
+            with self._fs.open(scratch, "wb") as file:
+                _dump(dump, file)
+                if self._is_local:
+                    file.flush()
+                    os.fsync(file.fileno())
+            self._rename(scratch, self._at(self._name(step)))
+        except BaseException:
+            self._remove(scratch)
+            raise
+        self._tidy(step)
+
+    def remove(self, *, before: int | None = None, but: int | None = None) -> None:
+        """All of them, or those of steps ``before`` one, except for one step: nobody goes on from them any more."""
+        for name in self._names():
+            step = int(match[1]) if (match := self._whole.fullmatch(name)) else but
+            if step != but and (before is None or (step is not None and step < before)):
+                self._remove(self._at(name))
+
+    def set_aside(self, step: int) -> None:
+        """Rename a checkpoint that can't be read: it is neither listed any more nor counted among those to keep.
+
+        Raises:
+            OSError: it could not be renamed.
+        """
+        path = self._at(self._name(step))
+        self._fs.mv(path, f"{path}.unreadable")
+
+    def _name(self, step: int) -> str:
+        return f"{self._stem}-{step:010d}{self._suffix}"
+
+    def _names(self) -> list[str]:
+        # Others change the folder as well: what was listed before is no longer true.
+        self._fs.invalidate_cache()
+        try:
+            return [path.rpartition("/")[2] for path in self._fs.ls(self._root, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _rename(self, scratch: str, path: str) -> None:
+        if self._is_local:
+            os.replace(scratch, path)
+            folder = os.open(self._root, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        else:
+            self._fs.mv(scratch, path)
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):  # it was never made, or the file system is what failed
+            self._fs.rm_file(path)
+
+    def _tidy(self, step: int) -> None:
+        """Delete what the new checkpoint makes superfluous: the oldest, and what dead writers left unfinished."""
+        names = self._names()
+        stale = [name for name in names if (match := self._scratch.fullmatch(name)) and int(match[1]) < step]
+        whole = sorted((int(match[1]), name) for name in names if (match := self._whole.fullmatch(name)))
+        surplus = [name for _, name in whole[: -self._keep]] if self._keep else []
+        for name in stale + surplus:
+            self._remove(self._at(name))
+
+
+def _dump(dump: Callable[[IO[bytes]], object], file: IO[bytes]) -> None:
+    """Where torch's writer tells of a position that it did not expect, the reason was a full disk: say that."""
+    try:
+        dump(file)
+    except Exception as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise

@@ -1,0 +1,73 @@
+"""What a worker that leaves for good leaves behind of its training, and what one that begins takes over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.core.errors import Stopped
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.training.context import JobContext
+    from elasticdl.elastic.training.state import TrainingState
+
+log = logging.getLogger(__name__)
+
+
+def leave_behind(job: JobContext[Any], state: TrainingState, stopped: Stopped) -> None:
+    if state.has_state and stopped.drained:
+        _hand_over(job, state)
+    elif state.has_state and stopped.checkpoint:
+        _keep(job, state)
+
+
+def take_over(job: JobContext[Any], state: TrainingState) -> None:
+    """Rank 0 of a world whose members hold no state: go on from what another has left.
+
+    Raises:
+        UserError: what a stopped job has left can't be gone on from.
+    """
+    left, learnt = job.handover.read(state) if job.handover is not None else None, ""
+    path = "" if left is None else str(left)
+    if not path and job.kept is not None:
+        path, learnt = job.kept.read(state, job.warn) or ("", "")
+    if path:
+        progress = state.progress
+        where = {"step": progress.step, "epoch": progress.epoch, "samples": progress.samples}
+        job.session.notify("resumed", **where, path=path, learnt=learnt)
+
+
+def _hand_over(job: JobContext[Any], state: TrainingState) -> None:
+    """Leave the state for those who come, unless it is certain that others hold it."""
+    alone = job.size == 1 or job.session.core.left_broken
+    if job.handover is None or not (alone or job.rank == 0):
+        return
+    try:
+        path = job.handover.write(state)
+    except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
+        if alone:
+            why = one_line(error.__context__ or error)
+            job.warn(f"the state after step {state.step} leaves with its last worker: {why}; give --checkpoint_dir")
+        return
+    log.info("left the state after step %d in %s", state.step, path)
+
+
+def _keep(job: JobContext[Any], state: TrainingState) -> None:
+    """Leave the state for the job that is to go on from here."""
+    is_its_task = job.rank == 0 or job.session.core.left_broken
+    if job.kept is None or not is_its_task or state.step == 0:
+        return
+    if state.cannot_be_kept:
+        job.warn(f"nothing is kept of step {state.step}: {state.cannot_be_kept}")
+        return
+    began = time.monotonic()
+    try:
+        path = job.kept.write(state, job.session.learnt)
+    except Exception as error:  # noqa: BLE001  as of `_hand_over`
+        why = f"{one_line(error.__context__ or error)}; --checkpoint_dir names another place"
+        job.session.notify("checkpoint_failed", step=state.step, reason=why)
+        return
+    seconds = time.monotonic() - began
+    job.session.notify("checkpoint", step=state.step, path=path, seconds=seconds, held=seconds)

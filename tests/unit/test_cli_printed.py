@@ -1,0 +1,403 @@
+"""What workers print, as those see it who follow their job; and where it stands among the lines of `elasticdl logs`."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+from datetime import datetime
+
+import pytest
+from rich.console import Console
+
+from elasticdl.cli.cluster import job_streams
+from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.local.local_logs import LocalLogs
+from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
+from elasticdl.cli.outlets import Outlet, Stream
+from elasticdl.cli.printed import LONGEST_LINE, Lines, printing
+from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
+from elasticdl.common.jobdir import create_job_dir
+from elasticdl.common.option_values import parse_ranks, ranks_of
+from elasticdl.common.spec import JobSpec
+from elasticdl.kubernetes.api_error import NotDoneError
+from elasticdl.master.observers.log_marking import LogMarks
+
+OUT, ERR = Stream.OUT, Stream.ERR
+DEADLINE = 30.0
+
+
+class Shown:
+    """A screen that keeps what is printed, and what is said."""
+
+    def __init__(self):
+        self.texts = {OUT: "", ERR: ""}
+        self.begun = ""
+        self.said = []
+
+    def printed(self, lines, stream):
+        self.texts[stream] += lines.decode()
+
+    def unfinished(self, line, stream, prefix):
+        self.begun = line.decode()
+
+    def line(self, text):
+        self.said.append(text)
+
+
+class Job:
+    """A job's folder in which the test plays the workers that print, and the master that makes marks."""
+
+    def __init__(self, ranks="0", *, stdout_apart=False):
+        self.dir = create_job_dir("job")
+        self.now = 1000.0
+        self.marks = LogMarks(self.dir, lambda: self.now)
+        self.shown = Shown()
+        files = {OUT: self.dir.worker_log}
+        if stdout_apart:
+            files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
+        self.prints = LocalPrints(self.dir, files, ranks_of(ranks), self.shown)
+
+    def launched(self, *workers):
+        for worker in workers:
+            self.dir.worker_log(worker).touch()
+            self.record("worker_launched", worker=worker)
+
+    def record(self, event, **fields):
+        self.now += 1.0
+        self.marks.recorded(event, fields)
+
+    def world(self, *members):
+        self.record("world_formed", members=list(members))
+
+    def print(self, worker, text, *, to=None):
+        with (to or self.dir.worker_log)(worker).open("a") as log:
+            log.write(text)
+
+    def look(self):
+        for _ in range(2):  # who becomes rank 0 is seen by the first, and what it prints then by the second
+            self.prints.look()
+        return self.shown.texts[OUT]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+
+
+# ---- which workers ----
+
+
+@pytest.mark.parametrize("looks_often", [True, False])
+def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
+    job = Job()
+    job.launched(0, 1)
+    for worker in (0, 1):
+        job.print(worker, "loads\n")
+    job.world(0, 1)
+    for step in (1, 2):
+        for worker in (0, 1):
+            job.print(worker, f"step {step}\n")
+        if looks_often:
+            job.look()
+    job.print(0, "step 3")  # and is killed
+    job.record("worker_left", worker=0, code=-9)
+    job.world(1, 2)
+    if looks_often:
+        job.look()
+    job.print(1, "step 3\nstep 4\n")
+    job.print(0, "never seen: it is gone\n")
+    assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
+
+
+def test_what_a_worker_prints_while_a_world_is_formed_is_shown_once():
+    """A look reads how long the log is, and then the marks: a mark that comes in between is of what is not read yet."""
+    job = Job()
+    job.launched(0, 1)
+    job.world(0, 1)
+    job.print(0, "a\n")
+    own_lines = job.prints._marks.lines
+
+    def lines(most):
+        job.prints._marks.lines = own_lines
+        job.world(1, 0)
+        job.print(0, "not rank 0 any more\n")
+        job.print(1, "b\n")
+        return own_lines(most)
+
+    job.prints._marks.lines = lines
+    job.look()
+    assert job.look() == "a\nb\n"
+
+
+def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_again():
+    job = Job()
+    job.launched(0, 1)
+    job.print(0, "Traceback\n")
+    job.print(1, "loads\n")
+    job.record("worker_left", worker=0, code=1)
+    job.world(1)
+    job.print(1, "step 1\n")
+    assert job.look() == "Traceback\nstep 1\n"
+
+
+def test_a_first_rank_0_is_shown_from_its_beginning_if_nobody_was_shown_before():
+    job = Job()
+    job.launched(0, 1)
+    job.print(1, "loads\n")
+    job.world(1, 0)
+    assert job.look() == "loads\n"
+
+
+def test_all_workers_have_their_names_before_each_line():
+    job = Job("all")
+    job.launched(0, 1)
+    job.print(0, "a\nb\n\r 3%|\r 50%|\r100%|\n")
+    job.print(1, "c\nun")
+    job.look()
+    job.print(1, "finished\n")
+    assert job.look() == "[worker 0] a\n[worker 0] b\n[worker 0] 100%|\n[worker 1] c\n[worker 1] unfinished\n"
+
+
+def test_some_ranks_and_none():
+    for ranks, seen in (("0,1", "[worker 5] b\n[worker 0] a\n"), ("1", "a\n"), ("7", ""), ("none", "")):
+        job = Job(ranks)
+        job.launched(0, 5, 6)
+        job.world(5, 0, 6)
+        job.print(0, "a\n")
+        job.print(5, "b\n")
+        job.print(6, "c\n")
+        assert sorted(job.look().splitlines()) == sorted(seen.splitlines()), ranks
+        for path in (*job.dir.logs.iterdir(), job.dir.logs, job.dir.path):
+            path.unlink() if path.is_file() else path.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("all", "all"), ("none", "none"), (0, "0"), ("0, 1", "0,1"), ([0, 2], "0,2")]
+)
+def test_ranks_as_they_are_given(given, kept):
+    assert parse_ranks(given) == kept
+    assert JobSpec(log_ranks=given).log_ranks == kept
+
+
+@pytest.mark.parametrize("given", ["", "first", "0-1", -1, True, [], "0,,1"])
+def test_what_are_no_ranks(given):
+    with pytest.raises(ValueError, match="neither all nor none, nor ranks as in 0,1"):
+        parse_ranks(given)
+
+
+# ---- where it goes ----
+
+
+def test_both_streams_are_told_apart_where_they_lead_apart():
+    job = Job(stdout_apart=True)
+    job.launched(0)
+    job.print(0, "result\n", to=job.dir.worker_out)
+    job.print(0, "warning\n")
+    job.look()
+    assert job.shown.texts == {OUT: "result\n", ERR: "warning\n"}
+
+
+def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
+    with (tmp_path / "a").open("w") as one, (tmp_path / "a").open("w") as same, (tmp_path / "b").open("w") as other:
+        out, err, elsewhere = Outlet(one.fileno(), OUT), Outlet(same.fileno(), ERR), Outlet(other.fileno(), ERR)
+        script, module = JobSpec(command=("python", "x.py")), JobSpec(model_def="m")
+        assert [apart(script, out, err), apart(script, out, elsewhere), apart(module, out, err)] == [False, True, True]
+        job = Job()
+        job.launched(0)
+        job.print(0, "the worker's own\n")
+        job.print(0, "the module's\n", to=job.dir.worker_out)
+        prints = local_prints(job.dir, module, job.shown, out, err)
+        prints.look()
+        assert job.shown.texts == {OUT: "the module's\n", ERR: ""}
+
+
+def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_long():
+    shown = Shown()
+    lines = Lines(shown, OUT)
+    lines.feed(b"a\nb")
+    assert (shown.texts[OUT], shown.begun) == ("a\n", "b")
+    lines.feed(b"x" * LONGEST_LINE)
+    assert shown.texts[OUT] == "a\nb" + "x" * LONGEST_LINE
+    lines.feed(b"c")
+    lines.end(with_newline=False)
+    assert shown.texts[OUT].endswith("xc")
+    assert shown.begun == ""
+
+
+def test_what_was_shown_is_known():
+    job = Job()
+    job.launched(0)
+    job.print(0, "x\nTraceback\nValueError: y\n")
+    job.look()
+    job.world(1)
+    job.look()
+    assert job.prints.has_shown("Traceback\nValueError: y")
+    assert not job.prints.has_shown("Traceback\nValueError: z")
+
+
+def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobody_up():
+    """The reader takes nothing until the job is over; what is not taken stays in the log."""
+    job = Job()
+    job.launched(0)
+    job.print(0, "x" * 99 + "\n", to=job.dir.worker_log)
+    for _ in range(12):
+        with job.dir.worker_log(0).open("ab") as log, job.dir.worker_log(0).open("rb") as before:
+            log.write(before.read())
+    taken, wait = [], threading.Event()
+    job.shown.printed = lambda lines, stream: wait.wait(DEADLINE) and taken.append(len(lines))
+    with printing(job.prints, wait=lambda: not wait.set()):
+        assert not taken
+    assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
+
+
+def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
+    reads, writes = os.pipe()
+    os.close(reads)
+    said = []
+    screen = PlainScreen(said.append, 100, printing=Printing(Outlet(writes, OUT)))
+    for _ in range(3):
+        screen.printed(b"line\n", OUT)
+    os.close(writes)
+    assert said == ["stdout can't be written (its reader is gone): what workers print goes on in their logs"]
+
+
+class Terminal(Outlet):
+    is_terminal = True
+
+
+def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=40)
+    screen = LiveScreen(console, clock=lambda: 0.0, printing=Printing(Terminal(-1, OUT)))
+    long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
+    with screen.live():
+        screen.unfinished(b"\r 3%|\r 50%|", OUT, "")
+        screen.printed(f"{long}\n".encode(), OUT)
+        panel = out.getvalue()[out.getvalue().index(long) :]
+    assert f"{long}\n" in out.getvalue()
+    assert re.search(r" 50%\|\s*\n.*pending", panel)
+
+
+# ---- among the lines of the logs ----
+
+
+def test_lines_without_a_time_stand_where_they_were_written_among_the_masters():
+    job = Job()
+
+    def master(text):
+        stamp = datetime.fromtimestamp(job.now + 1.0).strftime("%Y-%m-%d %H:%M:%S,000")
+        with job.dir.master_log.open("a") as log:
+            log.write(f"{stamp} {text}\n")
+
+    master("job_started")
+    job.record("job_started")
+    master("worker_launched 0")
+    job.launched(0)
+    job.print(0, "loads\n")
+    master("world_formed")
+    job.world(0)
+    job.print(0, "2001-01-01 00:00:00 is a date in the data\n")
+    job.print(0, "step 1\n", to=job.dir.worker_out)
+    master("epoch_finished")
+    job.record("epoch_finished")
+    job.print(0, "after all marks\n")
+    lines = [re.sub(r"\| \d{4}.*? (?=[a-z]+_)", "| ", line) for line in LocalLogs(job.dir, None).look()]
+    assert lines == [
+        "master    | job_started",
+        "master    | worker_launched 0",
+        "worker-0  | loads",
+        "master    | world_formed",
+        "worker-0  | step 1",
+        "worker-0  | 2001-01-01 00:00:00 is a date in the data",
+        "master    | epoch_finished",
+        "worker-0  | after all marks",
+    ]
+
+
+def test_with_very_many_workers_the_logs_are_looked_at_less_often_and_always_as_a_world_forms():
+    times = iter([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
+    job = create_job_dir("many")
+    marks = LogMarks(job, lambda: next(times))  # by which each look takes a second
+    marks.recorded("worker_launched", {"worker": 0})  # looks at 10, and then not before 31
+    job.worker_log(0).write_text("a\n")
+    marks.recorded("warning", {"message": "of no worker"})
+    marks.recorded("world_formed", {"members": [0]})
+    lines = job.marks.read_text().splitlines()
+    assert lines == [
+        '{"time":10.0,"sizes":{"worker-0.log":0,"worker-0.out":0}}',
+        '{"time":13.0,"sizes":{"worker-0.log":2},"members":[0]}',
+    ]
+
+
+# ---- on a cluster ----
+
+
+class Log(io.BytesIO):
+    def stream(self, amt):
+        yield self.getvalue()
+
+    def shutdown(self):
+        pass
+
+
+class Pods:
+    """The logs of some workers' pods, which have ended."""
+
+    def __init__(self, *logs):
+        self._logs = {f"w-{number}": log for number, log in enumerate(logs)}
+
+    def list(self, kind, *, label_selector):
+        found = []
+        for number, name in enumerate(self._logs):
+            labels = {"elasticdl.org/role": "worker", "elasticdl.org/worker": str(number)}
+            if "worker=" not in label_selector or label_selector.endswith(f"worker={number}"):
+                owner = [{"kind": "Job", "name": "job-master"}]
+                about = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": ""}
+                status = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {}}}]}
+                found.append({"metadata": about, "status": status})
+        return found
+
+    def log(self, pod, follow=False, timestamps=False):
+        assert timestamps
+        found = Log(self._logs[pod].encode())
+        found.data = found.getvalue()
+        return found
+
+
+def shown_of(pods, ranks, *worlds):
+    shown = Shown()
+    prints = PodPrints(pods, "job", ranks_of(ranks), shown)
+    for time, members in worlds:
+        prints.hear({"event": "world_formed", "time": time, "members": members})
+    with printing(prints, wait=lambda: True):
+        pass
+    return shown
+
+
+def test_on_a_cluster_another_rank_0_goes_on_where_the_last_one_ended():
+    first = "1970-01-01T00:00:01.5Z loads\n1970-01-01T00:00:03.000000000Z step 1\n1970-01-01T00:00:09Z late\n"
+    second = "1970-01-01T00:00:01Z loads\n1970-01-01T00:00:03Z step 1\n1970-01-01T00:00:05.25Z step 2\n"
+    worlds = (2.0, [0, 1]), (5.0, [1])
+    assert shown_of(Pods("", second), "0", *worlds).texts[OUT] == "step 2\n"
+    assert shown_of(Pods(first, second), "0", worlds[0]).texts[OUT] == "loads\nstep 1\nlate\n"
+    every = shown_of(Pods(first, second), "all", *worlds).texts[OUT].splitlines()
+    own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
+    assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)
+
+
+def test_who_may_not_read_logs_is_told_so_once():
+    pods = Pods("")
+
+    def refuse(*_, **__):
+        raise NotDoneError(403, "you may not get pods/log")
+
+    pods.list = refuse
+    shown = shown_of(pods, "0")
+    assert shown.said == ["what workers print can't be shown at the moment: you may not get pods/log"]
+
+
+def test_the_logs_of_pods_are_in_the_order_of_time():
+    pods = Pods("1970-01-01T00:00:01Z a\n1970-01-01T00:00:03Z c\n", "1970-01-01T00:00:02Z b\n1970-01-01T00:00:04Z d\n")
+    assert [line[-1] for line in job_streams.read_logs(pods, "job", None)] == list("abcd")

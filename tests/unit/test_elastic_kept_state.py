@@ -1,0 +1,211 @@
+"""What a stopped training is kept as, and which other training goes on from it."""
+
+import pytest
+import torch
+from elastic_kit import Board, Trainee
+from session_kit import FakeMaster
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.training.kept_state import KeptState
+from elasticdl.elastic.training.left_behind import leave_behind, take_over
+
+POLICY = BatchPolicy(20, None, 10)
+WORLD = World(1, (Member(3, "h", 0, False),), 0)
+STOP = Stopped("elasticdl stop", checkpoint=True)
+
+
+class Job:
+    """A worker of a job, the only one, whose kept state is in this folder or URL."""
+
+    def __init__(self, place, *, resume=True, **values):
+        self.master = FakeMaster(WORLD)
+        self.member = Trainee(0, Board(1), POLICY, joins=False, session=self.master.session)
+        self.context, self.state = self.member.context, self.member.state
+        self.context.kept = KeptState(str(place), resume=resume)
+        self.state.values.update(values)
+
+    def train(self, *, stop_after=None, checkpoint=True):
+        def train():
+            for batch in self.member.steps():
+                if batch.plan.step == stop_after:
+                    self.context.session.post(p.StopOrdered("elasticdl stop", checkpoint))
+                self.member.make_step(batch)
+                self.member.losses.append(self.state.loss)
+                self.state.commit()
+
+        if stop_after is None:
+            self.context.run(train, self.state)
+            self.context.finish(step=self.state.step, epochs=1, metrics={})
+        else:
+            with pytest.raises(Stopped):
+                self.context.run(train, self.state)
+        return self
+
+    def told(self, event="warning"):
+        return self.master.notices(event)
+
+
+@pytest.fixture(params=["folder", "url"])
+def place(request, tmp_path):
+    return tmp_path / "kept" if request.param == "folder" else f"file://{tmp_path}/kept"
+
+
+def names(tmp_path):
+    folder = tmp_path / "kept"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_the_next_job_goes_on_from_there_and_at_its_end_nothing_is_left(place, tmp_path):
+    first = Job(place, seen=1).train(stop_after=2)
+    assert names(tmp_path) == ["stopped-0000000002.state"]
+    (told,) = first.told("checkpoint")
+    assert (told["step"], told["path"]) == (2, f"{place}/stopped-0000000002.state")
+    second, undisturbed = Job(place, seen=0).train(), Job(tmp_path / "none").train()
+    (resumed,) = second.told("resumed")
+    assert (resumed["step"], resumed["path"]) == (2, told["path"])
+    assert (second.state.step, second.state.seen) == (undisturbed.state.step, 1)
+    assert second.member.losses == undisturbed.member.losses[2:]
+    for ours, theirs in zip(second.member.model.parameters(), undisturbed.member.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert names(tmp_path) == []
+
+
+def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place, tmp_path):
+    Job(place).train(stop_after=1, checkpoint=False)
+    untrained = Job(place)
+    untrained.state._position.has_state = True
+    leave_behind(untrained.context, untrained.state, STOP)
+    unkept = Job(place)
+    unkept.state.cannot_be_kept = "it is in its second fit()"
+    unkept.train(stop_after=1)
+    assert unkept.told() == [{"message": "nothing is kept of step 1: it is in its second fit()"}]
+    assert names(tmp_path) == []
+
+
+def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_all(place, tmp_path):
+    Job(place).train(stop_after=1)
+    Job(place).train(stop_after=3)
+    assert names(tmp_path) == ["stopped-0000000003.state"]
+    anew = Job(place, resume=False).train(stop_after=1)
+    assert names(tmp_path) == ["stopped-0000000001.state"]
+    assert not anew.told("resumed")
+
+
+def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
+    for steps in (3, 2):
+        job = Job(tmp_path / "none").train(stop_after=steps, checkpoint=False)
+        KeptState(str(place)).write(job.state, "")
+    assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
+    later = Job(place)
+    take_over(later.context, later.state)
+    assert later.state.step == 3
+
+
+def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
+    kept = tmp_path / "kept"
+    Job(kept).train(stop_after=1)
+    before = (kept / "stopped-0000000001.state").read_bytes()
+    job = Job(kept)
+    job.state.values["rule"] = lambda step: step  # no pickle can hold it
+    job.train(stop_after=2)
+    (failed,) = job.told("checkpoint_failed")
+    assert (failed["step"], "--checkpoint_dir names another place" in failed["reason"]) == (2, True)
+    assert names(tmp_path) == ["stopped-0000000001.state"]
+    assert (kept / "stopped-0000000001.state").read_bytes() == before
+
+
+def resume(job):
+    take_over(job.context, job.state)
+
+
+def test_half_a_file_is_one_line_and_stays(tmp_path):
+    kept = tmp_path / "kept"
+    Job(kept).train(stop_after=2)
+    path = kept / "stopped-0000000002.state"
+    for damaged in (path.read_bytes()[:1000], b"", b"nothing of the kind"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError) as told:
+            resume(Job(kept))
+        assert str(told.value).startswith(f"{path}, kept of step 2, can't be read: ")
+        assert str(told.value).endswith("; give --no_resume to begin anew")
+        assert "\n" not in str(told.value)
+        assert path.read_bytes() == damaged
+
+
+def other_model(job):
+    job.state.model = torch.nn.Linear(8, 5)
+    return "is of another training: it has no weight"
+
+
+def other_shape(job):
+    job.state.model = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))
+    return "is of another training: 0.weight has shape (16, 8) there and (17, 8) here"
+
+
+def other_optimizer(job):
+    job.state.optimizer = torch.optim.Adam(job.state.model.parameters())
+    return "is of another training: its optimizer is of another kind"
+
+
+def other_data(job):
+    order = job.state.sampler.order
+    job.state.sampler.order = type(order)(60, order.policy, order.seed, order.shuffle, order.drop_last)
+    return "stands within an epoch of other data: samples was 50 and is 60"
+
+
+def other_object(job):
+    class Counter:
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            raise KeyError("seen")
+
+    job.state.values["seen"] = Counter()
+    return "does not fit: KeyError: 'seen'"
+
+
+@pytest.mark.parametrize("change", [other_model, other_shape, other_optimizer, other_data, other_object])
+def test_another_training_is_told_so_in_one_line(tmp_path, change):
+    kept = tmp_path / "kept"
+    Job(kept, seen=7).train(stop_after=1)
+    job = Job(kept)
+    why = change(job)
+    with pytest.raises(UserError) as told:
+        resume(job)
+    assert str(told.value) == f"{kept}/stopped-0000000001.state, kept of step 1, {why}; give --no_resume to begin anew"
+    assert names(tmp_path) == ["stopped-0000000001.state"]
+
+
+def test_other_data_are_no_matter_between_two_epochs(tmp_path):
+    kept = tmp_path / "kept"
+    job = Job(kept).train(stop_after=3)  # the last step of its epoch
+    assert job.state.progress.position in (0, 50)
+    other = Job(kept)
+    other_data(other)
+    resume(other)
+    assert other.state.step == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "means_it", "taken"), [(1, False, True), (1, True, False), (2, False, False), (3, False, False)]
+)
+def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(tmp_path, own, means_it, taken):
+    kept = tmp_path / "kept"
+    Job(kept).train(stop_after=2)
+    job = Job(kept)
+    job.context.post(p.Loaded(Progress(0, 20, own, 20)))
+    job.state.begins_as_told = means_it
+    resume(job)
+    assert job.state.step == (2 if taken else own)
+    if not taken:
+        (told,) = job.told()
+        assert told["message"].startswith(
+            f"the script goes on from step {own} by a checkpoint of its own: {kept}/stopped-"
+        )
+    assert bool(job.told("resumed")) is taken

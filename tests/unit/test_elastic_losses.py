@@ -1,0 +1,98 @@
+"""Losses that are no mean over samples, by what autograd knows of them."""
+
+import pytest
+import torch
+from elastic_kit import Board, PlainScript, Trainee
+from torch.nn import functional as f
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.losses import LossCheck
+
+SAMPLES = 6
+OUT = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
+LIKE = torch.rand(SAMPLES, 4, generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
+OF_LAYER = torch.nn.Parameter(torch.ones(SAMPLES, 4))
+
+
+def looked_at(loss, **options):
+    warnings = []
+    LossCheck(warnings.append).look(loss, SAMPLES, **options)
+    return warnings
+
+
+OF_TORCH = {
+    "cross entropy": lambda reduction: f.cross_entropy(OUT, LABELS, reduction=reduction),
+    "of pixels": lambda reduction: f.cross_entropy(OUT.view(2, 4, 3), LABELS.view(2, 3), reduction=reduction),
+    "square": lambda reduction: f.mse_loss(OUT, LIKE, reduction=reduction),
+    "absolute": lambda reduction: f.l1_loss(OUT, LIKE, reduction=reduction),
+    "smooth": lambda reduction: f.smooth_l1_loss(OUT, LIKE, reduction=reduction),
+    "binary": lambda reduction: f.binary_cross_entropy(OUT.sigmoid(), LIKE, reduction=reduction),
+    "of logits": lambda reduction: f.binary_cross_entropy_with_logits(OUT, LIKE, reduction=reduction),
+    "triplets": lambda reduction: f.triplet_margin_loss(OUT, LIKE, LIKE.flip(0), reduction=reduction),
+    "by hand": lambda reduction: getattr((OUT - LIKE) ** 2, reduction)(),
+    "of samples": lambda reduction: getattr(f.cross_entropy(OUT, LABELS, reduction="none"), reduction)(),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_a_sum_over_samples_is_refused_and_a_mean_is_not(name):
+    loss = OF_TORCH[name]
+    penalty = 0.1 * OF_LAYER.abs().sum() + OF_LAYER.pow(2).sum()
+    for whole in (loss("mean"), loss("mean") + penalty, loss("sum") / SAMPLES + penalty):
+        assert looked_at(whole) == []
+    for whole in (loss("sum"), penalty + loss("sum"), -(-loss("sum")).squeeze()):
+        with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
+            looked_at(whole)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="the loss is a sum"):
+        looked_at(loss("sum") * 1024, is_scaled=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.stack([OUT.mean(), LIKE.mean()]).sum(),
+        (LIKE[:, 0] * (OUT - LIKE).pow(2).mean(1)).sum(),  # by weights that may add up to 1
+        (f.cross_entropy(OUT, LABELS, reduction="none") / SAMPLES).sum(),
+        (OUT.pow(2).sum(1)).mean(),
+        OUT[:3].pow(2).sum(),
+        LIKE.sum(),
+        None,
+        {"loss": OUT},
+    ],
+)
+def test_what_may_be_a_mean_is_not_refused(loss):
+    assert looked_at(loss) == []
+
+
+def test_a_mean_over_something_else_than_samples_is_warned_of_once():
+    ignoring = torch.tensor([0, 1, -100, 3, -100, 1])
+    (warning,) = looked_at(f.cross_entropy(OUT, ignoring))
+    assert warning.startswith("the loss is a mean over 4 of 6 targets (class weights, or an ignore_index)")
+    (warning,) = looked_at(f.cross_entropy(OUT, LABELS, weight=torch.tensor([1.0, 2.0, 1.0, 1.0])))
+    assert "over 8 of 6 targets" in warning
+    warnings, losses = [], [f.cross_entropy(OUT, ignoring) for _ in range(2)]
+    check = LossCheck(warnings.append)
+    for loss in losses:
+        check.look(loss, SAMPLES)
+    assert len(warnings) == 1
+
+
+def test_loops_of_ones_own_refuse_a_sum():
+    member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
+    batch = next(steps := member.steps())
+    inputs, labels = next(iter(batch))
+    with pytest.raises(UserError, match="a sum over the samples"):
+        batch.backward(f.cross_entropy(member.model(inputs), labels, reduction="sum"))
+    steps.close()
+    model = torch.nn.Linear(4, 4)
+    loader = DataLoader(TensorDataset(LIKE, LABELS), batch_size=3)
+    script = PlainScript(0, Board(1), model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    inputs, labels = next(batches := iter(script.loader))
+    loss = f.cross_entropy(model(inputs), labels, reduction="sum")
+    with pytest.raises(UserError, match="a sum over the samples"):
+        loss.backward()
+    batches.close()

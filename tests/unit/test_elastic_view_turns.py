@@ -1,0 +1,216 @@
+"""Batches that a plain loop leaves out, looks at without training, or fetches ahead."""
+
+import contextlib
+import queue
+import threading
+
+import pytest
+import torch
+from elastic_kit import Board, PlainScript, in_threads
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from elasticdl.common.errors import UserError
+
+BATCH = 8
+
+
+class Member:
+    def __init__(self, rank=None, board=None, samples=48):
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
+        self.loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=BATCH)
+        if board is not None:
+            self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader)
+            self.loader = self.script.loader
+
+    def train(self, x, y):
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+
+    @property
+    def weights(self):
+        return [each.detach().clone() for each in self.model.parameters()]
+
+
+def refused(loop, workers):
+    """In one line, on all workers."""
+    board = Board(workers)
+
+    def run(member):
+        with pytest.raises(UserError) as caught:
+            loop(member)
+        return str(caught.value)
+
+    lines = in_threads(run, [Member(rank, board) for rank in range(workers)])
+    assert not any("\n" in line for line in lines)
+    return lines
+
+
+def skips_what_is_not_full(member):
+    for x, y in member.loader:
+        if x.size(0) != BATCH:
+            continue
+        member.train(x, y)
+
+
+def skips_by_length(member):
+    for x, y in member.loader:
+        inputs = x.float()
+        if len(inputs) < BATCH:
+            continue
+        member.train(inputs, y)
+
+
+def skips_by_shape(member):
+    for x, y in member.loader:
+        if x.shape[0] == BATCH:
+            member.train(x, y)
+
+
+@pytest.mark.parametrize("loop", [skips_what_is_not_full, skips_by_length, skips_by_shape])
+def test_a_batch_that_is_left_out_by_its_size_is_refused_at_once(loop):
+    for line in refused(loop, 2):
+        assert "test_elastic_view_turns.py:" in line
+        assert "this worker's part has 4 of its 8 samples" in line
+        assert "drop_last=True" in line
+
+
+def test_alone_it_is_as_ever():
+    (member,) = [Member(0, Board(1))]
+    skips_what_is_not_full(member)
+    alone = Member()
+    skips_what_is_not_full(alone)
+    torch.testing.assert_close(member.weights, alone.weights)
+
+
+class Prefetcher:
+    def __init__(self, loader, change=lambda x: x):
+        self.batches, self.change = iter(loader), change
+        self.load()
+
+    def load(self):
+        self.next = None
+        for x, y in self.batches:
+            self.next = self.change(x), y
+            return
+
+    def __iter__(self):
+        while self.next is not None:
+            batch = self.next
+            self.load()
+            yield batch
+
+
+def fetches_ahead(member):
+    for x, y in Prefetcher(member.loader):
+        member.train(x, y)
+
+
+def fetches_ahead_and_converts(member):
+    for x, y in Prefetcher(member.loader, torch.Tensor.double):
+        member.train(x.float(), y)
+
+
+def keeps_an_epoch(member):
+    for x, y in list(member.loader):
+        member.train(x, y)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("loop", [fetches_ahead, fetches_ahead_and_converts])
+def test_to_fetch_the_next_batch_before_a_step_is_refused_at_once(loop, workers):
+    for line in refused(loop, workers):
+        assert "test_elastic_view_turns.py:" in line
+        assert "works on a batch after the next one was given, as with a prefetcher" in line
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_epoch_that_is_kept_is_refused(workers):
+    assert all(
+        "without a batch from the loader that was prepared: train on each batch before" in line
+        for line in refused(keeps_an_epoch, workers)
+    )
+
+
+def test_to_fetch_in_another_thread_is_refused():
+    member, batches = Member(0, Board(1)), queue.Queue(1)
+    thread = threading.Thread(target=lambda: [batches.put(each) for each in member.loader], daemon=True)
+    thread.start()
+    x, y = batches.get(timeout=30)
+    with pytest.raises(UserError, match="looped over in another thread than the one that trains, as by a background"):
+        member.train(x, y)
+    while thread.is_alive():
+        with contextlib.suppress(queue.Empty):
+            batches.get(timeout=0.01)
+
+
+def looks_first(member):
+    x, _ = next(iter(member.loader))
+    assert x.shape[1] == 8
+    for number, (x, y) in enumerate(member.loader):
+        if number == 0:
+            assert len(x)
+        member.train(x, y)
+
+
+def looks_at_how_good_it_is(member):
+    right = count = 0
+    with torch.no_grad():
+        for x, y in member.loader:
+            right += (member.model(x).argmax(1) == y).sum().item()
+            count += len(y)
+    for x, y in member.loader:
+        member.train(x, y)
+
+
+def leaves_some_out(member):
+    kept = None
+    for number, (x, y) in enumerate(member.loader):
+        if number % 2 == 0:
+            kept = x
+            continue
+        with torch.no_grad():
+            assert (x - kept).shape == x.shape  # of both
+        member.train(x, y)
+
+
+def test_to_look_at_sizes_when_the_model_was_called_is_well():
+    board = Board(2)
+    for found in in_threads(looks_at_how_good_it_is, [Member(rank, board) for rank in range(2)]):
+        assert found is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("loop", [looks_first, leaves_some_out])
+def test_a_batch_of_which_nothing_is_made_is_no_part_of_a_step(loop, workers):
+    alone = Member()
+    loop(alone)
+    board = Board(workers)
+
+    def run(member):
+        sizes, close = [], member.script.view._gradients.close_step
+        member.script.view._gradients.close_step = lambda: (
+            close() or sizes.append(member.script.view._begun.state.progress.samples)
+        )
+        loop(member)
+        return member.weights, sizes
+
+    for weights, sizes in in_threads(run, [Member(rank, board) for rank in range(workers)]):
+        torch.testing.assert_close(weights, alone.weights, rtol=1e-4, atol=1e-5)
+        assert sizes == {looks_first: [8, 16, 24, 32, 40, 48], leaves_some_out: [8, 16, 24]}[loop]
+
+
+def test_a_loop_that_has_made_no_step_of_its_batches_does_not_succeed():
+    member = Member(0, Board(1))
+    for _ in member.loader:
+        pass
+    state = member.script.view._begun.state
+    with pytest.raises(UserError, match="training has ended without a step, though its loop was given batches"):
+        state.require_steps()
+    for x, y in member.loader:
+        member.train(x, y)
+    state.require_steps()
