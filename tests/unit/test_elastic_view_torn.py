@@ -208,8 +208,7 @@ def labels_itself(member):
     "loop",
     [
         *(counts, decays, disturbs, moves_a_buffer, fills_a_table, accumulates),
-        # Its worlds break without end here, where the board breaks each collective of the answer once more.
-        pytest.param(asks_before_the_step, marks=pytest.mark.xfail(strict=True)),
+        asks_before_the_step,
         *(drops_a_part, drops_what_a_batch_has_made, labels_itself),
     ],
 )
