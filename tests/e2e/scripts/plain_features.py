@@ -164,6 +164,7 @@ class Centred(nn.Module):
 
 def moving(curve, epochs):
     """Two optimizers, one of which steps each third time, a parameter that the model has not, and what the forward pass moves."""
+    torch.set_default_dtype(torch.float64)  # sums of many weights are told, in which rounding to float32 adds up
     loader = DataLoader(Digits(), batch_size=40, shuffle=True, collate_fn=stack)
     model, scale = Centred(), nn.Parameter(torch.ones(7))
     often = torch.optim.AdamW([*model.net.body.parameters(), scale], lr=0.01)
