@@ -69,10 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{who}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except Interrupted as interrupted:
-        ignore_more()
         return interrupted.exit_code
     except KeyboardInterrupt:
-        ignore_more()
         return 130
     except BrokenPipeError:
         print_no_more()  # the reader has gone, as in `elasticdl events | head`
@@ -87,10 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def ignore_more() -> None:
-    """Once more, while this process ends, a signal changes nothing."""
-    for number in CAUGHT:
-        signal.signal(number, signal.SIG_IGN)
+def main_of_process() -> int:
+    """As `main`, in a process that ends then: a signal that comes once more while it does changes nothing."""
+    code = main()
+    if code in [128 + number for number in CAUGHT]:
+        for number in CAUGHT:
+            signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def open_closed_streams() -> None:
@@ -106,4 +107,4 @@ def print_no_more() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of_process())

@@ -7,8 +7,8 @@ import signal
 
 def main() -> int:
     try:
-        from elasticdl.cli.__main__ import main as command
+        from elasticdl.cli.__main__ import main_of_process
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more changes nothing
         return 130
-    return command()
+    return main_of_process()

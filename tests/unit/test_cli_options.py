@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import typing
 from pathlib import Path
 
@@ -346,7 +347,11 @@ def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch
             raise KeyboardInterrupt
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
-    assert entry.main() == 130
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert entry.main() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_help_says_what_kind_of_value_an_option_takes():
