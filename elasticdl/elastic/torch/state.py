@@ -21,7 +21,6 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.attributes import Attributes
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
@@ -29,6 +28,7 @@ from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.groups import dump_groups, load_groups
 from elasticdl.elastic.torch.marks import marks_of
+from elasticdl.elastic.torch.model_attributes import Attributes
 from elasticdl.elastic.torch.named import Saved
 from elasticdl.elastic.torch.optimizers import each_of, is_other_kind, require_summable
 from elasticdl.elastic.torch.outside import dump_outside, load_outside, outside_parameters

@@ -21,7 +21,7 @@ from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
-from elasticdl.elastic.transformers.told import tell_checkpoint, tell_evaluation
+from elasticdl.elastic.transformers.told_evaluations import tell_checkpoint, tell_evaluation
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""

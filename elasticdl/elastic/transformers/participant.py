@@ -30,8 +30,8 @@ from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
-from elasticdl.elastic.transformers.holders import PACKAGES, holders_of
 from elasticdl.elastic.transformers.place import TrainersPlace
+from elasticdl.elastic.transformers.trainer_holders import PACKAGES, holders_of
 
 log = logging.getLogger(__name__)
 
