@@ -10,6 +10,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import is_open_file
 
 
 class OwnCallbacks:
@@ -20,6 +21,7 @@ class OwnCallbacks:
         self._collective = collective
         self._first = [callback_state.take(callback) for callback in callbacks]
         self._received: list[dict[str, Any]] = []
+        self._has_begun = False
 
     def enter(self, world: World) -> None:
         """Raises:
@@ -35,6 +37,12 @@ class OwnCallbacks:
             self._received = plain_data.loads(sent)
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        """The callbacks have begun training. The files that they have opened there are this worker's."""
+        if not self._has_begun:
+            self._has_begun = True
+            for callback, first in zip(self._callbacks, self._first, strict=True):
+                present = callback_state.take(callback, copy=False)
+                first.update({path: value for path, value in present.items() if is_open_file(value)})
         received, self._received = self._received, []
         if any(received):
             begin_epoch()

@@ -29,7 +29,7 @@ def stop(job):
     job.wait_for("some steps more", lambda: steps_of(job) >= before + 5)
     job.stop()
     assert job.finish() == 1, job.describe()
-    (kept,) = job.entries("checkpoint")
+    *_, kept = job.entries("checkpoint")  # those before it are the script's own
     assert kept["step"] < STEPS, "it was stopped too late"
     assert f"  kept in {kept['path']}: the same command, with --job_name job, goes on from there\n" in job.output
     return kept["step"]

@@ -114,13 +114,14 @@ class Attributes:
         return self._received is not None
 
     def begin(self) -> None:
-        """The first step comes next. What hooks have told each worker at the start, such as whether it writes, is its own."""
+        """The first step comes next. What hooks have told each worker at the start, such as whether it writes and to which
+        file, is its own."""
         if self._has_begun:
             return
         self._has_begun = True
         for holder in self._holders():
             for spot in self._spots(holder):
-                if not spot.travels or type(spot.value) in SET_UP:
+                if not spot.travels or type(spot.value) in SET_UP or attributes.is_open_file(spot.value):
                     self._first[holder.name][spot.path] = self._first_of(spot)
 
     # -- around a step --

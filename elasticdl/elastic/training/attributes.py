@@ -14,7 +14,9 @@ import dis
 import functools
 import io
 import logging
+import os
 import random
+import stat
 import sys
 import sysconfig
 import threading
@@ -32,6 +34,7 @@ from elasticdl.elastic.training.plain_data import IsForeign, is_plain
 
 CONTENT = "="  # no attribute has such a name
 MOST_NESTED = 4
+LAST_STANDARD_FILE = 2  # the number of stderr
 HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
 OF_THE_PROCESS = (
     *(ModuleType, type, io.IOBase, logging.Logger, threading.Thread, threading.Event, type(threading.Lock())),
@@ -89,6 +92,16 @@ def spots(
     names = [name for name in vars(holder) if name not in foreign]
     walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
     return walk.through(vars(holder), names, "", 0)
+
+
+def is_open_file(value: Any) -> bool:
+    """Whether it may be the number of a file that this process has open: in another process that is another file, or a socket."""
+    if type(value) is not int or value <= LAST_STANDARD_FILE:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(value).st_mode)
+    except (OSError, OverflowError):
+        return False
 
 
 def take(holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, copy: bool = True) -> dict[str, Any]:
