@@ -134,6 +134,30 @@ def test_what_peoples_loops_have(alone, tmp_path, kind):
     require_same(read_curve(curve), plain)
 
 
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_an_example_of_run_ais_needs_one_line_more(alone, tmp_path, workers):
+    """Alone it is their loop, without that line."""
+    plain = curve_of(alone, "runai_example_torch.py", tmp_path / "alone", "6", "bare")
+    curve, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", str(SCRIPTS / "runai_example_torch.py"), str(curve), "6"]
+    command = ["--num_workers", str(workers), "--collective", "torch", "--", *script]
+    with start(tmp_path, "run", *command, TEST_SLOW_WHILE=str(slow)) as job:
+        wait_for_steps = waits_for_steps(job, curve)
+        wait_for_steps(6)
+        if workers > 1:
+            job.signal(0, signal.SIGKILL)
+            job.wait_for("another", lambda: any(workers in each["members"] for each in job.entries("world_formed")))
+            wait_for_steps()
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert not job.entries("warning"), job.entries("warning")
+        assert "elasticdl.elastic.steps 4 16" in job.output
+    require_same(read_curve(curve), plain)
+
+
 FROM_TORCHRUN = REPOSITORY / "examples" / "from_torchrun"
 
 

@@ -130,13 +130,9 @@ def test_micro_batches_of_torch_show_no_trace_of_a_kill_and_a_newcomer(tmp_path)
         torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_an_example_of_run_ais_for_torch_is_told_what_to_write_before_it_trains(tmp_path):
+def test_an_example_of_run_ais_for_torch_is_told_what_to_write_before_its_first_step(tmp_path):
     """Else its workers would each train a model of its own."""
-    script = str(SCRIPTS / "runai_example_torch.py")
-    with start(tmp_path, "run", "--num_workers", "2", "--", sys.executable, script) as job:
+    script = [str(SCRIPTS / "runai_example_torch.py"), str(tmp_path / "curve"), "1", "bare"]
+    with start(tmp_path, "run", "--num_workers", "2", "--", sys.executable, *script) as job:
         assert job.finish() == 1
-    assert (
-        "runai_example_torch.py:31: elasticdl.elastic.batch_size: under `elasticdl run` the workers are not known"
-        in job.output
-    )
-    assert "optimizer.micro_batches(state)" in job.output
+    assert "optimizer.step() under `elasticdl run`, before the loop was prepared" in job.output

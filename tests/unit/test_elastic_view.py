@@ -40,10 +40,10 @@ def make_model():
     )
 
 
-def prepared(model, optimizer, loader):
+def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = View(context, model, optimizer, Batches(loader), dict, lambda: None)
+    view = View(context, model, optimizer, Batches(loader), dict, lambda: None, **options)
     _speak_to(view, optimizer)
     return PreparedLoader(loader, view), view
 

@@ -11,13 +11,18 @@ by one sample, or one fewer of them, so that the sum is always G.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
 from elasticdl.elastic.training.context import JobContext
+
+PREPARE = (
+    "optimizer.step() under `elasticdl run`, before the loop was prepared: each worker would train by itself. Write `model, optimizer, loader = "
+    "elasticdl.elastic.torch.prepare(model, optimizer, loader)` before the loop (docs/runai.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class CurrentJob:
 
     context: JobContext[Any] | None = None
     gpus: int = 1  # that a script which runs alone computes on
+    _asked_whole: bool = False
+    _is_whole: bool = False
 
     def use_one_gpu(self) -> int:
         """Alone, this process computes on one GPU from now on; returns how many it might have used."""
@@ -95,14 +102,14 @@ class CurrentJob:
             )
         context = self.context
         gpus = context.size if self.under_master else self.gpus
-        return BatchShape.of(context.policy, gpus, context.rank)
+        shape = BatchShape.of(context.policy, 1 if self._is_whole else gpus, context.rank)
+        return replace(shape, gpus=gpus)
 
     def number(self, name: str) -> Any:
         """One of `numbers`, as a script asks for it.
 
         Raises:
-            UserError: `init` has not been called, or it would be used for what it is not: to divide batches among workers
-                that are not known yet.
+            UserError: `init` has not been called.
         """
         context = self.context
         if (
@@ -111,12 +118,26 @@ class CurrentJob:
             and not context.has_world
             and name in ("steps", "batch_size")
         ):
+            self._asked_whole = True  # before there are workers: these are the numbers of one
+            context.forbid_steps(PREPARE)
+        return getattr(self.numbers, name)
+
+    def take_whole(self) -> None:
+        """The script's loop is that of one worker, of whose batches each has its part."""
+        self._is_whole = True
+
+    def require_divided(self) -> None:
+        """The script's loop divides batches among workers.
+
+        Raises:
+            UserError: it has asked for the numbers before there were workers.
+        """
+        if self._asked_whole and self.under_master:
             raise UserError(
-                f"elasticdl.elastic.{name}: under `elasticdl run` the workers are not known before the function under "
+                "elasticdl.elastic.steps and batch_size: under `elasticdl run` the workers are not known before the function under "
                 "@elastic.run, and come and go: a loop of your own gets its batches from elastic.DataLoader, as in "
                 "`for inputs, labels in optimizer.micro_batches(state)` (docs/runai.md)"
             )
-        return getattr(self.numbers, name)
 
 
 # Horovod, too, knows one world per process: `elasticdl.elastic.steps` can only mean that one.

@@ -94,6 +94,16 @@ class ScriptRuntime(Generic[ContextT]):
         atexit.register(self._end)
         return made
 
+    @property
+    def has_begun(self) -> bool:
+        """`init` has been called."""
+        return self._context is not None
+
+    def train_whole(self) -> None:
+        """The script's own loop trains as one worker: the numbers that it asks for are those of one."""
+        job.take_whole()
+        self.context().allow_steps()
+
     def train_in_place(self, finish: Callable[[], TrainingState | None]) -> None:
         """The script trains in its own loop. ``finish`` is called at its end, if that is no error; it returns when training
         is complete on all workers, with the state, or with None if there was no training.
@@ -168,6 +178,8 @@ class ScriptRuntime(Generic[ContextT]):
             raise UserError(
                 "training was complete already: under `elasticdl run` a script calls @elastic.run's function once"
             )
+        job.require_divided()
+        context.allow_steps()
         self._last = None
         try:
             result = context.run(train, state, hooks)

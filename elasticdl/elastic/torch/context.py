@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.session.session import Session
@@ -18,6 +24,19 @@ class ElasticContext(JobContext[TorchCollective]):
     def __init__(self, session: Session, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
         super().__init__(session, collective, policy, seed)
         self.device = choose_device()
+        self._forbids: RemovableHandle | None = None
+
+    def forbid_steps(self, why: str) -> None:
+        def refuse(*_: Any) -> NoReturn:
+            raise UserError(why)
+
+        if self._forbids is None:
+            self._forbids = register_optimizer_step_pre_hook(refuse)
+
+    def allow_steps(self) -> None:
+        if self._forbids is not None:
+            self._forbids.remove()
+            self._forbids = None
 
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:

@@ -39,6 +39,12 @@ def ended_on_stand_ins(epoch: int, jobs_epoch: int) -> str:
     )
 
 
+DROPS_GRADIENTS = (
+    "the gradient of a batch was dropped that waits for the rest of its global batch: call optimizer.zero_grad(), which knows of it, and not "
+    "model.zero_grad()"
+)
+
+
 OTHER_THREAD = (
     "the prepared loader is looped over in another thread than the one that trains, as by a background generator: workers come and go "
     "between two batches, so loop over it where optimizer.step() is called. The loader's own processes load ahead (num_workers)"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
@@ -107,12 +111,14 @@ class PlainLoop:
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
         """
-        streams = RandomStreams.capture()
-        sampler = getattr(loader, "batch_sampler", None)
-        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
-        job = self._runtime.init(global_batch_size=size)
-        RandomStreams.restore(streams)  # they are the script's
+        given, (optimizer, steps) = optimizer, _accumulated(optimizer)
+        model = _without_data_parallel(model)
+        job = self._job_for(loader, steps)
         optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]
+        if steps > 1 and len(optimizers) > 1:
+            raise UserError(
+                "elastic.prepare: one of several optimizers accumulates gradients; let one optimizer have all parameters"
+            )
         for each in optimizers:
             require_plain(model, each)
         batches = Batches(loader)
@@ -124,16 +130,37 @@ class PlainLoop:
                 )
 
         def travelling() -> dict[str, Any]:
-            given = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
-            every = [*given, *(found for each in optimizers for found in schedulers_of(each, others))]
+            own = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
+            stepped = optimizers if given is optimizer else [given, optimizer]
+            every = [*own, *(found for each in stepped for found in schedulers_of(each, others))]
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
-        self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave)
+        self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps)
         self._runtime.train_in_place(view.finish)
         for each in optimizers:
             _speak_to(view, each)
+        if given is not optimizer:
+            optimizer = _accumulating().AccumulatedSteps(given, view)
         return (model, optimizer, PreparedLoader(loader, view), *others)
+
+    def _job_for(self, loader: Any, steps: int) -> ElasticContext:
+        """``steps``: batches of the loader that make a global batch.
+
+        Raises:
+            UserError: `init` was called for batches of another size.
+        """
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 1
+        if self._runtime.has_begun:
+            job = self._runtime.context()
+            _require_sizes(job.policy, size, steps, job.warn)
+            self._runtime.train_whole()
+            return job
+        streams = RandomStreams.capture()
+        job = self._runtime.init(global_batch_size=size * steps)
+        RandomStreams.restore(streams)  # they are the script's
+        return job
 
     def mean(self, value: torch.Tensor | float) -> float:
         """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.
@@ -153,6 +180,49 @@ class PlainLoop:
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
         return self._view is not None and self._view.is_idle
+
+
+def _accumulated(optimizer: Any) -> tuple[Any, int]:
+    """The optimizer that makes the steps, and of how many batches it makes one. Of what nobody has imported, nothing is imported."""
+    known = sys.modules.get("elasticdl.ga.torch.optimizer")
+    if known is None or not isinstance(optimizer, known.Optimizer):
+        return optimizer, 1
+    return optimizer.optimizer, optimizer.steps
+
+
+def _accumulating() -> ModuleType:
+    return importlib.import_module("elasticdl.elastic.torch.accumulated")
+
+
+def _without_data_parallel(model: Any) -> Any:
+    """The module within, if that is on one device anyway."""
+    return model.module if type(model) is torch.nn.DataParallel and len(model.device_ids) <= 1 else model
+
+
+def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[str], None]) -> None:
+    """``policy``: as `init` was told. ``size``: of the loader's batches, of which ``steps`` make one step."""
+    if not policy.fixed:
+        raise UserError(
+            "elastic.prepare: elastic.init(batch_size_per_worker=) lets the global batch grow with the workers; a prepared loop has one "
+            "global batch, of whose size init(global_batch_size) may be told"
+        )
+    expected, most = policy.batch_size(1), policy.max_micro_batch
+    whole = size * steps
+    if size > (most or size):
+        raise UserError(
+            f"elastic.prepare: the loader's batches have {size} samples, and elastic.init() was told that at most {most} fit a GPU: give it "
+            "batch_size=elasticdl.elastic.batch_size"
+        )
+    if abs(whole - expected) >= steps:
+        raise UserError(
+            f"elastic.prepare: elastic.init() was told of global batches of {expected} samples, and the optimizer makes a step of "
+            f"{whole}: {steps} {'batch' if steps == 1 else 'batches'} of {size}; give the loader batch_size=elasticdl.elastic.batch_size, and take "
+            "elasticdl.ga.torch.optim.Optimizer(optimizer, elasticdl.elastic.steps)"
+        )
+    if whole != expected:
+        warn(
+            f"a global batch has {whole} samples, {steps} batches of {size}, where elastic.init() was told of {expected}"
+        )
 
 
 def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> None:

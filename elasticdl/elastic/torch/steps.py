@@ -78,13 +78,16 @@ class Steps:
         place: Place,
         *,
         in_pieces: bool = True,
+        share: float = 1.0,
     ) -> None:
         """``load``: samples of these indices, as a batch of the loader's. ``on_left``: this worker leaves for good; its process
-        ends then, with status 0. ``in_pieces``: a part that has grown is made again in pieces of its former size."""
+        ends then, with status 0. ``in_pieces``: a part that has grown is made again in pieces of its former size. ``share``: of a
+        batch in the mean over its step."""
         self.job = job
         self.state = state
         self.place = place
         self.hand: list[Given] = []  # since the last step
+        self.share = share
         self.is_reduced = False
         self.is_torn = (
             False  # the batches in hand were divided anew, and what the script makes is not of its present part
@@ -207,16 +210,17 @@ class Steps:
 
         ``kwargs``: of ``loss.backward``. ``scale``: by which the loss was multiplied for the sake of small gradients.
         """
+        weight *= self.share  # also where it is made again
         given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
         if weight != 1.0:
             gradient = kwargs.get("gradient")
             kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
-    def reduce(self, failure: WorldBroken | None = None) -> None:
+    def reduce(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> None:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
 
-        ``failure``: of a collective before, by which the step is torn already. Afterwards the gradients are there; or
+        ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this. Afterwards the gradients are there; or
         `is_behind` holds: the others have made this step; or the step was dropped, and the hand is empty.
         """
         while not self.is_reduced and not self.is_behind:
@@ -230,7 +234,7 @@ class Steps:
                     return
                 samples = sum(given.part.samples for given in self.hand)
                 objective = sum((given.objective for given in self.hand), torch.zeros(()))
-                self.state.reduce(plan_of(self.hand, self.state.progress), objective, samples)
+                self.state.reduce(plan_of(self.hand, self.state.progress), objective * larger, samples)
                 self.is_reduced, self.is_torn = True, False
             except WorldBroken as error:
                 failure = error

@@ -170,6 +170,12 @@ class JobContext(ABC, Generic[CollectiveT]):
         """Where training stands."""
         return self.session.core.position.progress
 
+    def forbid_steps(self, why: str) -> None:
+        """A step of an optimizer raises a UserError from here on."""
+
+    def allow_steps(self) -> None:
+        """The script's loop trains with those of the other workers."""
+
     # -- training --
 
     def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:

@@ -1,4 +1,13 @@
-"""The shape of Run:AI's own examples for PyTorch, with their package's name replaced: a loop over torch's loader."""
+"""The shape of Run:AI's own examples for PyTorch, with their package's name replaced: a loop over torch's loader.
+
+    runai_example_torch.py CURVE EPOCHS [bare]
+
+``bare``: without the line that makes the loop elastic. A line per batch in CURVE: what the script's own counters say, the mean loss, the learning rate.
+"""
+
+import os
+import sys
+import time
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -9,34 +18,43 @@ import elasticdl.elastic
 import elasticdl.elastic.torch
 import elasticdl.ga.torch
 
-EPOCHS = 2
 
-
-def train(model, loader, optimizer, epoch):
+def train(model, loader, optimizer, curve):
     model.train()
-    for number, (images, labels) in enumerate(loader):
+    for images, labels in loader:
         optimizer.zero_grad()
         loss = cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        if number % 10 == 0:
-            print(f"epoch {epoch}: {number * len(images)} of {len(loader.dataset)}, loss {loss.item():.4f}", flush=True)
+        mean = elasticdl.elastic.torch.mean(loss)
+        train.batches += 1
+        if elasticdl.elastic.torch.rank() == 0:
+            with open(curve, "a") as file:
+                file.write(
+                    f"{train.batches} {len(loader)} {int(optimizer.stepped)} {mean:.9g} {optimizer.param_groups[0]['lr']:.9g}\n"
+                )
+        if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")) and not elasticdl.elastic.torch.catching_up():
+            time.sleep(0.1)
 
 
-def main():
+def main(curve, epochs, *how):
     torch.manual_seed(0)
     elasticdl.elastic.torch.init(64, 16)
-    inputs = torch.randn(320, 8)
+    inputs = torch.randn(328, 8)  # accumulations lie over the ends of epochs
     data = TensorDataset(inputs, inputs[:, :3].argmax(1))
-    loader = DataLoader(data, batch_size=elasticdl.elastic.batch_size)
+    loader = DataLoader(data, batch_size=elasticdl.elastic.batch_size, shuffle=True)
     model = torch.nn.DataParallel(torch.nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = elasticdl.ga.torch.optim.Optimizer(optimizer, elasticdl.elastic.steps)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
-    for epoch in range(1, EPOCHS + 1):
-        train(model, loader, optimizer, epoch)
+    if how != ("bare",):
+        model, optimizer, loader = elasticdl.elastic.torch.prepare(model, optimizer, loader)
+    train.batches = 0
+    for _ in range(int(epochs)):
+        train(model, loader, optimizer, curve)
         scheduler.step()
+    print("elasticdl.elastic.steps", elasticdl.elastic.steps, elasticdl.elastic.batch_size)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
