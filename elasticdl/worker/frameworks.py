@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import importlib
 import os
 import pkgutil
@@ -11,7 +9,6 @@ import random
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,7 +16,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.elastic.core.progress import step_seed
-from elasticdl.worker.zoo import Function, ModelModule, require_signature
+from elasticdl.worker.zoo import ModelModule, require_signature
 
 if TYPE_CHECKING:
     from elasticdl.worker.learner import Learner
@@ -92,21 +89,8 @@ def framework_of(model: Any, module: ModelModule) -> Framework:
     raise UserError(f"{call} returned {type(model).__name__}; expected a torch.nn.Module or a keras.Model")
 
 
-def _refuse_mixture(module: ModelModule, framework: Framework) -> None:
-    """``framework``: of the model."""
-    other = KERAS if framework is TORCH else TORCH
-    for function in (module.loss, module.optimizer):
-        used = _packages_used(function)
-        if used & other.packages and not used & framework.packages:
-            raise UserError(
-                f"{shown(module.path)}: {name_of(module.custom_model)}() returned a {framework.title} model, and "
-                f"{name_of(function)} is written for {other.title}; expected one framework in one module"
-            )
-
-
 def make_optimizer(module: ModelModule, framework: Framework, kind: type[OptimizerT], **arguments: Any) -> OptimizerT:
     """What the module's ``optimizer`` returns when it is given these, by position."""
-    _refuse_mixture(module, framework)
     name, why = name_of(module.optimizer), f" for a {framework.title} model"
     require_signature(module.optimizer, name, module.path, tuple(arguments), why=why)
     optimizer = module.optimizer(*arguments.values())
@@ -116,26 +100,6 @@ def make_optimizer(module: ModelModule, framework: Framework, kind: type[Optimiz
             f"expected a {'torch.optim' if framework is TORCH else 'keras.optimizers'}.Optimizer"
         )
     return optimizer
-
-
-def _packages_used(function: Function) -> set[str]:
-    """The top-level packages that a function imports, or from which come the globals that it names.
-
-    Of any other callable, the package of its type: a module may have ``loss = keras.losses.MeanSquaredError()``.
-    """
-    while isinstance(function, functools.partial):
-        function = function.func
-    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    if code is None:
-        return {_package(function), _package(type(function))}
-    values = [known[name] for name in code.co_names if name in known]
-    imported = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
-    return {_package(value) for value in values} | {name.partition(".")[0] for name in imported}
-
-
-def _package(value: object) -> str:
-    name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
-    return name.partition(".")[0]
 
 
 def kind_of(value: object) -> str:

@@ -1,6 +1,5 @@
 """The learning rate: who may change it, how it moves after a change of workers, and that all members agree on it."""
 
-import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +10,6 @@ from elastic_kit import Board, SumOfThreads, Trainee
 from session_kit import FakeMaster, lose_world
 from session_kit import enter as enter_world
 from torch.nn.functional import cross_entropy
-from worker_kit import BreakingCollective, Script
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
@@ -20,7 +18,6 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
 from elasticdl.elastic.torch.state import TorchState
 
 PER_WORKER = BatchPolicy(None, 8)
@@ -107,32 +104,6 @@ def test_a_step_that_was_not_made_leaves_no_trace():
 def test_a_rate_of_zero_begins_no_ramp():
     control = ramped(base=0.0)
     assert walk(control, 2, 1, 1) + walk(control, 4, 2, 3, version=2) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "scaling", "fixed", "warns"),
-    [
-        (lambda epoch, size: 0.1 * size, None, True, "while the global batch size is fixed"),
-        (lambda epoch, size: 0.1, None, True, None),
-        (lambda epoch, size: 0.1 * size, None, False, None),
-        (lambda epoch, size: 0.1 * size, "linear", False, "and linear scaling does so again: leave one out"),
-        (lambda epoch, size: 0.1, "linear", False, None),
-        (None, None, True, None),
-    ],
-)
-def test_warns_of_correcting_twice(schedule, scaling, fixed, warns):
-    sizes = [2]
-
-    @contextlib.contextmanager
-    def one_more():
-        sizes.append(3)
-        yield
-        sizes.pop()
-
-    rules = LearningRate(schedule and (lambda epoch: schedule(epoch, sizes[-1])), scaling=scaling)
-    warning = RateControl(rules, 0.1, fixed_batch=fixed).double_correction(0, one_more())
-    assert (warning is None) == (warns is None)
-    assert warns is None or warns in warning
 
 
 def test_rules_that_make_no_sense_are_refused():
@@ -259,29 +230,6 @@ def test_with_snapshots_all_goes_back_to_the_last_commit():
     lose_world(member.context)
     assert (state.step, state.rate.state.value) == (0, 0.0)
     assert torch.equal(model.weight, weight)
-
-
-@pytest.mark.parametrize(("policy", "warnings"), [(PER_WORKER, 0), (BatchPolicy(8, None), 1)])
-def test_a_job_is_warned_once_of_correcting_twice(policy, warnings):
-    script = Script(leave_after={1, 2})
-    context = ElasticContext(script.session, BreakingCollective(), policy, seed=0)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = ElasticDataLoader(context, torch.utils.data.TensorDataset(torch.ones(40, 1)))
-    state = TorchState(context, model, optimizer, loader, {})
-    state.follow(LearningRate(lambda epoch: 0.01 * context.size))
-
-    def train():
-        for batch in loader:
-            for (inputs,) in batch:
-                batch.backward(model(inputs).mean())
-            optimizer.step()
-            state.commit()
-
-    context.run(train, state)
-    assert (state.step, script.worlds) == (5, 3)
-    assert len(script.notices("warning")) == warnings
-    assert state.learning_rate == 0.01, "what was pretended is over"
 
 
 def test_a_state_has_one_place_in_the_data():

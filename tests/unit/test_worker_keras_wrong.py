@@ -52,38 +52,38 @@ def function(signature, *lines):
     return f"\n\ndef {signature}:\n    " + "\n    ".join(lines) + "\n"
 
 
-MIXTURE = "custom_model() returned a {} model, and {} is written for {}; expected one framework in one module"
-
-
 @pytest.mark.parametrize(
-    ("extra", "what"),
+    ("extra", "line"),
     [
-        (function("optimizer()", "import torch", "return torch.optim.SGD([torch.zeros(1)], 0.1)"), "optimizer"),
-        ("\nimport torch" + function("optimizer(parameters)", "return torch.optim.SGD(parameters, 0.1)"), "optimizer"),
-        (function("loss(labels, outputs)", "import torch", "return torch.mean(labels)"), "loss"),
-        ("\nfrom torch.nn.functional import mse_loss" + function("loss(a, b)", "return mse_loss(a, b)"), "loss"),
-        ("\nimport torch\nloss = torch.nn.MSELoss()\n", "MSELoss"),
         (
-            "\nimport functools, torch\nloss = functools.partial(torch.nn.functional.mse_loss, reduction='sum')\n",
-            "partial",
+            function("optimizer()", "import torch", "return torch.optim.SGD([torch.zeros(1)], 0.1)"),
+            "zoo/NAME.py: optimizer() returned torch's SGD; expected a keras.optimizers.Optimizer",
+        ),
+        (
+            "\nimport torch\nloss = torch.nn.MSELoss()\n",
+            "zoo/NAME.py: MSELoss(labels, predictions), given labels float32 (10, 1) and predictions float32 (10, 1), raised ",
         ),
     ],
 )
-def test_a_keras_model_with_something_of_torch(refusal, extra, what):
-    assert refusal(extra) == "zoo/NAME.py: " + MIXTURE.format("Keras", what, "PyTorch")
+def test_a_keras_model_with_something_of_torch(refusal, extra, line):
+    assert refusal(extra).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("extra", "what"),
+    ("extra", "line"),
     [
-        (function("optimizer(parameters)", "import keras", "return keras.optimizers.SGD(0.1)"), "optimizer"),
-        ("\nimport keras" + function("optimizer()", "return keras.optimizers.SGD(0.1)"), "optimizer"),
-        ("\nimport keras" + function("loss(labels, outputs)", "return keras.ops.mean(labels)"), "loss"),
-        ("\nimport keras\nloss = keras.losses.MeanSquaredError()\n", "MeanSquaredError"),
+        (
+            function("optimizer(parameters)", "import keras", "return keras.optimizers.SGD(0.1)"),
+            "zoo/NAME.py: optimizer(parameters) returned keras's SGD; expected a torch.optim.Optimizer",
+        ),
+        (
+            "\nimport keras" + function("loss(labels, outputs)", "return keras.ops.mean(labels)"),
+            "loss(labels, predictions) returned EagerTensor; expected a scalar tensor: the mean over the samples",
+        ),
     ],
 )
-def test_a_torch_model_with_something_of_keras(refusal, extra, what):
-    assert refusal(extra, worker_kit.MODULE) == "zoo/NAME.py: " + MIXTURE.format("PyTorch", what, "Keras")
+def test_a_torch_model_with_something_of_keras(refusal, extra, line):
+    assert refusal(extra, worker_kit.MODULE).startswith(line)
 
 
 @pytest.mark.parametrize("name", ["feed(dataset, mode, metadata)", "dataset_fn(dataset, mode)"])

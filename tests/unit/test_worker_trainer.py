@@ -1,13 +1,12 @@
 """What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
 
-import contextlib
 import threading
 import uuid
 from collections import namedtuple
 
 import pytest
 import torch
-from worker_kit import BreakingCollective, Script, make_job, write_zoo
+from worker_kit import Script, make_job, write_zoo
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
@@ -265,7 +264,7 @@ def test_the_schedule_is_asked_in_each_epoch_and_world_and_keeps_the_ratio_of_gr
     spec = make_spec(num_epochs=2, extra=TWO_GROUPS)
     job = make_job(spec, Script(leave_after={6}), callbacks=[LearningRateScheduler(schedule)])
     job.trainer.run()
-    assert asked[2:] == [0, 1, 1]  # the first two compare it with one worker more
+    assert asked == [0, 1, 1]
     assert [report.learning_rate for report in job.script.reports] == [0.4] * 4 + [0.2] * 4
     assert [group["lr"] for group in job.learner.state.optimizer.param_groups] == [0.2, pytest.approx(0.04)]
 
@@ -281,23 +280,6 @@ def test_a_rate_that_a_callback_of_the_modules_sets_stays(make_spec):
     job = make_job(make_spec(num_epochs=2), callbacks=[Halves()])
     job.trainer.run()
     assert [report.learning_rate for report in job.script.reports] == [0.1] * 4 + [0.05] * 4
-
-
-def test_warns_once_of_correcting_twice(make_spec, monkeypatch):
-    workers = [1]
-
-    @contextlib.contextmanager
-    def pretend(_, number):
-        workers.append(number)
-        yield
-        workers.pop()
-
-    monkeypatch.setattr(BreakingCollective, "pretend_size", pretend)
-    scheduler = LearningRateScheduler(lambda epoch: 0.1 * workers[-1])
-    job = make_job(make_spec(num_epochs=1), Script(leave_after={1, 2}), callbacks=[scheduler])
-    job.trainer.run()
-    (warning,) = job.script.notices("warning")
-    assert "while the global batch size is fixed" in warning["message"]
 
 
 def test_a_checkpoint_of_another_kind_of_optimizer_is_refused(make_spec, tmp_path):

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
@@ -184,20 +184,6 @@ class HorovodCollective(Collective):
     def close(self) -> None:
         if self._server:
             self._server.close()
-
-    @contextlib.contextmanager
-    def pretend_size(self, workers: int) -> Iterator[None]:
-        """So does ``hvd.size()``."""
-        modules: list[dict[str, Any]] = [vars(module) for module in self._modules()]
-        real = [functions.get("size") for functions in modules]
-        for functions in modules:
-            functions["size"] = lambda *_: workers
-        try:
-            with super().pretend_size(workers):
-                yield
-        finally:
-            for functions, size in zip(modules, real, strict=True):
-                functions["size"] = size
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[ModuleType]:

@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -175,16 +175,6 @@ class Collective(ABC):
         """What this member has begun in the present world, ended or not; from any thread. For people who look for the member
         that does something else than the others."""
         return Operations(self._begun, tuple(self._last)) if self._begun_in is self.world else Operations()
-
-    @contextlib.contextmanager
-    def pretend_size(self, workers: int) -> Iterator[None]:
-        """Within, the world tells this number of workers: to see whether a user's function depends on it."""
-        world = self.world
-        self.world = replace(world, members=(world.members * workers)[:workers])
-        try:
-            yield
-        finally:
-            self.world = world
 
     def _count(self, name: str) -> None:
         """An operation of this name begins."""

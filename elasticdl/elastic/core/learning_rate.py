@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
@@ -84,7 +83,6 @@ class RateControl:
         self.state = RateState()
         self._rules = rules
         self._base = base
-        self._fixed_batch = fixed_batch
         self._asked: tuple[int, int] | None = None  # version of the world and epoch that the target is for
         self._target = base
         self._next = self.state
@@ -113,24 +111,3 @@ class RateControl:
     def made(self) -> None:
         """The step whose rate was asked for last has been made."""
         self.state = self._next
-
-    def double_correction(self, epoch: int, one_more: AbstractContextManager[None]) -> str | None:
-        """A warning if the rate is corrected twice for the number of workers.
-
-        Within ``one_more`` there seems to be one worker more: a schedule whose value differs there uses their number.
-        """
-        schedule, scaling = self._rules.schedule, self._rules.scaling
-        if schedule is None or (scaling is None and not self._fixed_batch):
-            return None
-        with one_more:
-            pretended = schedule(epoch)
-        if pretended == schedule(epoch):
-            return None
-        found = "the learning-rate schedule multiplies by the number of workers"
-        if scaling is not None:
-            return f"{found}, and {scaling} scaling does so again: leave one out"
-        return (
-            f"{found}, while the global batch size is fixed: it corrects for a growth that does not happen; fix the "
-            "batch per worker instead (--minibatch_size, batch_size_per_worker), or take the number of workers out of "
-            "the schedule"
-        )

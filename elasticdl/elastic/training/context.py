@@ -337,8 +337,6 @@ class JobContext(ABC, Generic[CollectiveT]):
                 case p.Train(world):
                     place = (world.version, world.rank, world.size, state.progress.step, world.reason)
                     log.info("world %d: rank %d of %d, step %d (%s)", *place)
-                    if world.is_first and world.rank == 0:
-                        self._warn_of_double_correction(state)
                     return world
                 case p.LeaveWorld():
                     self.collective.stop()
@@ -384,11 +382,6 @@ class JobContext(ABC, Generic[CollectiveT]):
         except Stopped as stopped:
             leave_behind(self, state, stopped)
             raise
-
-    def _warn_of_double_correction(self, state: TrainingState) -> None:
-        epoch, pretended = state.progress.epoch, self.collective.pretend_size(self.size + 1)
-        if state.rate and (warning := state.rate.double_correction(epoch, pretended)):
-            self.warn(warning)
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])
