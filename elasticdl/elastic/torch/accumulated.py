@@ -17,7 +17,6 @@ from elasticdl.ga.torch.optimizer import STATE_KEY, Optimizer
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch.view import View
-    from elasticdl.elastic.torch.view_state import Given
 
 
 class AccumulatedSteps(Optimizer):
@@ -75,7 +74,7 @@ class AccumulatedSteps(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing, where gradients wait for the rest of their global batch."""
-        hand = self._hand
+        hand = self._view.hand
         if self._handed and hand and hand[-1].backwards and self._handed < len(hand):
             raise UserError(
                 "optimizer.zero_grad() was called between loss.backward() and optimizer.step(): call it before or after both"
@@ -85,16 +84,10 @@ class AccumulatedSteps(Optimizer):
 
     # -- details --
 
-    @property
-    def _hand(self) -> list[Given] | None:
-        """The batches since the optimizer's last step; None if what the script does has no effect."""
-        begun = self._view.begun
-        return None if begun is None or self._view.is_idle else begun.hand
-
     def _hand_over(self) -> bool:
         """Whether a step of the optimizer is due."""
         self._handed += 1
-        hand = self._hand
+        hand = self._view.hand
         if hand is not None and self._handed != len(hand):
             raise UserError(
                 f"optimizer.step() was called {self._handed} times for {len(hand)} batches: call it once after each "

@@ -64,7 +64,7 @@ class View:
         self._share = share
         self._watch = Watch(model, self)
         self._from_memory = ModelFromMemory(model)
-        self.begun: Steps | None = None  # before this worker asks for a world
+        self._begun: Steps | None = None  # before this worker asks for a world
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
         self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
@@ -80,9 +80,14 @@ class View:
     @property
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
-        if self.begun is None:
+        if self._begun is None:
             return self._epochs > 0 or self._job.comes_later
-        return self.repeats is not None or self.begun.is_behind
+        return self.repeats is not None or self._begun.is_behind
+
+    @property
+    def hand(self) -> list[Given] | None:
+        """The batches since the last step; None if what the script does has no effect."""
+        return None if self._begun is None or self.is_idle else self._begun.hand
 
     # -- for the loader --
 
@@ -98,33 +103,33 @@ class View:
 
     @property
     def _steps(self) -> Steps:
-        assert self.begun is not None, "there are steps from the first batch on"
-        return self.begun
+        assert self._begun is not None, "there are steps from the first batch on"
+        return self._begun
 
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
         epoch = self._epochs
-        if self.begun is not None:
+        if self._begun is not None:
             self._replay.turn(is_new_loop=True)
         if epoch == 0:
             self._approach = self._job.session.jobs_place()
-        if self.begun is None and (epoch, 0) >= self._approach:
+        if self._begun is None and (epoch, 0) >= self._approach:
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         self._epochs += 1
-        if self.begun is not None and not self.begun.is_behind:
-            self.begun.place.note_streams(epoch, self.batches.draws, since=self.begun.state.progress.epoch)
+        if self._begun is not None and not self._begun.is_behind:
+            self._begun.place.note_streams(epoch, self.batches.draws, since=self._begun.state.progress.epoch)
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
 
     def _draw(self, epoch: int) -> None:
-        if self.begun is not None and self.begun.is_behind:
-            theirs, ours = self.begun.place.begin_of(epoch), self._drawn_from
+        if self._begun is not None and self._begun.is_behind:
+            theirs, ours = self._begun.place.begin_of(epoch), self._drawn_from
             if (
                 ours is not None and ours.epoch == epoch and theirs in (ours, None)
             ):  # drawn again it may be another order
                 return
-            self.begun.place.put_back(epoch, self.batches.draws)
+            self._begun.place.put_back(epoch, self.batches.draws)
         self._drawn_from = EpochBegin(epoch, RandomStreams.capture(), self.batches.draws.capture())
         self.drawn = self.batches.of_epoch(epoch)
         self._outside = RandomStreams.capture()
@@ -137,15 +142,15 @@ class View:
         values = {**self._values(), "place": place, "gradients": self._gradients}
         for each in values.values():
             if isinstance(each, LRScheduler):
-                rest_while(lambda: self.begun is not None and self.is_idle, each)
+                rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = ViewState(self._job, self._model, self._optimizer, values)
         state.sources.append(self.batches.source)
         state.batches = self.batches
-        self.begun = Steps(
+        self._begun = Steps(
             self._job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place, share=self._share
         )
-        self.begun.join()
+        self._begun.join()
         at = state.progress
         if batch.start > (at.epoch, at.position):
             self._start_again()
@@ -165,11 +170,11 @@ class View:
         """There is no further batch in this epoch."""
         self.pause()
         self._stands = Standing(self._epochs, 0, 0)
-        if self.begun is None:
+        if self._begun is None:
             return
         self._replay.turn()
-        if not self.begun.is_behind:
-            self.begun.state.last_step_made()
+        if not self._begun.is_behind:
+            self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
         at = self._steps.state.progress
         if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
@@ -186,7 +191,7 @@ class View:
         self._watch.stop()
         batch = self.drawn[number]
         self._stands = Standing.behind(batch)
-        if self.begun is None:
+        if self._begun is None:
             if (batch.epoch, number) < self._approach:
                 self._from_memory.begin_batch()
                 return False
@@ -248,7 +253,7 @@ class View:
                 self._reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        if self._share != 1.0 and not self.is_idle and any(each.backwards for each in self._steps.hand[:-1]):
+        if self._share != 1.0 and any(each.backwards for each in (self.hand or ())[:-1]):
             raise UserError(DROPS_GRADIENTS)
         self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
 
@@ -283,7 +288,7 @@ class View:
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
         """The script clears the gradients of an optimizer, which ``clear`` does."""
         self._note_dropped([each for group in optimizer.param_groups for each in group["params"]])
-        if (self.begun is None or not self.begun.is_reduced) and optimizer is self._optimizer:
+        if (self._begun is None or not self._begun.is_reduced) and optimizer is self._optimizer:
             self._is_fresh = True
         with self._watch.paused():
             clear()
@@ -298,7 +303,7 @@ class View:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            has_batch = self.begun and self.begun.hand and not self._gradients.has_stepped(optimizer)
+            has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
                 raise UserError(
                     "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
@@ -321,7 +326,7 @@ class View:
             if self._last is not None:
                 self._last.tape.trace.is_untouched = False  # something comes of its batch
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            return own if self.begun is None or self.is_idle else self._means.of(value, own, self.begun, self._last)
+            return own if self._begun is None or self.is_idle else self._means.of(value, own, self._begun, self._last)
 
     def sum_gradients(self, larger: float) -> None:
         """Those of the batches in hand. ``larger``: by this the loss is too small, as for a step of fewer batches."""
@@ -333,7 +338,7 @@ class View:
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
-        if self.begun is None:
+        if self._begun is None:
             if not self._epochs:
                 return None
             if (self._stands.epoch, self._stands.batches) < self._approach:
