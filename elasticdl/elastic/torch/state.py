@@ -18,6 +18,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
@@ -27,6 +28,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.groups import dump_groups, load_groups
+from elasticdl.elastic.torch.hooks import EVERYBODY
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.model_attributes import Attributes
 from elasticdl.elastic.torch.named import Saved
@@ -55,6 +57,7 @@ class TorchState(state.TrainingState):
     _leaves_absent_gradients = (
         False  # parameters that no worker has a gradient of have none after a step, instead of zeros
     )
+    _makes_one_pass = False  # of a batch, while this worker is alone
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -90,7 +93,9 @@ class TorchState(state.TrainingState):
             job.collective,
             keeps_absent=self._leaves_absent_gradients,
             may_be_summed=job.under_master,
+            hooks_rest=job.under_master or not self._makes_one_pass,
         )
+        self.hooks = self._reducer.hooks
         self._weighed = WeighedGradients(
             self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
         )
@@ -169,6 +174,7 @@ class TorchState(state.TrainingState):
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce(1.0 if batch else part)
         self._voted(vote, self._reducer.passes.seconds)
+        self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
     @property
     def _measures_noise(self) -> bool:
