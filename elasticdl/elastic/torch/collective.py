@@ -75,6 +75,16 @@ class TorchCollective(Collective):
         self.sum_([torch.from_numpy(array)], name)
         return array
 
+    def sum_asked(self, mine: float) -> float:
+        """The sum over the world of a number of each worker's, of which a script asks by itself.
+
+        Raises:
+            WorldBroken: a worker is lost.
+        """
+        total = torch.tensor([mine], dtype=torch.float64)
+        self.sum_([total], "elasticdl.mean")
+        return float(total)
+
     def begin_sum(self, tensor: torch.Tensor, name: str) -> Transfer:
         """As `sum_`, without waiting for it: `finish` does. All members begin in the same order.
 

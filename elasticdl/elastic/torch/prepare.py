@@ -19,6 +19,7 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
+from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import PREPARED
 from elasticdl.elastic.training.stateful import Stateful
@@ -141,7 +142,10 @@ class PlainLoop:
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
         scripts of all workers must call it alike.
         """
-        return self._view.mean(value) if self._view is not None else float(value)
+        if self._view is not None:
+            return self._view.mean(value)
+        state, own = self._runtime.in_training, float(value)
+        return state.mean(own) if isinstance(state, TorchState) else own
 
     def rank(self) -> int:
         """This worker's place in the present world; never 0 while it is `catching_up`."""

@@ -86,6 +86,7 @@ class TorchState(state.TrainingState):
         self.loader = data if isinstance(data, ElasticDataLoader) else None
         self.attributes = Attributes(self._modules, job.warn)
         self._moved = Saved()  # buffers as of the last step
+        self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
             self._summed,
@@ -140,6 +141,32 @@ class TorchState(state.TrainingState):
         """
         self._reduce(None)
 
+    def mean(self, own: float) -> float:
+        """The mean over the global batch of what is ``own`` over this worker's part of it; between two epochs, over that of the last
+        step. All workers ask alike.
+
+        Raises:
+            UserError: workers ask by different numbers, as within the loop over micro-batches.
+            WorldBroken: a worker is lost, and the step is torn.
+        """
+        if self._job.size == 1:
+            return own
+        batch = self.sampler.current if self.sampler is not None else None
+        if batch is not None and batch.untaken > 0:
+            raise UserError(
+                "elastic.mean() was called before the batch's last micro-batch, of which workers have different numbers: call it after the "
+                "loop over micro-batches, for what is a mean over all that this worker has"
+            )
+        if batch is not None:
+            self._share = (self._job.world.version, batch.share)
+        version, share = self._share
+        weight = share if version == self._job.world.version else 1 / self._job.size
+        self._job.advance(Activity.WAIT)
+        try:
+            return self._job.collective.sum_asked(own * weight if weight else 0.0)
+        finally:
+            self._job.advance(Activity.UPDATE)
+
     def _cast_end_vote(self, state: int) -> Vote:
         return self._reducer.end(state)
 
@@ -173,6 +200,7 @@ class TorchState(state.TrainingState):
                 backward()
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce(1.0 if batch else part)
+        self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
         self._voted(vote, self._reducer.passes.seconds)
         self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
