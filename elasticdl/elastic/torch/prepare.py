@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
 from elasticdl.elastic.torch.state import TorchState
@@ -103,7 +104,7 @@ class PlainLoop:
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
         this worker's part. ``others``: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to
-        workers that come later; the optimizers' schedulers are found. Returns all of them, in order. See docs/plain_loop.md.
+        workers that come later; the optimizers' schedulers are found, and further modules that they train. Returns all of them, in order. See docs/plain_loop.md.
 
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
@@ -127,6 +128,7 @@ class PlainLoop:
         def travelling() -> dict[str, Any]:
             given = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
             every = [*given, *(found for each in optimizers for found in schedulers_of(each, others))]
+            every += further_modules(model, trained.param_groups, others)
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer

@@ -26,6 +26,7 @@ from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.further import IS_OUTSIDE, further_modules
 from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.groups import dump_groups, load_groups
 from elasticdl.elastic.torch.hooks import EVERYBODY
@@ -128,6 +129,9 @@ class TorchState(state.TrainingState):
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
                 "give it along, as in TorchState(scheduler=scheduler)"
             )
+        if world.is_first and world.rank == 0:
+            for each in further_modules(self.model, self.optimizer.param_groups, self.values.values()):
+                self._job.warn(f"a {type(each).__name__} {IS_OUTSIDE}")
         super().sync(world)
 
     def reduce_gradients(self) -> None:
