@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from trainers_kit import JobOfThreads
 from trainers_kit import make_data as make_pixels
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch import buckets
 from elasticdl.elastic.torch.hooks import ParameterHooks
@@ -140,6 +141,18 @@ def test_a_plain_loop(workers, train, prepare, warns):
         torch.testing.assert_close(found, list(alone.parameters()), rtol=1e-4, atol=1e-5)
     assert len(told) == warns * workers
     assert all("is called once a step, with the sum of its 2 backward passes" in line for line in told)
+
+
+def backward_alone(model, loader):
+    for x, y in loader:
+        cross_entropy(model(x), y).backward()
+
+
+def test_a_step_in_a_hook_is_refused():
+    model, optimizer, loader, _ = make_plain(0, Board(1))
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(UserError, match=r"so they can't make it: call optimizer\.step\(\) in the loop"):
+        backward_alone(model, loader)
 
 
 def trains_with_hooks(member):

@@ -69,6 +69,11 @@ class ParameterHooks:
                     if kind is ON_GRADIENT and result is not None:
                         parameter.grad = result
 
+    @property
+    def may_step(self) -> bool:
+        """Whether there are some that an optimizer may step in, once a gradient is accumulated."""
+        return self._rest and any(kind is AFTER and _of_script(hooks) for _, kind, hooks in self._found())
+
     def require_one_pass(self, passes: int, warn: Callable[[str], None]) -> None:
         """Tell once if the gradients of a step were made in several passes of the script."""
         if passes > 1 and self._rest and not self._has_warned and any(_of_script(hooks) for *_, hooks in self._found()):
