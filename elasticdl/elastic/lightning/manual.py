@@ -16,7 +16,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.hooks import ParameterHooks
+from elasticdl.elastic.torch.hooks import OwnHook, ParameterHooks
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.reducer import GradientReducer
 
@@ -125,10 +125,10 @@ class Manual:
 
     def _watch(self) -> None:
         """The parameters that the optimizers have by now."""
-        self._parameters = self.optimizers.parameters
+        self._parameters, own = self.optimizers.parameters, OwnHook(self._accumulated)
         for parameter in self._parameters:
             if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+                hook = parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
                 self._hooks[id(parameter)] = hook
 
     def _make(self, backward: Callable[[], None]) -> None:

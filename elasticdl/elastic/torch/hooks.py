@@ -16,7 +16,7 @@ import torch
 
 from elasticdl.elastic.torch.gpu import count_gpus, seed_generators
 
-ON_GRADIENT, AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"  # as torch keeps both kinds
+ON_GRADIENT, AFTER = "on gradients", "after they are accumulated"  # kinds, as torch has them
 EVERYBODY = -1  # in the place of a rank, where all workers draw alike
 
 
@@ -84,20 +84,28 @@ class ParameterHooks:
             )
 
     def _found(self) -> Iterator[tuple[torch.nn.Parameter, str, dict[int, Any]]]:
-        for parameter in self._parameters():
-            for kind in (ON_GRADIENT, AFTER):
-                hooks = getattr(parameter, kind)
-                if hooks:
-                    yield parameter, kind, hooks
+        for parameter in self._parameters():  # mostly without any, which is to be seen soon
+            if hooks := parameter._backward_hooks:
+                yield parameter, ON_GRADIENT, hooks
+            if (hooks := parameter._post_accumulate_grad_hooks) and {*map(type, hooks.values())} != OWN:
+                yield parameter, AFTER, hooks
+
+
+class OwnHook:
+    """One of ours, which sees when a gradient is there: it does not rest."""
+
+    def __init__(self, see: Callable[[torch.Tensor], None]) -> None:
+        self._see = see
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._see(parameter)
+
+
+OWN = {OwnHook}
 
 
 def _of_script(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
-    return [(number, hook) for number, hook in hooks.items() if not _is_own(hook)]
-
-
-def _is_own(hook: Any) -> bool:
-    """Those that see when a gradient is there, as `elasticdl.elastic.torch.buckets` has them."""
-    return str(getattr(hook, "__module__", "")).startswith("elasticdl.elastic.")
+    return [(number, hook) for number, hook in hooks.items() if type(hook) is not OwnHook]
 
 
 def _resting_on_gradient(gradient: torch.Tensor) -> None: ...
