@@ -251,6 +251,24 @@ def test_a_late_break_of_the_world_before_does_no_harm(group: Group) -> None:
     group.all(members, "barrier")
 
 
+@pytest.mark.parametrize("are_asked", [False, True])
+def test_who_has_not_asked_tells_what_another_waits_for(group: Group, are_asked: bool) -> None:
+    members = group.add(2)
+    group.form(members)
+    group.all(members, "barrier")
+    if are_asked:
+        assert group.all(members, "ask", [1.0, 2.0]) == [3.0, 3.0]
+    members[0].tell("ask", 1.0)
+    members[1].tell("sum", np.ones(1000, np.float32), "gradients")
+    told = str(members[1].result())
+    assert "elastic.mean() was called on worker 0 and not on worker 1, which has gone on to gradients: call it" in told
+    group.break_world(members)
+    require_broken([members[0].result()])
+    group.all(members, "stop")
+    group.form(members)
+    assert group.all(members, "ask", [1.0, 2.0]) == [3.0, 3.0]
+
+
 def test_tensors_with_gaps_are_summed_as_others(group: Group) -> None:
     members = group.add(2)
     group.form(members)

@@ -161,9 +161,10 @@ def train_together(workers, policy, **kwargs):
     return members
 
 
-def plain_losses(batch, epochs=2, drop_last=False):
+def plain_losses(batch, epochs=2, drop_last=False, prepare=lambda model: None):
     """What torch gives without any of this: one process, whole batches."""
     model, data = make_model(), make_data()
+    prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for epoch in range(epochs):

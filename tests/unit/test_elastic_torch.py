@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee, make_data, plain_losses, train_together
+from elastic_kit import Board, SumOfThreads, Trainee, in_threads, make_data, plain_losses, train_together
 from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy
 
@@ -18,8 +18,11 @@ from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch.reducer import GradientReducer
 from elasticdl.elastic.torch.sampler import ElasticDataLoader
 from elasticdl.elastic.torch.state import TorchState
@@ -31,6 +34,43 @@ def test_any_number_of_workers_gives_the_losses_of_plain_torch(workers, bound):
     members = train_together(workers, BatchPolicy(16, None, bound))
     for member in members:
         torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_mean_is_that_over_the_global_batch(workers):
+    data, board = make_data(), Board(workers)
+    order = epoch_order(len(data), 0, 0)
+    expected = [
+        data[order[start : start + 16]][0].mean().item() for start in range(0, 50, 16)
+    ]  # the last has two samples
+
+    def train(member):
+        runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+        runtime.in_training = member.state
+        loop, found = PlainLoop(runtime), []
+        for batch in member.loader:
+            seen = []
+            for inputs, labels in batch:
+                batch.backward(cross_entropy(member.model(inputs), labels))
+                seen.append(inputs)
+            own = torch.cat(seen).mean() if seen else torch.tensor(torch.nan)
+            found.append(loop.mean(own))
+            member.optimizer.step()
+            assert loop.mean(own) == found[-1]
+            member.state.commit()
+        assert loop.mean(own) == found[-1]
+        return found
+
+    for found in in_threads(train, [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(workers)]):
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_mean_of_some_of_the_micro_batches_is_refused():
+    member = Trainee(0, Board(2), BatchPolicy(16, None, 4))
+    batch = next(iter(member.loader))
+    next(iter(batch))
+    with pytest.raises(UserError, match="call it after the loop over micro-batches"):
+        member.state.mean(1.0)
 
 
 def test_more_workers_than_samples_in_the_last_batch():

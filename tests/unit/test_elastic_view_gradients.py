@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.optimizers import Optimizers
 
 
@@ -298,3 +299,28 @@ def test_gradients_of_gradients_are_weighed_once():
     board = Board(2)
     for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_further_modules_that_are_trained_and_have_buffers_are_found():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    decoder = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2, affine=False))
+    norm, teacher, scale = torch.nn.BatchNorm1d(4), copy.deepcopy(model), torch.nn.Linear(1, 1)
+    whole = torch.nn.ModuleDict({"model": model, "decoder": decoder})  # which the script calls, perhaps
+    every = [*model.parameters(), *norm.parameters(), *scale.parameters()]
+    first, second = [{"params": every[:3]}, {"params": every[3:]}], [{"params": [*decoder.parameters()]}]
+    assert further_modules(model, [*first, *second], []) == [norm, decoder]
+    assert further_modules(model, [*second, *first], [norm]) == [decoder]
+    assert further_modules(whole, [*second, *first], [norm]) == []
+    assert further_modules(teacher, [{"params": [*teacher.parameters()]}], []) == []
+
+
+@pytest.mark.parametrize("values", [{}, {"norm": torch.nn.BatchNorm1d(2)}])
+def test_a_library_loop_is_told_of_those_that_were_not_given_along(values):
+    norm, told = values.get("norm", torch.nn.BatchNorm1d(2)), []
+    member = Trainee(0, Board(1), BatchPolicy(16, None), values=lambda _: values)
+    member.context.warn = told.append
+    member.optimizer.add_param_group({"params": norm.parameters()})
+    member.state.sync(member.context.collective.world)
+    assert [line.partition(" so ")[0] for line in told] == [
+        "a BatchNorm1d that the optimizer trains is no part of the state,"
+    ] * (not values)

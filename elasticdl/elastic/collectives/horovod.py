@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol, Self
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.asked import Asked
 from elasticdl.elastic.collectives.port import Collective, Endpoint, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import break_connections
 from elasticdl.elastic.collectives.store import LOOPBACK, KvServer
@@ -161,6 +162,7 @@ class HorovodCollective(Collective):
         self._server: KvServer | None = None
         self._connection: HorovodWorld | None = None
         if hvd and endpoint:
+            self._asked = Asked(endpoint.store)
             self._server = KvServer(endpoint.store)
             self._connection = HorovodWorld(hvd, self._server, endpoint.interface)
             atexit.register(self._connection.stop)

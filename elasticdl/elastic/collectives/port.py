@@ -19,6 +19,7 @@ import numpy.typing as npt
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.asked import Asked
 from elasticdl.elastic.collectives.store import KvStore, Refusal
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
@@ -63,6 +64,7 @@ class Collective(ABC):
     def __init__(self) -> None:
         self.world: World = ALONE
         self._has_compared = False  # its engine with rank 0's
+        self._asked: Asked | None = None  # where there may be several members
         self._begun, self._begun_in = 0, ALONE  # operations, and in which world
         self._last: deque[str] = deque(maxlen=LAST_OPERATIONS)
 
@@ -175,6 +177,16 @@ class Collective(ABC):
         """What this member has begun in the present world, ended or not; from any thread. For people who look for the member
         that does something else than the others."""
         return Operations(self._begun, tuple(self._last)) if self._begun_in is self.world else Operations()
+
+    def _look_for_asked(self, asked: Asked) -> None:
+        """This member waits for long.
+
+        Raises:
+            UserError: another waits for what its script alone has asked for.
+        """
+        told = Collective.last_operations(self)
+        last = told.last[-1].rstrip(".0123456789") if told.last else "the next world"
+        asked.look(self.world, told.begun, last)
 
     def _count(self, name: str) -> None:
         """An operation of this name begins."""

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.asked import PATIENCE, Asked
 from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, Operations, memory_of_the_worker
 from elasticdl.elastic.collectives.sockets import break_connections
 from elasticdl.elastic.collectives.store import KvStore
@@ -128,9 +129,15 @@ class _Attempt:
     """To connect one world."""
 
     def __init__(
-        self, store: KvStore, world: World, device: object, open_device_group: OpenDeviceGroup | None = None
+        self,
+        store: KvStore,
+        world: World,
+        device: object,
+        open_device_group: OpenDeviceGroup | None = None,
+        scope: str = "gloo",
     ) -> None:
         self._store = store
+        self._scope = scope
         self._world = world
         self._device = device
         self._open_device_group = open_device_group
@@ -183,7 +190,7 @@ class _Attempt:
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
         options._devices, options._threads = [self._device], 1
         version, rank, size = self._world.version, self._world.rank, self._world.size
-        group = Group(WorldStore(self._store, version, "gloo"), rank, size, options)
+        group = Group(WorldStore(self._store, version, self._scope), rank, size, options)
         if self._open_device_group is None:
             return group, None
         store = WorldStore(self._store, version, "device")
@@ -209,6 +216,8 @@ class TorchDistributed(Collective):
         self._attempt: _Attempt | None = None
         self._left_alone: list[threading.Thread] = []  # they connect to worlds that were given up, or close others
         self._group: Any = None
+        self._asked = Asked(endpoint.store) if endpoint else None
+        self._group_asked: Any = None  # for what scripts ask for, from the first time in a world on
         self._works: list[Any] = []  # begun and not waited for
         self._broken_since: float | None = None
 
@@ -219,16 +228,20 @@ class TorchDistributed(Collective):
             return
         if self._device is None:
             self._device = Group.create_device(interface=self._endpoint.interface)
-        attempt = _Attempt(self._endpoint.store, world, self._device, self._open_device_group)
-        with self._changing:
-            self._attempt = attempt
-        try:
+        with self._attempting(_Attempt(self._endpoint.store, world, self._device, self._open_device_group)) as attempt:
             group, device_group = attempt.run()
             with self._changing:
                 self._group, self._device_group = group, device_group
                 is_broken = self._broken_since is not None
             if is_broken and device_group is not None:
                 device_group.abort()
+
+    @contextlib.contextmanager
+    def _attempting(self, attempt: _Attempt) -> Iterator[_Attempt]:
+        with self._changing:
+            self._attempt = attempt
+        try:
+            yield attempt
         finally:
             with self._changing:
                 self._attempt = None
@@ -238,12 +251,12 @@ class TorchDistributed(Collective):
         if any(not work.is_completed() for work in self._works):
             self._keep_group()
         with self._changing:
-            groups, device_group = [self._group], self._device_group
-            self._group = self._device_group = None
+            groups, device_group = [each for each in (self._group, self._group_asked) if each], self._device_group
+            self._group = self._group_asked = self._device_group = None
         self._works.clear()
         if device_group is not None:
             device_group.close()
-        if groups != [None]:  # Gloo takes up to 10 ms for each connection, which the next world need not wait for
+        if groups:  # Gloo takes up to 10 ms for each connection, which the next world need not wait for
             closing = threading.Thread(target=groups.clear, name=f"elasticdl-close-{self.world.version}", daemon=True)
             closing.start()
             self._leave_alone(closing)
@@ -298,6 +311,22 @@ class TorchDistributed(Collective):
             return self._device_group.begin_broadcast(tensor)
         return self._note(broadcast(self._connected, tensor))
 
+    def _begin_asked_sum(self, tensor: torch.Tensor) -> Any:
+        """Of what all members ask for at one place. It travels by itself: one that does not ask meets nothing of another size.
+
+        Raises:
+            WorldBroken: the members could not be connected for it.
+        """
+        assert self._asked is not None, "there is a world of several workers"
+        if self._group_asked is None:
+            assert self._endpoint is not None, "it has connected the world"
+            self._asked.meet()
+            with self._attempting(
+                _Attempt(self._endpoint.store, self.world, self._device, scope="asked.gloo")
+            ) as attempt:
+                self._group_asked, _ = attempt.run()
+        return self._note(all_reduce(self._group_asked, tensor))
+
     def _note(self, work: Any) -> Any:
         self._works.append(work)
         return work
@@ -306,12 +335,16 @@ class TorchDistributed(Collective):
         if work not in self._works:  # it is the device group's
             work.wait()
             return
+        began = time.monotonic()
         while True:
             try:
                 work.wait(LOOK)
             except RuntimeError:
                 if work.is_completed():
                     work.wait()  # it has failed, or was done just now
+                elif self._asked is not None and time.monotonic() - began > PATIENCE and self._broken_since is None:
+                    self._look_for_asked(self._asked)
+                    continue
                 elif self._broken_since is None or time.monotonic() - self._broken_since < GRACE_SECONDS:
                     continue
                 else:
@@ -323,8 +356,9 @@ class TorchDistributed(Collective):
         self._left_alone = [each for each in (*self._left_alone, thread) if each.is_alive()]
 
     def _keep_group(self) -> None:
-        """Never free the group: its destructor would wait for what is under way."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        """Never free the groups: their destructors would wait for what is under way."""
+        for group in (self._group, self._group_asked):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
         self._count(name)

@@ -16,6 +16,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.hooks import OwnHook, ParameterHooks
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.reducer import GradientReducer
 
@@ -41,6 +42,8 @@ class Manual:
         self._before: tuple[list[dict[str, Any]], list[bool]] = ([], [])
         self._in_step = self._in_backward = False
         self._hooks: dict[int, Any] = {}  # by the ids of parameters
+        self._of_script = ParameterHooks(lambda: self._parameters)
+        self._passes = 0  # that are summed, in this step
         self._watch()
 
     def run(self, training_step: Callable[[], Any]) -> None:
@@ -67,6 +70,7 @@ class Manual:
 
     def begin_step(self) -> None:
         self._watch()
+        self._passes = 0
         self._before = (
             [{name: values[name] for name in names} for values, names in self._counts],
             [parameter.requires_grad for parameter in self._parameters],
@@ -74,14 +78,17 @@ class Manual:
 
     def begin_again(self) -> None:
         """The training step is called once more: what else it has changed is as before."""
+        self._passes = 0
         counts, trained = self._before
         for (values, _), before in zip(self._counts, counts, strict=True):
             values.update(before)
         for parameter, was_trained in zip(self._parameters, trained, strict=True):
             parameter.requires_grad_(was_trained)
 
-    def sum(self, backward: Callable[[], None]) -> None:
+    def sum(self, backward: Callable[[], None], seed: Callable[[], int]) -> None:
         """The gradients that ``backward`` makes, over all workers; added to those that are there.
+
+        ``seed``: of this step, the same on all workers.
 
         Raises:
             TornStep: a worker is lost.
@@ -92,7 +99,8 @@ class Manual:
         earlier = [None if each.grad is None else each.grad.clone() for each in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        self._make(backward)
+        with self._of_script.aside():
+            self._make(backward)
         trained = tuple((id(parameter), parameter.requires_grad) for parameter in self._parameters)
         if trained not in self._reducers:
             chosen = [each for each in self._parameters if each.requires_grad]
@@ -105,6 +113,8 @@ class Manual:
             reducer.reduce()
         except WorldBroken as failure:
             raise TornStep(failure) from failure
+        self._passes += 1
+        self._of_script.call(lambda: seed() + self._passes)
         self._job.advance(Activity.COMPUTE)
         for parameter, before in zip(self._parameters, earlier, strict=True):
             # Into memory of its own: the next sum of these parameters takes place where this one did.
@@ -115,10 +125,10 @@ class Manual:
 
     def _watch(self) -> None:
         """The parameters that the optimizers have by now."""
-        self._parameters = self.optimizers.parameters
+        self._parameters, own = self.optimizers.parameters, OwnHook(self._accumulated)
         for parameter in self._parameters:
             if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+                hook = parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
                 self._hooks[id(parameter)] = hook
 
     def _make(self, backward: Callable[[], None]) -> None:

@@ -243,7 +243,9 @@ class Participant:
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
             self._weighed.look(loss, len(given.part.indices))
-            self._manual.sum(lambda: self._backward(given, given.part.weight, loss, scaled, run))
+            self._manual.sum(
+                lambda: self._backward(given, given.part.weight, loss, scaled, run), self._steps.common_seed
+            )
             return
         if self._steps.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
@@ -359,7 +361,8 @@ class Participant:
         self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
     ) -> None:
         given.objective = given.objective + loss.detach().sum().float() * weight
-        run(scaled if weight == 1.0 else scaled * weight)
+        with self._steps.state.hooks.aside():
+            run(scaled if weight == 1.0 else scaled * weight)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
         steps, version, was_torn = self._steps, self.job.world.version, self._steps.is_torn

@@ -53,6 +53,7 @@ class ScriptRuntime(Generic[ContextT]):
         self._finished = False  # the master was told that training is complete
         self._failed = False  # the master was told what went wrong
         self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
+        self.in_training: TrainingState | None = None  # what a function below `run` trains at present
         self._finish: Callable[[], TrainingState | None] | None = None  # a training in place, once the script has ended
 
     def init(
@@ -180,7 +181,7 @@ class ScriptRuntime(Generic[ContextT]):
             )
         job.require_divided()
         context.allow_steps()
-        self._last = None
+        self._last, self.in_training = None, state
         try:
             result = context.run(train, state, hooks)
         except Stopped as stopped:
@@ -199,6 +200,8 @@ class ScriptRuntime(Generic[ContextT]):
                 self._tell_failure(error)
             context.close()
             raise
+        finally:
+            self.in_training = None
         self._last = state
         return result
 

@@ -15,6 +15,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.collective import TorchCollective, Transfer
 from elasticdl.elastic.torch.flat import aligned, by_kind, flat_views, strides_of
+from elasticdl.elastic.torch.hooks import OwnHook
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
 BUCKET_BYTES = 4 << 20  # docs/benchmarks.md says why
@@ -77,8 +78,9 @@ class Buckets:
         self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
         self._transfers: list[Transfer] = []
         several = sum(bool(bucket.parameters) for bucket in self._buckets) > 1
+        own = OwnHook(self._accumulated)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
             for parameter in (parameters if several else ())
         ]
 

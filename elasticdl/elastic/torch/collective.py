@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from elasticdl.elastic.collectives import transfer
+from elasticdl.elastic.collectives.asked import PATIENCE
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import TORCH_NCCL, Bytes, Collective, Endpoint
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
@@ -74,6 +76,26 @@ class TorchCollective(Collective):
     def _sum_array(self, array: Any, name: str) -> Any:
         self.sum_([torch.from_numpy(array)], name)
         return array
+
+    def sum_asked(self, mine: float) -> float:
+        """The sum over the world of a number of each worker's, of which a script asks by itself.
+
+        Raises:
+            WorldBroken: a worker is lost.
+        """
+        total = torch.tensor([mine], dtype=torch.float64)
+        if self.world.size > 1:
+            with self._asking():
+                self._sum_asked(total)
+        return float(total)
+
+    def _asking(self) -> AbstractContextManager[None]:
+        if self._asked is None:
+            return contextlib.nullcontext()
+        return self._asked.asking(self.world, Collective.last_operations(self).begun)
+
+    def _sum_asked(self, total: torch.Tensor) -> None:
+        self.sum_([total], "elasticdl.mean")
 
     def begin_sum(self, tensor: torch.Tensor, name: str) -> Transfer:
         """As `sum_`, without waiting for it: `finish` does. All members begin in the same order.
@@ -177,8 +199,13 @@ class HorovodTorch(HorovodCollective, TorchCollective):
 
     def _wait(self, handle: Any) -> Any:
         """The result of a collective. ``hvd.synchronize`` alone spins, on a core that the transfer itself may need."""
-        hvd = self._horovod
-        next(_ for _ in naps() if hvd.poll(handle))
+        hvd, looked = self._horovod, 0.0
+        for waited in naps():
+            if hvd.poll(handle):
+                break
+            if self._asked is not None and waited - looked > PATIENCE:
+                looked = waited
+                self._look_for_asked(self._asked)
         return hvd.synchronize(handle)
 
     def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
@@ -193,6 +220,10 @@ class DistributedTorch(TorchDistributed, TorchCollective):
     """By torch.distributed, which takes tensors on a GPU as they are: so does its Gloo."""
 
     _reduce_on_gpu = True
+
+    def _sum_asked(self, total: torch.Tensor) -> None:
+        with self._guard():
+            self._wait(self._begin_asked_sum(total))
 
     def in_flight(self, transfer: Transfer) -> bool:
         if transfer.handle is None:

@@ -48,13 +48,11 @@ class Means:
         """
         if self._job.size == 1:  # by now, perhaps
             return mine
-        total = torch.tensor([mine], dtype=torch.float64)
         self._job.advance(Activity.WAIT)
         try:
-            self._job.collective.sum_([total], "elasticdl.mean")
+            return self._job.collective.sum_asked(mine)
         finally:
             self._job.advance(Activity.UPDATE)
-        return float(total)
 
 
 def _part_of(value: Any, own: float, steps: Steps, given: Given | None) -> float:

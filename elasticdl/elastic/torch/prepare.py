@@ -21,8 +21,10 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
+from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import PREPARED
 from elasticdl.elastic.training.stateful import Stateful
@@ -106,7 +108,7 @@ class PlainLoop:
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
         this worker's part. ``others``: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to
-        workers that come later; the optimizers' schedulers are found. Returns all of them, in order. See docs/plain_loop.md.
+        workers that come later; the optimizers' schedulers are found, and further modules that they train. Returns all of them, in order. See docs/plain_loop.md.
 
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
@@ -133,6 +135,7 @@ class PlainLoop:
             own = [each for each in others if not isinstance(each, torch.optim.Optimizer)]
             stepped = optimizers if given is optimizer else [given, optimizer]
             every = [*own, *(found for each in stepped for found in schedulers_of(each, others))]
+            every += further_modules(model, trained.param_groups, others)
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
@@ -168,7 +171,10 @@ class PlainLoop:
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
         scripts of all workers must call it alike.
         """
-        return self._view.mean(value) if self._view is not None else float(value)
+        if self._view is not None:
+            return self._view.mean(value)
+        state, own = self._runtime.in_training, float(value)
+        return state.mean(own) if isinstance(state, TorchState) else own
 
     def rank(self) -> int:
         """This worker's place in the present world; never 0 while it is `catching_up`."""

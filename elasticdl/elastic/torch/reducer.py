@@ -27,6 +27,7 @@ from elasticdl.elastic.torch.buffers import Buffers
 from elasticdl.elastic.torch.collective import TorchCollective
 from elasticdl.elastic.torch.flat import strides_of
 from elasticdl.elastic.torch.gpu import HostCopy, PassTimer
+from elasticdl.elastic.torch.hooks import ParameterHooks
 from elasticdl.elastic.torch.named import Followers, NamedBuffers
 
 CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
@@ -47,9 +48,11 @@ class GradientReducer:
         *,
         keeps_absent: bool = False,
         may_be_summed: bool = True,
+        hooks_rest: bool = True,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``keeps_absent``: a parameter that no worker has a gradient
-        of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers."""
+        of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`."""
+        self.hooks = ParameterHooks(parameters, rest=hooks_rest)
         self._all = parameters
         self._collective = collective
         self._buffers = Buffers(modules, may_be_summed=may_be_summed)
@@ -90,6 +93,7 @@ class GradientReducer:
 
     def begin_counting(self) -> None:
         """A step begins; its gradients are yet to be cleared."""
+        self.hooks.put_back()
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
         self._votes = [0.0] * len(self._votes)

@@ -18,6 +18,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
@@ -25,8 +26,10 @@ from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.flat import host_array
+from elasticdl.elastic.torch.further import IS_OUTSIDE, further_modules
 from elasticdl.elastic.torch.gradients import WeighedGradients
 from elasticdl.elastic.torch.groups import dump_groups, load_groups
+from elasticdl.elastic.torch.hooks import EVERYBODY
 from elasticdl.elastic.torch.marks import marks_of
 from elasticdl.elastic.torch.model_attributes import Attributes
 from elasticdl.elastic.torch.named import Saved
@@ -55,6 +58,7 @@ class TorchState(state.TrainingState):
     _leaves_absent_gradients = (
         False  # parameters that no worker has a gradient of have none after a step, instead of zeros
     )
+    _makes_one_pass = False  # of a batch, while this worker is alone
     sampler: ElasticSampler | None
     _job: ElasticContext
 
@@ -83,6 +87,7 @@ class TorchState(state.TrainingState):
         self.loader = data if isinstance(data, ElasticDataLoader) else None
         self.attributes = Attributes(self._modules, job.warn)
         self._moved = Saved()  # buffers as of the last step
+        self._share = (-1, 0.0)  # of this worker in the last batch, and in which world
         self._own_rates: list[float] = []  # of the parameter groups, to which rules apply
         self._reducer = GradientReducer(
             self._summed,
@@ -90,7 +95,9 @@ class TorchState(state.TrainingState):
             job.collective,
             keeps_absent=self._leaves_absent_gradients,
             may_be_summed=job.under_master,
+            hooks_rest=job.under_master or not self._makes_one_pass,
         )
+        self.hooks = self._reducer.hooks
         self._weighed = WeighedGradients(
             self._summed, "batch.backward(loss)", job.warn, may_be_summed=job.under_master and sampler is not None
         )
@@ -122,6 +129,9 @@ class TorchState(state.TrainingState):
                 "a scheduler sets the optimizer's learning rate and is not part of the state: a newcomer begins with it anew; "
                 "give it along, as in TorchState(scheduler=scheduler)"
             )
+        if world.is_first and world.rank == 0:
+            for each in further_modules(self.model, self.optimizer.param_groups, self.values.values()):
+                self._job.warn(f"a {type(each).__name__} {IS_OUTSIDE}")
         super().sync(world)
 
     def reduce_gradients(self) -> None:
@@ -134,6 +144,32 @@ class TorchState(state.TrainingState):
             WorldBroken: the step is torn; parameters are untouched.
         """
         self._reduce(None)
+
+    def mean(self, own: float) -> float:
+        """The mean over the global batch of what is ``own`` over this worker's part of it; between two epochs, over that of the last
+        step. All workers ask alike.
+
+        Raises:
+            UserError: workers ask by different numbers, as within the loop over micro-batches.
+            WorldBroken: a worker is lost, and the step is torn.
+        """
+        if self._job.size == 1:
+            return own
+        batch = self.sampler.current if self.sampler is not None else None
+        if batch is not None and batch.untaken > 0:
+            raise UserError(
+                "elastic.mean() was called before the batch's last micro-batch, of which workers have different numbers: call it after the "
+                "loop over micro-batches, for what is a mean over all that this worker has"
+            )
+        if batch is not None:
+            self._share = (self._job.world.version, batch.share)
+        version, share = self._share
+        weight = share if version == self._job.world.version else 1 / self._job.size
+        self._job.advance(Activity.WAIT)
+        try:
+            return self._job.collective.sum_asked(own * weight if weight else 0.0)
+        finally:
+            self._job.advance(Activity.UPDATE)
 
     def _cast_end_vote(self, state: int) -> Vote:
         return self._reducer.end(state)
@@ -168,7 +204,9 @@ class TorchState(state.TrainingState):
                 backward()
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce(1.0 if batch else part)
+        self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
         self._voted(vote, self._reducer.passes.seconds)
+        self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
     @property
     def _measures_noise(self) -> bool:

@@ -26,6 +26,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.groups import groups_are_there
+from elasticdl.elastic.torch.hooks import EVERYBODY
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
@@ -194,6 +195,10 @@ class Steps:
         """For what is drawn by those that load this batch and the next ones."""
         return step_seed(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
 
+    def common_seed(self) -> int:
+        """Of what all workers draw alike in this step."""
+        return step_seed(zlib.crc32(self.place.streams[self.hand[0].batch.epoch]), self.state.step, EVERYBODY)
+
     def give(self, given: Given) -> None:
         """The script goes on with this batch."""
         if not self.hand:
@@ -215,7 +220,8 @@ class Steps:
         if weight != 1.0:
             gradient = kwargs.get("gradient")
             kwargs = {**kwargs, "gradient": torch.ones_like(loss) * weight if gradient is None else gradient * weight}
-        loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        with self.state.hooks.aside():
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def reduce(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> None:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
@@ -236,6 +242,8 @@ class Steps:
                 objective = sum((given.objective for given in self.hand), torch.zeros(()))
                 self.state.reduce(plan_of(self.hand, self.state.progress), objective * larger, samples)
                 self.is_reduced, self.is_torn = True, False
+                self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.hand), self.job.warn)
+                self.state.hooks.call(self.common_seed)
             except WorldBroken as error:
                 failure = error
 

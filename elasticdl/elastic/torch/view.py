@@ -24,7 +24,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
-from elasticdl.elastic.torch.loop_faults import DROPS_GRADIENTS, ended_on_stand_ins, require_backward
+from elasticdl.elastic.torch.loop_faults import DROPS_GRADIENTS, STEP_IN_HOOK, ended_on_stand_ins, require_backward
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
@@ -173,6 +173,8 @@ class View:
         if self._begun is None:
             return
         self._replay.turn()
+        if self._begun.hand and not self._begun.state.step and self._begun.state.hooks.may_step:
+            raise UserError(STEP_IN_HOOK)
         if not self._begun.is_behind:
             self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end

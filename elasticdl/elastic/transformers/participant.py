@@ -332,7 +332,8 @@ class Participant:
             self._weighed.require()
             self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
-        own(loss, **kwargs)
+        with self._begun.state.hooks.aside() if self._given is not None else contextlib.nullcontext():
+            own(loss, **kwargs)
         self._weighed.note()
 
     # -- a step that is torn --

@@ -1,0 +1,82 @@
+"""Operations that a script asks for by itself: whether all workers do, or some have gone on to something else.
+
+Who waits for long in one of them says so in the world's store. Who waits for long in any other looks there. An operation that
+nobody waits for pays nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.store import KvStore, Refusal
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.world import ALONE, World
+
+SCOPE = "asked"
+PATIENCE = 1.0  # seconds of waiting, before a worker speaks or looks
+
+
+class Asked:
+    """What this worker's script has asked for in the present world."""
+
+    def __init__(self, store: KvStore) -> None:
+        self._store = store
+        self._world = ALONE
+        self._number = 0  # of those that were asked for
+        self._after = 0  # other operations were begun before the last one
+        self._is_asking = self._has_spoken = False
+
+    @contextlib.contextmanager
+    def asking(self, world: World, begun: int) -> Iterator[None]:
+        """Within, the script waits for what it has asked for, after so many operations of this world."""
+        self._number = 1 + (self._number if self._world is world else 0)
+        self._world, self._after = world, begun
+        self._is_asking, self._has_spoken = True, False
+        try:
+            yield
+        finally:
+            self._is_asking = False
+
+    def meet(self) -> None:
+        """Return when all members ask for the first in this world.
+
+        Raises:
+            WorldBroken: a member was lost.
+        """
+        self._speak()
+        try:
+            for rank in range(self._world.size):
+                while self._store.get((SCOPE, str(rank)), PATIENCE, self._world.version) is None:
+                    pass
+        except Refusal as refusal:
+            raise WorldBroken(f"world {self._world.version} broke while its workers asked for a mean") from refusal
+
+    def look(self, world: World, begun: int, last: str) -> None:
+        """This worker waits for long in the operation of this name, the last of so many.
+
+        Raises:
+            UserError: another waits for what this one has passed by.
+        """
+        if self._is_asking:
+            if not self._has_spoken:
+                self._speak()
+            return
+        mine = self._number if self._world is world else 0
+        with contextlib.suppress(Refusal):  # the world is broken, which is told elsewhere
+            for rank, member in enumerate(world.members):
+                entry = self._store.get((SCOPE, str(rank)), 0.0, world.version)
+                number, after = map(int, (entry or b"0 0").split())
+                if number > mine and after < begun:
+                    own = world.members[world.rank].worker_id
+                    raise UserError(
+                        f"elastic.mean() was called on worker {member.worker_id} and not on worker {own}, which has gone on to {last}: "
+                        "call it on all workers, and not below `if elastic.rank() == 0:` or by what one worker has seen"
+                    )
+
+    def _speak(self) -> None:
+        self._has_spoken = True
+        entry = f"{self._number} {self._after}".encode()
+        with contextlib.suppress(Refusal):
+            self._store.put((SCOPE, str(self._world.rank)), entry, self._world.version)
