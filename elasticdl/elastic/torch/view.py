@@ -27,10 +27,10 @@ from elasticdl.elastic.torch.gradients import LoopGradients
 from elasticdl.elastic.torch.loop_faults import ended_on_stand_ins, require_backward
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
-from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
-from elasticdl.elastic.torch.stand_in import ModelFromMemory
+from elasticdl.elastic.torch.stand_in import ModelFromMemory, StandIn
 from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
 from elasticdl.elastic.torch.watch import Watch
@@ -228,8 +228,8 @@ class View:
         self._steps.give(self._last)
         self._watch.start(self._last.tape if self._job.under_master else None)
 
-    def stand_in(self, batch: GlobalBatch) -> Any:
-        return self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN])
+    def stand_in(self, batch: GlobalBatch) -> StandIn:
+        return self.batches.stand_in(batch, self._job.most_workers)
 
     @property
     def world_version(self) -> int:
