@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree
@@ -113,18 +115,17 @@ class ModelFromMemory:
             return self._copy_of_answer()
         if not self._gives_all.get(self._model.training, True):
             return self._forward(*args, **kwargs)
-        found = None if self._model.training in self._gives_all or not torch.is_grad_enabled() else _computed()
-        answer = self._forward(*args, **kwargs)
-        parts = _pytree.tree_leaves(answer)
-        if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in (*parts, *shapes)):
-            return answer
-        del parts
-        remembered = _map(_without_graph, answer)
-        if found is not None:
-            del answer
-            self._gives_all[self._model.training] = gives_all = not _has_more(found)
-            if not gives_all:
-                return self._forward(*args, **kwargs)
+        is_known = self._model.training in self._gives_all or not torch.is_grad_enabled()
+        with nullcontext() if is_known else _Look() as look:
+            answer = self._forward(*args, **kwargs)
+            if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves((answer, shapes))):
+                return answer
+            remembered = _map(_without_graph, answer)
+            if look is not None:
+                del answer
+                self._gives_all[self._model.training] = not look.finds_more()
+        if not self._gives_all.get(self._model.training, True):
+            return self._forward(*args, **kwargs)
         self._described, self._answer = described, remembered
         return self._copy_of_answer()
 
@@ -168,21 +169,27 @@ def _without_graph(leaf: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(leaf.requires_grad) if copied.is_floating_point() or copied.is_complex() else copied
 
 
-def _computed() -> list[torch.Tensor]:
-    """All tensors that have come out of something that a gradient flows through."""
-    return list(_graphs(gc.get_objects()))
+class _Look:
+    """At the tensors that are computed within and are still there: what a gradient flows through, besides what was returned."""
+
+    def __enter__(self) -> Self:
+        self._collects = gc.isenabled()
+        gc.disable()  # the youngest are those that a collection has not seen
+        self._before = _youngest()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._collects:
+            gc.enable()
+
+    def finds_more(self) -> bool:
+        known = {id(each) for each in self._before}
+        found = [weakref.ref(each) for each in _youngest() if id(each) not in known]
+        if found:
+            gc.collect()  # some may be in cycles that nothing holds
+        return any(each() is not None for each in found)
 
 
-def _graphs(every: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for each in every:
-        if issubclass(type(each), torch.Tensor) and each.grad_fn is not None:
-            yield each
-
-
-def _has_more(before: Sequence[torch.Tensor]) -> bool:
-    """Whether there are others than these now."""
-    known = {id(each) for each in before}
-    if all(id(each) in known for each in _graphs(gc.get_objects())):
-        return False
-    gc.collect()  # of cycles that nothing holds
-    return any(id(each) not in known for each in _graphs(gc.get_objects()))
+def _youngest() -> list[torch.Tensor]:
+    every = gc.get_objects(generation=0)
+    return [each for each in every if issubclass(type(each), torch.Tensor) and each.grad_fn is not None]
