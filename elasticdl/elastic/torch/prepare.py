@@ -131,7 +131,7 @@ class PlainLoop:
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
         self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave)
-        self._runtime.train_in_place(view.finish)
+        self._runtime.train_in_place(view.finish, view.about_failure)
         for each in optimizers:
             _speak_to(view, each)
         return (model, optimizer, PreparedLoader(loader, view), *others)

@@ -72,6 +72,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self.kept: KeptState | None = None  # the same
+        self.failure: Exception | None = None  # for which the core has ended training
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
@@ -369,7 +370,8 @@ class JobContext(ABC, Generic[CollectiveT]):
                 case p.LeaveJob(reason, checkpoint, drained):
                     raise Stopped(reason, checkpoint=checkpoint, drained=drained)
                 case p.Fail(error, message):
-                    raise error(message)
+                    self.failure = error(message)
+                    raise self.failure
                 case _:
                     self._next.append(instruction)
 
