@@ -14,6 +14,8 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.torch.in_place import storage_of
 
 NO_BATCH = "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
+# Who stood where a worker was told that the job stands.
+NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
 ORDERS = ("random_", "randperm", "randint", "multinomial")  # by which samplers draw
 
 P = ParamSpec("P")
@@ -97,7 +99,11 @@ OTHER_ORDER = (
 
 
 def by_another_pass(step: int, batch: int, epoch: int, why: Exception) -> str:
-    return f"step {step} was torn, and is made by another pass through the script's loop, from batch {batch} of epoch {epoch}: {one_line(why)}"
+    """``step``: that was made last."""
+    return (
+        f"step {step + 1} was torn, and is made by another pass through the script's loop, from batch {batch + 1} of epoch {epoch + 1}: "
+        f"{one_line(why)}"
+    )
 
 
 def left_out_by_size(place: str, whole: int, mine: int) -> str:

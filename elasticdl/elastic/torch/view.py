@@ -21,9 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
-from elasticdl.elastic.torch.loop_faults import NO_BATCH, by_another_pass, ended_on_stand_ins, lasting, require_backward
+from elasticdl.elastic.torch.loop_faults import lasting
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
 from elasticdl.elastic.torch.optimizers import Optimizers, each_of
@@ -148,16 +149,12 @@ class View:
         self._begun.join()
         require_one_begin(self._began_with, place.began_with)
         at = state.progress
-        if batch.start > (
-            at.epoch,
-            at.position,
-        ):  # nobody is left who stood where this worker was told that the job stands
-            self._fail_alone(
-                "this worker has passed by batches that nobody who is left has trained on: it is started again"
-            )
+        if batch.start > (at.epoch, at.position):
+            self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 
     def _fail_alone(self, why: str) -> None:
+        log.error("%s", why)
         self._job.fail(why, "", users=False)
         self._leave_for_good()
 
@@ -268,7 +265,7 @@ class View:
         if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        require_backward(
+        loop_faults.require_backward(
             has_batch=bool(self._steps.hand),
             has_stepped=self._gradients.has_stepped(),
             is_reduced=self._steps.is_reduced,
@@ -307,7 +304,7 @@ class View:
         with self._watch.paused():
             has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
-                raise UserError(NO_BATCH)
+                raise UserError(loop_faults.NO_BATCH)
             self._reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
@@ -352,16 +349,14 @@ class View:
 
     def _end_alone(self, epoch: int) -> None:
         """The script has judged stand-ins. The others go on, in this epoch."""
-        why = ended_on_stand_ins(self._epochs, epoch + 1)
-        log.error("%s", why)
-        self._fail_alone(why)
+        self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, epoch + 1))
 
     # -- a step that is torn --
 
     def _give_again(self, first: Given, last: Given, error: Exception) -> None:
         """The script is given these batches, and those between them."""
         batch = first.batch
-        self._job.warn(by_another_pass(self._steps.state.step + 1, batch.number + 1, batch.epoch + 1, error))
+        self._job.warn(loop_faults.by_another_pass(self._steps.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
         self.repeats = batch
