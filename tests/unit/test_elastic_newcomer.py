@@ -16,11 +16,9 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
-from elasticdl.elastic.torch.stand_in import StandIn
+from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given
 
@@ -179,12 +177,23 @@ def test_weights_that_the_loop_gives_a_sampler_travel():
     require_as_others(options=options, after=reweigh)
 
 
-def test_weights_that_nobody_has_changed_do_not_travel():
-    loader = DataLoader(make_data(), sampler=WeightedRandomSampler(torch.rand(60), 60))
-    draws = Draws(loader)
-    assert len(draws.capture()) < 60 * 8
-    loader.sampler.weights[3] += 1
-    assert len(draws.capture()) > 60 * 8
+@pytest.mark.parametrize(("of_model", "is_refused"), [(True, True), (False, False)])
+def test_labels_that_a_newcomer_has_made_of_another_model_are_refused(of_model, is_refused):
+    def relabel(member):
+        x, y = member.plain.dataset.tensors
+        made = member.model(x).argmax(1) if of_model else y
+        member.plain.dataset.tensors = x, (made + 1) % 3
+
+    member = Member()
+    train(member, after=relabel)
+    late = Member(stands=STANDS, join=member.kept[6])
+    if is_refused:
+        with pytest.raises(UserError, match=r"has changed its data, and in its training data .*tensors"):
+            train(late, after=relabel)
+        assert not late.kept
+    else:
+        train(late, after=relabel)
+        assert torch.equal(late.model.gate.weight, member.model.gate.weight)
 
 
 def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
@@ -336,51 +345,3 @@ def test_another_loaders_order_that_each_worker_would_draw_by_itself_is_refused(
     with pytest.raises(UserError) as refused:
         train_it()
     assert str(refused.value) == OTHER_ORDER
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("is_iterated", [True, False])
-def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
-    """A loader whose processes stay draws one for all epochs."""
-
-    def loaders():
-        torch.manual_seed(0)
-        loader = DataLoader(
-            make_data(16), 4, shuffle=True, num_workers=1, persistent_workers=persistent, multiprocessing_context="fork"
-        )
-        if is_iterated:
-            list(loader)
-        return loader
-
-    theirs, plain = [], loaders()
-    for _ in range(3):
-        theirs.append([x for x, _ in plain])
-    data, batches = make_data(16), Batches(loaders())
-    for epoch in range(3):
-        ours = [data[batch.indices][0] for batch in batches.of_epoch(epoch)]
-        assert all(map(torch.equal, ours, theirs[epoch]))
-
-
-def test_a_newcomer_has_drawn_a_seed_if_the_others_have():
-    def draws():
-        loader = DataLoader(make_data(16), num_workers=1, persistent_workers=True)
-        return Draws(loader)
-
-    ours, theirs = draws(), draws()
-    theirs.draw_seed()
-    ours.restore(theirs.capture())
-    state = torch.get_rng_state()
-    ours.draw_seed()
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
-    stand_in = StandIn([torch.ones(3), {"name": torch.zeros(2), "text": ["a"]}])
-    first, _ = stand_in.take()
-    first.add_(1)
-    first, others = stand_in.take()
-    assert torch.equal(first, torch.ones(3))
-    others.clear()
-    again, others = stand_in.take()
-    assert again.data_ptr() == first.data_ptr(), "nothing is copied"
-    assert others["text"] == ["a"]

@@ -17,11 +17,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.training.data_facts import TRAINING, Source
+
 # Of a loader, where a sampler or a generator may be.
 OF_LOADERS = ("generator", "sampler", "batch_sampler")
 SIMPLE = (bool, int, float, str, type(None))
 WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-HAD_SEED: tuple[str, ...] = ()  # in the place of a path
+HAD_SEED, DATA = ("",), ("", "")  # in the place of a path
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -44,6 +47,7 @@ class Draws:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
+        self.data = Source.of(TRAINING, loader.dataset)  # as it is at first
         self._had_seed = getattr(loader, "_iterator", None) is not None  # the script has iterated over it before
         # Floating-point numbers travel if they have become others: a sampler may hold many.
         self._at_first = {path: _checksum(value) for path, value in self._places() if _is_floating(value)}
@@ -58,6 +62,9 @@ class Draws:
     def capture(self) -> bytes:
         """As it is now; to be called before an epoch is drawn."""
         found: dict[tuple[str, ...], Any] = {HAD_SEED: self._had_seed}
+        moved = Source.of(TRAINING, self._loader.dataset).moved_since(self.data)
+        if moved.columns:
+            found[DATA] = moved
         for path, value in self._places():
             if _is_floating(value) and self._at_first.get(path) == _checksum(value):
                 continue
@@ -72,6 +79,7 @@ class Draws:
         """What another worker has captured, of its own loader."""
         found = pickle.loads(captured)
         self._had_seed = found.pop(HAD_SEED, self._had_seed)
+        found.pop(DATA, None)
         for path, value in found.items():
             holder: Any = self._loader
             for name in path[:-1]:
@@ -79,6 +87,19 @@ class Draws:
             put = _put(getattr(holder, path[-1], None), value)
             if holder is not self._loader and hasattr(holder, "__dict__"):
                 vars(holder)[path[-1]] = put
+
+    def require_data(self, captured: bytes) -> None:
+        """What others have ``captured``, where this worker begins to train.
+
+        Raises:
+            UserError: they have put into their data what this worker has not.
+        """
+        theirs = pickle.loads(captured).get(DATA)
+        if theirs is not None and (found := Source.of(TRAINING, self._loader.dataset).differs(theirs)):
+            raise UserError(
+                f"refused: in the loop the script has changed its data, and {found}: what it has made of the model (such as labels) while this "
+                "worker was catching up is not the job's. Give elastic.prepare() what it makes, as an object with state_dict, or make it of the data alone"
+            )
 
     def _places(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """The names that lead to a value, and the value. What several have comes once."""

@@ -18,7 +18,6 @@ from elasticdl.elastic.core.batch_plan import shares_of
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.stand_in import SAMPLES_LOADED, Repeated, StandIn
-from elasticdl.elastic.training.data_facts import TRAINING, Source
 
 # Whose loaders give what torch's gives.
 ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
@@ -83,8 +82,8 @@ class Batches:
         """
         _require_parts(loader, who)
         self.loader = loader
-        self.source = Source.of(TRAINING, loader.dataset)
         self.draws = Draws(loader)
+        self.source = self.draws.data
         self._guarded = False
 
     @property

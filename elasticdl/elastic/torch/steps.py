@@ -137,8 +137,11 @@ class Steps:
         self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
         return False
 
-    def arrive(self) -> None:
-        """The script stands where the job stands: what it has done since another's state came is undone."""
+    def arrive(self, epoch: int | None = None) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone. ``epoch``: in which it
+        stands, if that has begun."""
+        if self.state.batches is not None and epoch in self.place.draws:
+            self.state.batches.draws.require_data(self.place.draws[epoch])
         self._on_the_way.close()
         self.state.arrive()
         self.is_behind = self.is_reduced = self.is_torn = False

@@ -208,7 +208,7 @@ class View:
                     return False
                 continue
             if steps.is_behind:
-                self._arrive()
+                self._arrive(batch.epoch)
             if steps.commit(batch.epoch):
                 break
         return True
@@ -391,10 +391,10 @@ class View:
         self._is_fresh = True
         self._watch.stop_noting()
 
-    def _arrive(self) -> None:
+    def _arrive(self, epoch: int | None = None) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
         passed, seconds = self._from_memory.batches, self._from_memory.seconds
         self._hints.arrived(self._from_memory.end())
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
-        self._steps.arrive()
+        self._steps.arrive(epoch)
         self._last = self._means.steps_loss = None
