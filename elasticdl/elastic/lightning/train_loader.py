@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from elasticdl.elastic.script.children import require_guard
-from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, copied_sample
+from elasticdl.elastic.torch.parts import Batches
 
 if TYPE_CHECKING:
     from elasticdl.elastic.lightning.participant import Participant
@@ -46,7 +46,7 @@ class TrainLoader:
         if self._is_unused and self._loader.num_workers:
             self.batches.order_of(0)
         self._is_unused = True
-        self.batches.draw_seed()
+        self.batches.draws.draw_seed()
         return self._epoch()
 
     def _epoch(self) -> Iterator[Any]:
@@ -58,7 +58,7 @@ class TrainLoader:
         while number < len(batches):
             batch = batches[number]
             if not participant.may_give(batch):
-                yield copied_sample(self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN]))
+                yield self.batches.stand_in(batch, participant.job.most_workers).take()
             else:
                 if version != participant.job.world.version:
                     version = participant.job.world.version

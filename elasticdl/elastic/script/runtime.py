@@ -55,6 +55,7 @@ class ScriptRuntime(Generic[ContextT]):
         self._last: TrainingState | None = None  # of a stage that ended well, and may have been the last
         self.in_training: TrainingState | None = None  # what a function below `run` trains at present
         self._finish: Callable[[], TrainingState | None] | None = None  # a training in place, once the script has ended
+        self._about_failure: Callable[[], str] = str
 
     def init(
         self,
@@ -105,9 +106,12 @@ class ScriptRuntime(Generic[ContextT]):
         job.take_whole()
         self.context().allow_steps()
 
-    def train_in_place(self, finish: Callable[[], TrainingState | None]) -> None:
+    def train_in_place(
+        self, finish: Callable[[], TrainingState | None], about_failure: Callable[[], str] = str
+    ) -> None:
         """The script trains in its own loop. ``finish`` is called at its end, if that is no error; it returns when training
-        is complete on all workers, with the state, or with None if there was no training.
+        is complete on all workers, with the state, or with None if there was no training. ``about_failure``: what helps where the
+        script raises; empty if nothing is known.
 
         Raises:
             UserError: this process takes no part in the job, or trains already.
@@ -117,7 +121,7 @@ class ScriptRuntime(Generic[ContextT]):
             raise UserError(
                 "elastic.prepare() was called before: a script trains one model, with one optimizer and one loader"
             )
-        self._finish = finish
+        self._finish, self._about_failure = finish, about_failure
 
     def leave(self) -> None:
         """This worker was told to leave: the others go on."""
@@ -257,5 +261,7 @@ class ScriptRuntime(Generic[ContextT]):
         self._failed = True
         users = not isinstance(error, ShortOfMemoryError)
         # A UserError says all in its line.
-        trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
-        self.context().fail(reason(error), trace, users=users)
+        is_told = isinstance(error, UserError)
+        trace = "" if is_told else "".join(traceback.format_exception(error))
+        helps = "" if is_told else self._about_failure()
+        self.context().fail(f"{reason(error)}; {helps}" if helps else reason(error), trace, users=users)

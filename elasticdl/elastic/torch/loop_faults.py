@@ -2,7 +2,49 @@
 
 from __future__ import annotations
 
-from elasticdl.common.errors import UserError
+import functools
+from collections.abc import Callable, Container
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch.utils import _pytree
+
+from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.torch.in_place import storage_of
+
+NO_BATCH = "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
+# Who stood where a worker was told that the job stands.
+NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
+ORDERS = ("random_", "randperm", "randint", "multinomial")  # by which samplers draw
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Keeper(Protocol):
+    fault: Exception | None  # that ends training
+    _job: Any
+
+
+KeeperT = TypeVar("KeeperT", bound=Keeper)
+
+
+def lasting(method: Callable[Concatenate[KeeperT, P], Result]) -> Callable[Concatenate[KeeperT, P], Result]:
+    """Once it has said that training can't go on, it says so again: a script may swallow any exception, and go on."""
+
+    @functools.wraps(method)
+    def wrapped(self: KeeperT, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        if self.fault is not None:
+            raise self.fault
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if isinstance(error, ElasticDLError) or error is self._job.failure:
+                self.fault = error
+            raise
+
+    return wrapped
 
 
 def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool) -> None:
@@ -56,6 +98,25 @@ OTHER_THREAD = (
 )
 
 
+COPIED_ON_ITS_WAY = (
+    "the loop calls a copy of the model that this worker has made while it was catching up, when the model had not got the job's "
+    "parameters: make the copy before elastic.prepare(), give it along, and set it by load_state_dict()"
+)
+
+OTHER_ORDER = (
+    "another loader than the prepared one draws the order of its samples within the loop, where each worker draws its own random numbers: "
+    "give that loader generator=torch.Generator().manual_seed(0), with which all workers load the same"
+)
+
+
+def by_another_pass(step: int, batch: int, epoch: int, why: Exception) -> str:
+    """``step``: that was made last."""
+    return (
+        f"step {step + 1} was torn, and is made by another pass through the script's loop, from batch {batch + 1} of epoch {epoch + 1}: "
+        f"{one_line(why)}"
+    )
+
+
 def left_out_by_size(place: str, whole: int, mine: int) -> str:
     """``whole``: samples of a batch, of which ``mine`` are this worker's."""
     return (
@@ -70,3 +131,26 @@ def works_on_another_batch(place: str) -> str:
         f"{place}: the script works on a batch after the next one was given, as with a prefetcher: workers come and go between two batches, so "
         "ask for the next batch after optimizer.step(). The loader's own processes load ahead (num_workers)"
     )
+
+
+def require_own(given: Any, kept: Container[int]) -> None:
+    """The model is called with this. ``kept``: storages of what was computed on the way.
+
+    Raises:
+        UserError: some of it is from there.
+    """
+    if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in _pytree.tree_leaves(given)):
+        raise UserError(
+            "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
+            "between the two: it can come where that begins anew, at the begin of an epoch"
+        )
+
+
+def require_one_order(generator: torch.Generator | None, module: str) -> None:
+    """One of `ORDERS` is called, with ``generator``, by ``module``.
+
+    Raises:
+        UserError: what each worker draws by itself is an order of samples.
+    """
+    if generator is None and module == "torch.utils.data.sampler" and torch.is_grad_enabled():
+        raise UserError(OTHER_ORDER)

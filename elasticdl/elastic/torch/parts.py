@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import shares_of
 from elasticdl.elastic.script.children import require_guard
 from elasticdl.elastic.torch.draws import Draws
-from elasticdl.elastic.training.data_facts import TRAINING, Source
+from elasticdl.elastic.torch.stand_in import SAMPLES_LOADED, Repeated, StandIn
 
 # Whose loaders give what torch's gives.
 ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
-
-# Batch norm needs two.
-SAMPLES_OF_STAND_IN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,8 @@ class Batches:
         """
         _require_parts(loader, who)
         self.loader = loader
-        self.source = Source.of(TRAINING, loader.dataset)
         self.draws = Draws(loader)
+        self.source = self.draws.data
         self._guarded = False
 
     @property
@@ -98,11 +94,8 @@ class Batches:
 
     def of_epoch(self, epoch: int) -> list[GlobalBatch]:
         """Draws what the loader itself would draw: the seed of its processes, and the order."""
-        self.draw_seed()
+        self.draws.draw_seed()
         return self.order_of(epoch)
-
-    def draw_seed(self) -> None:
-        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
 
     def order_of(self, epoch: int) -> list[GlobalBatch]:
         batches: list[GlobalBatch] = []
@@ -136,11 +129,16 @@ class Batches:
             )
         )
 
-    def load_at_once(self, indices: Sequence[Any]) -> Any:
+    def stand_in(self, batch: GlobalBatch, workers: int) -> StandIn:
+        """For this worker's part of a batch, among so many."""
+        samples = max(-(-len(batch.indices) // workers), SAMPLES_LOADED)
+        few = batch.indices[:SAMPLES_LOADED]
+        return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
+
+    def load_at_once(self, indices: Sequence[Any], dataset: Dataset[Any] | None = None) -> Any:
         """In this process."""
-        dataset: Dataset[Any] = self.loader.dataset
-        single = DataLoader(
-            dataset,
+        single: DataLoader[Any] = DataLoader(
+            self.loader.dataset if dataset is None else dataset,
             batch_sampler=[list(indices)],
             collate_fn=self.loader.collate_fn,
             generator=torch.Generator(),
@@ -202,8 +200,3 @@ def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
         "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
     }
     return {"random": states}
-
-
-def copied_sample(sample: Any) -> Any:
-    """The script may change what it is given."""
-    return _pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, sample)

@@ -23,7 +23,8 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
-from elasticdl.elastic.torch.parts import Batches, RandomStreams, copied_sample
+from elasticdl.elastic.torch.parts import Batches, RandomStreams
+from elasticdl.elastic.torch.stand_in import StandIn
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.view import View
 from elasticdl.elastic.torch.view_state import PREPARED
@@ -67,14 +68,14 @@ class PreparedLoader:
         view.begin_epoch()
         number, version = 0, -1
         loaded: Iterator[Any] = iter(())
-        stand_in = None
+        stand_in: StandIn | None = None
         try:
             while number < len(view.drawn) or view.repeats:
                 if view.repeats:
                     number, version = view.begin_repeating(), -1
                 if not view.may_give(number):
                     stand_in = view.stand_in(view.drawn[number]) if stand_in is None else stand_in
-                    yield copied_sample(stand_in)
+                    yield stand_in.take()
                 else:
                     batch = view.drawn[number]
                     if version != view.world_version:
@@ -140,7 +141,7 @@ class PlainLoop:
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
         self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps)
-        self._runtime.train_in_place(view.finish)
+        self._runtime.train_in_place(view.finish, view.about_failure)
         for each in optimizers:
             _speak_to(view, each)
         if given is not optimizer:

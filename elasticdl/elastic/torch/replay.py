@@ -32,11 +32,11 @@ class Replay:
         self._unused: list[Trace] = []  # of batches of this loop since the last step, without gradients
         self._changes: Changes | None = None  # in place, by the script in the step that is torn
 
-    def new_tape(self, sample: Any) -> Tape:
-        """Of a batch that the script is given next."""
+    def new_tape(self, sample: Any, kept: Container[int] = ()) -> Tape:
+        """Of a batch that the script is given next. ``kept``: as `Tape`'s."""
         steps = self._steps()
         may_be_torn = steps.job.size > 1 or steps.is_torn
-        tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=may_be_torn)
+        tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=may_be_torn, kept=kept)
         for given in steps.hand:
             given.tape.followed_by(tape)
         return tape

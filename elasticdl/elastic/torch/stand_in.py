@@ -5,24 +5,72 @@ The others wait for it meanwhile. So the model is run on a stand-in for a batch 
 
 from __future__ import annotations
 
+import copy
+import gc
 import time
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree
+from torch.utils.data import Dataset
 
 from elasticdl.elastic.torch.tape import SIMPLE
 
+# Batch norm needs two.
+SAMPLES_LOADED = 2
+
+
+class Repeated(Dataset[Any]):
+    """Gives a few samples of a data set, repeated to so many: a script may take the largest losses of a batch."""
+
+    def __init__(self, dataset: Any, samples: int) -> None:
+        self._dataset = dataset
+        self._samples = samples
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        few = fetch(indices) if fetch else [self._dataset[index] for index in indices]
+        if type(few) is not list:
+            return few
+        return [*few, *(copy.deepcopy(few[number % len(few)]) for number in range(len(few), self._samples))]
+
+
+class StandIn:
+    """A batch that is given again and again. The script may change it: then it is made anew."""
+
+    def __init__(self, sample: Any) -> None:
+        self._sample = sample
+        self._given: Any = None
+        self._versions: list[int] = []
+
+    def take(self) -> Any:
+        if self._given is None or self._versions_now() != self._versions:
+            self._given = _map(torch.Tensor.clone, self._sample)
+            self._versions = self._versions_now()
+        return _map(torch.Tensor.detach, self._given)  # of the same memory and count of changes
+
+    def _versions_now(self) -> list[int]:
+        leaves = [leaf for leaf in _pytree.tree_leaves(self._given) if isinstance(leaf, torch.Tensor)]
+        return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
+
 
 class ModelFromMemory:
-    """A model that is called with the same shapes again and again, and whose answers don't matter."""
+    """A model that is called with the same shapes again and again, and whose answers don't matter.
+
+    It is run each time if it leaves elsewhere what a loss is made of as well: in an attribute, or by a hook.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._forward: Any = None  # the model's own, while this one takes its place
         self._was_own = False  # an attribute of the model itself, and not of its class
         self._described: Any = None  # what it was called with
-        self._answer: Any = None
+        self._answer: Any = None  # without what it was computed by
+        self._gives_all: dict[bool, bool] = {}  # by its answer, in training and else
+        self._given: list[torch.Tensor] = []  # last
         self._began = 0.0
         self.batches = 0
 
@@ -37,41 +85,111 @@ class ModelFromMemory:
             self._began = time.monotonic()
             self._was_own = "forward" in vars(self._model)
             self._forward = self._model.forward
-            self._model.forward = self._answer_again
+            self._model.forward = _InPlaceOf(self._forward, self._answer_again)
 
-    def end(self) -> None:
-        """The model is its own again."""
+    def end(self) -> list[torch.Tensor]:
+        """The model is its own again. Returns its last answer, by which a script may show that it has kept it."""
+        given, self._given = self._given, []
         if self._forward is None:
-            return
+            return given
         if self._was_own:
             self._model.forward = self._forward
         else:
             del self._model.forward
         self._forward = self._described = self._answer = None
         self.batches = 0
+        return given
 
     def _answer_again(self, *args: Any, **kwargs: Any) -> Any:
+        if self._forward is None:
+            return type(self._model).forward(self._model, *args, **kwargs)
+        answer = self._answer_to(args, kwargs)
+        self._given = [leaf.detach() for leaf in _pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+        return answer
+
+    def _answer_to(self, args: Any, kwargs: Any) -> Any:
         leaves, structure = _pytree.tree_flatten((args, kwargs))
         shapes = [leaf.shape if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         described = (structure, shapes, self._model.training, torch.is_grad_enabled())
         if self._described is not None and described == self._described:
             return self._copy_of_answer()
-        answer = self._forward(*args, **kwargs)
-        tensors = all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves(answer))
-        if tensors and all(isinstance(leaf, SIMPLE) for leaf in shapes):
-            self._described, self._answer = described, answer
-        return answer
+        if not self._gives_all.get(self._model.training, True):
+            return self._forward(*args, **kwargs)
+        is_known = self._model.training in self._gives_all or not torch.is_grad_enabled()
+        with nullcontext() if is_known else _Look() as look:
+            answer = self._forward(*args, **kwargs)
+            if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves((answer, shapes))):
+                return answer
+            remembered = _map(_without_graph, answer)
+            if look is not None:
+                del answer
+                self._gives_all[self._model.training] = not look.finds_more()
+        if not self._gives_all.get(self._model.training, True):
+            return self._forward(*args, **kwargs)
+        self._described, self._answer = described, remembered
+        return self._copy_of_answer()
 
     def _copy_of_answer(self) -> Any:
         """A little gradient flows all the same: a GradScaler misses it else."""
         trained = [each for each in self._model.parameters() if each.requires_grad]
         smallest = min(trained, key=torch.Tensor.numel, default=None)
 
-        def copied(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+        def copied(leaf: torch.Tensor) -> torch.Tensor:
             if smallest is None or not leaf.requires_grad:
                 return leaf.detach().clone()
             return leaf.detach() + (smallest.sum() * 0).to(leaf.device, leaf.dtype)
 
-        return _pytree.tree_map(copied, self._answer)
+        return _map(copied, self._answer)
+
+
+class _InPlaceOf:
+    """Called in the place of a model's ``forward``; a copy of the model has its own."""
+
+    def __init__(self, own: Any, instead: Callable[..., Any]) -> None:
+        self._own = own
+        self._instead = instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._instead(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _itself, (self._own,)
+
+
+def _itself(own: Any) -> Any:
+    return own
+
+
+def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _without_graph(leaf: torch.Tensor) -> torch.Tensor:
+    copied = leaf.detach().clone()
+    return copied.requires_grad_(leaf.requires_grad) if copied.is_floating_point() or copied.is_complex() else copied
+
+
+class _Look:
+    """At the tensors that are computed within and are still there: what a gradient flows through, besides what was returned."""
+
+    def __enter__(self) -> Self:
+        self._collects = gc.isenabled()
+        gc.disable()  # the youngest are those that a collection has not seen
+        self._before = _youngest()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._collects:
+            gc.enable()
+
+    def finds_more(self) -> bool:
+        known = {id(each) for each in self._before}
+        found = [weakref.ref(each) for each in _youngest() if id(each) not in known]
+        if found:
+            gc.collect()  # some may be in cycles that nothing holds
+        return any(each() is not None for each in found)
+
+
+def _youngest() -> list[torch.Tensor]:
+    every = gc.get_objects(generation=0)
+    return [each for each in every if issubclass(type(each), torch.Tensor) and each.grad_fn is not None]

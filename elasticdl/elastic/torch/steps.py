@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
@@ -140,8 +141,11 @@ class Steps:
         self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
         return False
 
-    def arrive(self) -> None:
-        """The script stands where the job stands: what it has done since another's state came is undone."""
+    def arrive(self, epoch: int | None = None) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone. ``epoch``: in which it
+        stands, if that has begun."""
+        if self.state.batches is not None and epoch in self.place.draws:
+            self.state.batches.draws.require_data(self.place.draws[epoch])
         self._on_the_way.close()
         self.state.arrive()
         self.is_behind = self.is_reduced = self.is_torn = False
@@ -189,11 +193,18 @@ class Steps:
 
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
-        seed_step(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
+        seed_step(self._seed_of(batch.epoch), batch.number, self.job.world.rank)
 
     def seed_of_processes(self, batch: GlobalBatch) -> int:
         """For what is drawn by those that load this batch and the next ones."""
-        return step_seed(zlib.crc32(self.place.streams[batch.epoch]), batch.number, self.job.world.rank)
+        return step_seed(self._seed_of(batch.epoch), batch.number, self.job.world.rank)
+
+    def _seed_of(self, epoch: int) -> int:
+        if epoch not in self.place.streams:
+            raise UserError(
+                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
+            )
+        return zlib.crc32(self.place.streams[epoch])
 
     def common_seed(self) -> int:
         """Of what all workers draw alike in this step."""

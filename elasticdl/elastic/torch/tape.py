@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree
 
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
+from elasticdl.elastic.torch.loop_faults import require_own
 from elasticdl.elastic.torch.modes import Modes
 from elasticdl.elastic.torch.trace import Trace
 
@@ -68,9 +69,12 @@ class Tape:
         *,
         unused: Sequence[Trace] = (),
         may_be_torn: bool = True,
+        kept: Container[int] = (),
     ) -> None:
         """``settled``: storages whose content others put back when a step is torn. ``unused``: of batches before it in the same loop,
-        of which no gradients were made. ``may_be_torn``: else it is only noted what comes of the batch."""
+        of which no gradients were made. ``may_be_torn``: else it is only noted what comes of the batch.
+        ``kept``: storages of what the model has answered on the way here."""
+        self._kept = kept
         self._sample = sample
         self._settled = settled
         self._calls: list[_Call] = []
@@ -134,6 +138,7 @@ class Tape:
     ) -> None:
         """The script has called it. ``modes``: in which the model was, if it is the model."""
         self.require_present(args, kwargs)
+        self.require_own(args, kwargs)
         self._trains = self._trains or (modes is not None and modes.trains)
         self.trace.is_for_model = True
         if not self._may_be_torn:
@@ -165,6 +170,11 @@ class Tape:
         """As `Trace.require_present`."""
         if self.trace.unused:
             self.trace.require_present(_pytree.tree_leaves((args, kwargs)), lambda: _place_in_script(""))
+
+    def require_own(self, args: Any, kwargs: Any) -> None:
+        """As `loop_faults.require_own`: the model is called."""
+        if self._kept:
+            require_own((args, kwargs), self._kept)
 
     def note_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         self._obstacle = self._obstacle or (f"{self._doubt} looks at a number before backward()" if self._doubt else "")

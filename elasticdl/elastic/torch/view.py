@@ -14,25 +14,27 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
-from elasticdl.elastic.torch.loop_faults import DROPS_GRADIENTS, STEP_IN_HOOK, ended_on_stand_ins, require_backward
+from elasticdl.elastic.torch.loop_faults import lasting
 from elasticdl.elastic.torch.means import Means
-from elasticdl.elastic.torch.optimizers import Optimizers
-from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
+from elasticdl.elastic.torch.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch.order import Order
+from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
-from elasticdl.elastic.torch.stand_in import ModelFromMemory
+from elasticdl.elastic.torch.stand_in import ModelFromMemory, StandIn
 from elasticdl.elastic.torch.steps import Steps
-from elasticdl.elastic.torch.view_state import EpochBegin, Given, Place, Standing, ViewState
+from elasticdl.elastic.torch.view_state import Given, Place, Standing, ViewState
 from elasticdl.elastic.torch.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class View:
         """``values``: asked at the first batch for what else travels, by name. ``on_left``: this worker leaves for good. ``share``: as
         of `Steps`."""
         self.batches = batches
-        self.drawn: list[GlobalBatch] = []  # of the present epoch
+        self._order = Order(batches)
         self.repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
         self._job = job
         self._model = model
@@ -68,14 +70,15 @@ class View:
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
         self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
-        self._drawn_from: EpochBegin | None = None  # that which was drawn last
-        self._outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._last: Given | None = None
         self._means = Means(job)
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self._steps, lambda: self._scale, self._give_again)
         self._is_fresh = True  # no gradient was made of the batches in hand
+        self._hints = Hints()
+        self._began_with = moved(each_of(optimizer))
+        self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
 
     @property
     def is_idle(self) -> bool:
@@ -89,7 +92,21 @@ class View:
         """The batches since the last step; None if what the script does has no effect."""
         return None if self._begun is None or self.is_idle else self._begun.hand
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """The script is in its loop, where the job is not."""
+        return self._epochs > 0 and self.is_idle and self.repeats is None
+
+    def about_failure(self) -> str:
+        """What helps where the script has raised."""
+        return self._hints.about(on_its_way=self.is_on_its_way)
+
     # -- for the loader --
+
+    @property
+    def drawn(self) -> list[GlobalBatch]:
+        """Of the present epoch."""
+        return self._order.drawn
 
     def begin_repeating(self) -> int:
         """The number of the batch that the script is given next."""
@@ -106,6 +123,7 @@ class View:
         assert self._begun is not None, "there are steps from the first batch on"
         return self._begun
 
+    @lasting
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
         epoch = self._epochs
@@ -123,44 +141,32 @@ class View:
         self._draw(epoch)
 
     def _draw(self, epoch: int) -> None:
-        if self._begun is not None and self._begun.is_behind:
-            theirs, ours = self._begun.place.begin_of(epoch), self._drawn_from
-            if (
-                ours is not None and ours.epoch == epoch and theirs in (ours, None)
-            ):  # drawn again it may be another order
-                return
-            self._begun.place.put_back(epoch, self.batches.draws)
-        self._drawn_from = EpochBegin(epoch, RandomStreams.capture(), self.batches.draws.capture())
-        self.drawn = self.batches.of_epoch(epoch)
-        self._outside = RandomStreams.capture()
+        self._order.draw(epoch, self._begun.place if self._begun and self._begun.is_behind else None)
 
     def _begin(self, batch: GlobalBatch) -> None:
         """Be in a world. The script asks for this batch."""
-        place = Place()
+        place = Place(self._began_with)
         if self._epochs == 0:
             place.note_streams(0, self.batches.draws, since=0)
         values = {**self._values(), "place": place, "gradients": self._gradients}
-        for each in values.values():
-            if isinstance(each, LRScheduler):
-                rest_while(lambda: self._begun is not None and self.is_idle, each)
+        for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
+            rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
-        state = ViewState(self._job, self._model, self._optimizer, values)
-        state.sources.append(self.batches.source)
-        state.batches = self.batches
+        state = ViewState(self._job, self._model, self._optimizer, values, self.batches)
         self._begun = Steps(
             self._job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place, share=self._share
         )
         self._begun.join()
+        require_one_begin(self._began_with, place.began_with)
         at = state.progress
         if batch.start > (at.epoch, at.position):
-            self._start_again()
+            self._fail_alone(loop_faults.NOBODY_IS_LEFT)
+            sys.exit(1)
 
-    def _start_again(self) -> NoReturn:
-        """Nobody is left who stood where this worker was told that the job stands."""
-        why = "this worker has passed by batches that nobody who is left has trained on: it is started again"
+    def _fail_alone(self, why: str) -> None:
+        log.error("%s", why)
         self._job.fail(why, "", users=False)
         self._leave_for_good()
-        sys.exit(1)
 
     def _leave_for_good(self) -> None:
         self._watch.stop()
@@ -174,7 +180,7 @@ class View:
             return
         self._replay.turn()
         if self._begun.hand and not self._begun.state.step and self._begun.state.hooks.may_step:
-            raise UserError(STEP_IN_HOOK)
+            raise UserError(loop_faults.STEP_IN_HOOK)
         if not self._begun.is_behind:
             self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
@@ -185,8 +191,9 @@ class View:
     def pause(self) -> None:
         """The script leaves its loop over batches, or is between two of them."""
         self._watch.stop()
-        RandomStreams.restore(self._outside)
+        RandomStreams.restore(self._order.outside)
 
+    @lasting
     def may_give(self, number: int) -> bool:
         """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here, and
         in the first also what was drawn."""
@@ -213,7 +220,7 @@ class View:
                     return False
                 continue
             if steps.is_behind:
-                self._arrive()
+                self._arrive(batch.epoch)
             if steps.commit(batch.epoch):
                 break
         return True
@@ -234,14 +241,15 @@ class View:
             self._is_fresh = True
             self._gradients.begin_step()
         self._means.steps_loss = None
-        self._last = Given(batch, part, sample, self._replay.new_tape(sample))
+        self._hints.given(batch, part, self._last)
+        self._last = Given(batch, part, sample, self._replay.new_tape(sample, self._hints.kept))
         if self._may_be_torn:
             self._last.noted = self._steps.state.attributes.note()
         self._steps.give(self._last)
         self._watch.start(self._last.tape if self._job.under_master else None)
 
-    def stand_in(self, batch: GlobalBatch) -> Any:
-        return self.batches.load_at_once(batch.indices[:SAMPLES_OF_STAND_IN])
+    def stand_in(self, batch: GlobalBatch) -> StandIn:
+        return self.batches.stand_in(batch, self._job.most_workers)
 
     @property
     def world_version(self) -> int:
@@ -249,6 +257,7 @@ class View:
 
     # -- what the script does with a batch --
 
+    @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
             with self._watch.paused():
@@ -256,7 +265,7 @@ class View:
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         if self._share != 1.0 and any(each.backwards for each in (self.hand or ())[:-1]):
-            raise UserError(DROPS_GRADIENTS)
+            raise UserError(loop_faults.DROPS_GRADIENTS)
         self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
 
     def _note_dropped(self, tensors: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
@@ -264,12 +273,13 @@ class View:
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self._steps.is_reduced:
             given.tape.note_dropped(tensors, zeros=zeros)
 
+    @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         given = self._last
         if self.is_idle:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
-        require_backward(
+        loop_faults.require_backward(
             has_batch=bool(self._steps.hand),
             has_stepped=self._gradients.has_stepped(),
             is_reduced=self._steps.is_reduced,
@@ -296,6 +306,7 @@ class View:
             clear()
             self._gradients.cleared(optimizer)
 
+    @lasting
     def step(
         self, optimizer: torch.optim.Optimizer, update: Callable[[], Any], closure: Callable[[], Any] | None
     ) -> Any:
@@ -307,9 +318,7 @@ class View:
         with self._watch.paused():
             has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
-                raise UserError(
-                    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
-                )
+                raise UserError(loop_faults.NO_BATCH)
             self._reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
@@ -322,6 +331,7 @@ class View:
         if self._gradients.step(optimizer):
             self._close_step()
 
+    @lasting
     def mean(self, value: Any) -> float:
         """Of a mean over this worker's part of the batch, the mean over the whole batch."""
         with self._watch.paused():
@@ -337,6 +347,7 @@ class View:
 
     # -- the end of the script --
 
+    @lasting
     def finish(self) -> ViewState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
@@ -357,22 +368,17 @@ class View:
 
     def _end_alone(self, epoch: int) -> None:
         """The script has judged stand-ins. The others go on, in this epoch."""
-        why = ended_on_stand_ins(self._epochs, epoch + 1)
-        log.error("%s", why)
-        self._job.fail(why, "", users=False)
-        self._leave_for_good()
+        self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, epoch + 1))
 
     # -- a step that is torn --
 
     def _give_again(self, first: Given, last: Given, error: Exception) -> None:
         """The script is given these batches, and those between them."""
-        self._job.warn(
-            f"step {self._steps.state.step + 1} was torn, and is made by another pass through the script's loop, from batch "
-            f"{first.batch.number + 1} of epoch {first.batch.epoch + 1}: {one_line(error)}"
-        )
-        if first.batch.epoch != last.batch.epoch:
+        batch = first.batch
+        self._job.warn(loop_faults.by_another_pass(self._steps.state.step, batch.number, batch.epoch, error))
+        if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
-        self.repeats = first.batch
+        self.repeats = batch
 
     # -- details --
 
@@ -400,13 +406,14 @@ class View:
         self._steps.close()
         self._gradients.close_step()
         self._replay.step_made()
+        self._hints.step_made()
         self._is_fresh = True
         self._watch.stop_noting()
 
-    def _arrive(self) -> None:
+    def _arrive(self, epoch: int | None = None) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
         passed, seconds = self._from_memory.batches, self._from_memory.seconds
-        self._from_memory.end()
+        self._hints.arrived(self._from_memory.end())
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
-        self._steps.arrive()
+        self._steps.arrive(epoch)
         self._last = self._means.steps_loss = None

@@ -43,12 +43,14 @@ class ViewState(TorchState):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
+        batches: Batches | None = None,
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self._was_given = False
         self.attributes.keeps_received = True
         self.was_loaded = False  # another worker's state has taken the place of this one's
-        self.batches: Batches | None = None  # of the script's loader, once they are known
+        self.batches = batches  # of the script's loader, once they are known
+        self.sources += [batches.source] if batches is not None else []
         self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -225,7 +227,9 @@ class EpochBegin:
 class Place(OfElasticDL):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
+        """``began_with``: of the optimizers, as the script has given them."""
+        self.began_with = began_with
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
@@ -253,11 +257,13 @@ class Place(OfElasticDL):
         return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
+        kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
+        return {**kept, "began_with": self.began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
         self.answers.load_state_dict(state["answers"])
+        self.began_with = state.get("began_with", self.began_with)
 
 
 def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:

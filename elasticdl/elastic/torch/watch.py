@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import attribute_set_by
-from elasticdl.elastic.torch.loop_faults import OTHER_THREAD
+from elasticdl.elastic.torch.loop_faults import COPIED_ON_ITS_WAY, ORDERS, OTHER_THREAD, require_one_order
 from elasticdl.elastic.torch.modes import Modes
 from elasticdl.elastic.torch.tape import BACKWARD, Tape
 
@@ -21,6 +22,10 @@ GET_GRADIENT: Callable[..., Any] = vars(torch._C.TensorBase)["grad"].__get__
 
 class Listener(Protocol):
     """Who wants to know what the script does with a batch."""
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """What the script does has no effect, and its model is not the job's."""
 
     def before_look(self, tensor: torch.Tensor) -> None:
         """The script looks at a tensor's gradient."""
@@ -35,9 +40,23 @@ class Listener(Protocol):
 class _NoWatch:
     """What a copy of the model has in the place of a `Watch`: never active."""
 
-    _active, _within = False, 0
+    _active, _within, _tape = False, 0, None
 
-    def _enter_model(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, is_late: bool = False) -> None:
+        """``is_late``: the model had not got the job's parameters."""
+        self._is_late = is_late
+
+    def _enter_model(self, *_: Any, **__: Any) -> None:
+        """In a loop of the job's, and not in one on the way there, nor between two loops.
+
+        Raises:
+            UserError: others have another model.
+        """
+        if self._is_late and isinstance(_get_current_function_mode(), Watch):  # type: ignore[no-untyped-call]
+            raise UserError(COPIED_ON_ITS_WAY)
+
+    def __deepcopy__(self, _: Any) -> _NoWatch:
+        return _NoWatch(self._is_late)
 
     def _leave_model(self, *_: Any, **__: Any) -> None: ...
 
@@ -47,7 +66,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, model: torch.nn.Module, listener: Listener) -> None:
         super().__init__()
-        self._listener = listener
+        self._listener, self._model = listener, model
         self._tape: Tape | None = None
         self._active = False
         self._thread = 0  # that loops over the batches
@@ -56,8 +75,8 @@ class Watch(TorchFunctionMode):
         model.register_forward_pre_hook(self._enter_model, prepend=True)
         model.register_forward_hook(self._leave_model, with_kwargs=True, always_call=True)
 
-    def __reduce__(self) -> tuple[type[_NoWatch], tuple[()]]:
-        return _NoWatch, ()
+    def __reduce__(self) -> tuple[type[_NoWatch], tuple[bool]]:
+        return _NoWatch, (self._listener.is_on_its_way,)
 
     def start(self, tape: Tape | None) -> None:
         """``tape``: what is to be noted is noted there."""
@@ -109,13 +128,18 @@ class Watch(TorchFunctionMode):
         elif attribute_set_by(func) == "grad":
             self._listener.before_set(args[0], args[1] if len(args) > 1 else None)
         elif self._tape is not None and not self._within:
+            if getattr(func, "__name__", "") in ORDERS and self._model.training:
+                require_one_order(kwargs.get("generator"), sys._getframe(1).f_globals.get("__name__", ""))
             return self._tape.call(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _enter_model(self, model: torch.nn.Module, args: Any) -> None:
-        if self._active and not self._within and self._is_innermost:
+        if isinstance(self, _NoWatch):  # a copy has this function, and not that one's
+            self._enter_model()
+        elif self._active and not self._within and self._is_innermost:
             if self._tape is not None:
                 self._tape.require_present(args, {})
+                self._tape.require_own(args, {})
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._within = 1
             self._modes = Modes(model) if self._tape is not None else None

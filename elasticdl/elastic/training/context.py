@@ -68,9 +68,11 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.policy = policy
         self.seed = seed
         self.record: SampleRecord | None = None
-        self.check_state, self.least_workers = CHECK_OFF, 1  # as --check_state; with which the job goes on
+        self.check_state = CHECK_OFF
+        self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
         self.handover: Handover | None = None  # none where checkpoints are written instead
         self.kept: KeptState | None = None  # the same
+        self.failure: Exception | None = None  # for which the core has ended training
         self._state: TrainingState | None = None  # that the core speaks of
         self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
@@ -109,7 +111,8 @@ class JobContext(ABC, Generic[CollectiveT]):
         context._closers.callback(collective.close)
         context._closers.callback(link.close)
         link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
-        context.least_workers, context.check_state = link.spec.num_workers.minimum, link.spec.check_state
+        context.check_state, workers = link.spec.check_state, link.spec.num_workers
+        context.least_workers, context.most_workers = workers.minimum, workers.maximum
         folder = Path(environment.job_spec).parent
         context.handover = Handover(folder)
         context.kept = KeptState(link.spec.checkpoint_dir or str(folder), resume=link.spec.resume)
@@ -371,7 +374,8 @@ class JobContext(ABC, Generic[CollectiveT]):
                 case p.LeaveJob(reason, checkpoint, drained):
                     raise Stopped(reason, checkpoint=checkpoint, drained=drained)
                 case p.Fail(error, message):
-                    raise error(message)
+                    self.failure = error(message)
+                    raise self.failure
                 case _:
                     self._next.append(instruction)
 

@@ -15,7 +15,7 @@ import math
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -81,6 +81,12 @@ class Source:
         return cls(
             role, samples, tuple(column for column, _ in zip(filter(None, found), range(_COLUMNS), strict=False))
         )
+
+    def moved_since(self, begin: Self) -> Self:
+        """What training has put into it in the place of something else: labels that a model has made, and not a cache that fills."""
+        before = {column.name: column for column in begin.columns if len(set(column.rows)) > 1}
+        moved = (column for column in self.columns if before.get(column.name, column) != column)
+        return replace(self, columns=tuple(moved))
 
     def differs(self, job: Source) -> str:
         """In words; empty if it does not, as far as these facts go. ``job``: of a worker that has trained, or of rank 0."""

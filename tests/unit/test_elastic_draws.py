@@ -1,0 +1,85 @@
+"""What the order of a loader's samples is drawn from, and stand-ins for its batches."""
+
+import pytest
+import torch
+from elastic_kit import make_data
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.parts import Batches
+from elasticdl.elastic.torch.stand_in import StandIn
+
+
+def test_a_cache_that_fills_is_none_of_the_data():
+    class Cached(torch.utils.data.Dataset):
+        def __init__(self):
+            self.data, self.cache, self.used = make_data(60), [None] * 60, torch.zeros(60)
+
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, index):
+            self.used[index] += 1
+            self.cache[index] = self.cache[index] or self.data[index]
+            return self.cache[index]
+
+    ours, theirs = (DataLoader(Cached(), batch_size=10) for _ in range(2))
+    mine, others = Draws(ours), Draws(theirs)
+    next(iter(theirs))
+    mine.require_data(others.capture())
+
+
+def test_weights_that_nobody_has_changed_do_not_travel():
+    loader = DataLoader(make_data(60), sampler=WeightedRandomSampler(torch.rand(60), 60))
+    draws = Draws(loader)
+    assert len(draws.capture()) < 60 * 8
+    loader.sampler.weights[3] += 1
+    assert len(draws.capture()) > 60 * 8
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("is_iterated", [True, False])
+def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
+    """A loader whose processes stay draws one for all epochs."""
+
+    def loaders():
+        torch.manual_seed(0)
+        loader = DataLoader(
+            make_data(16), 4, shuffle=True, num_workers=1, persistent_workers=persistent, multiprocessing_context="fork"
+        )
+        if is_iterated:
+            list(loader)
+        return loader
+
+    theirs, plain = [], loaders()
+    for _ in range(3):
+        theirs.append([x for x, _ in plain])
+    data, batches = make_data(16), Batches(loaders())
+    for epoch in range(3):
+        ours = [data[batch.indices][0] for batch in batches.of_epoch(epoch)]
+        assert all(map(torch.equal, ours, theirs[epoch]))
+
+
+def test_a_newcomer_has_drawn_a_seed_if_the_others_have():
+    def draws():
+        loader = DataLoader(make_data(16), num_workers=1, persistent_workers=True)
+        return Draws(loader)
+
+    ours, theirs = draws(), draws()
+    theirs.draw_seed()
+    ours.restore(theirs.capture())
+    state = torch.get_rng_state()
+    ours.draw_seed()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
+    stand_in = StandIn([torch.ones(3), {"name": torch.zeros(2), "text": ["a"]}])
+    first, _ = stand_in.take()
+    first.add_(1)
+    first, others = stand_in.take()
+    assert torch.equal(first, torch.ones(3))
+    others.clear()
+    again, others = stand_in.take()
+    assert again.data_ptr() == first.data_ptr(), "nothing is copied"
+    assert others["text"] == ["a"]
