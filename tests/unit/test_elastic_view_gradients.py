@@ -1,6 +1,7 @@
 """Plain loops with several optimizers, and with gradients that are made otherwise than by ``loss.backward()``."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -298,3 +299,35 @@ def test_gradients_of_gradients_are_weighed_once():
     board = Board(2)
     for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("is_models", "batches", "named"), [(True, 0, "`1.bias`"), (False, 1, "a parameter of shape (1,)")]
+)
+def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models, batches, named):
+    """One of what is not the model's may be of a batch alone, as in meta-learning."""
+    board, made = Board(2), []
+
+    def train(rank):
+        member, beside = Member(), torch.nn.Parameter(torch.zeros(1))
+        if is_models:
+            member.model[1].bias = beside
+        own = torch.optim.SGD([beside], lr=0.1)
+        script = PlainScript(rank, board, member.model, Optimizers([member.body, member.head]), member.loader)
+        for number, (x, y) in enumerate(script.loader):
+            member.body.zero_grad()
+            member.head.zero_grad()
+            (member.loss(x, y) + (beside - 1).square().sum()).backward()
+            member.body.step()
+            member.head.step()
+            if number < batches:
+                own.step()
+                continue
+            with pytest.raises(UserError, match=f"^SGD steps {re.escape(named)} by the gradient of this worker's part"):
+                own.step()
+            break
+        own.step()  # as it likes, behind the loop
+        made.append(beside.item() != 0)
+
+    in_threads(train, range(2))
+    assert made == [True, True]

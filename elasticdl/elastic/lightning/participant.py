@@ -29,6 +29,7 @@ from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
@@ -40,6 +41,7 @@ SECOND_PASS = (
     f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
     "gradients each worker would have its own part's: take manual optimization"
 )
+OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
 
 
 class Participant:
@@ -64,7 +66,13 @@ class Participant:
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
         trained = lambda: self._steps.state.parameters()  # noqa: E731
-        self._weighed = WeighedGradients(trained, "the loss of training_step", job.warn, may_be_summed=True)
+        self._weighed = WeighedGradients(
+            trained,
+            "the loss of training_step",
+            job.warn,
+            may_be_summed=True,
+            to_change="in on_before_optimizer_step",
+        )
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -102,6 +110,8 @@ class Participant:
         self._runtime.train_in_place(self.finish)
         self._begun.join()
         self._stopping = Stopping(trainer, self.decisions)
+        if self.job.under_master:
+            OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
         if self._begun.is_behind:
             self._is_newcomer = True
             # The order of samples is that of the others.
@@ -339,6 +349,13 @@ class Participant:
         self._runtime.leave()
 
     # -- details --
+
+    def _batch_in_work(self) -> tuple[int, int] | None:
+        """From its hooks to the end of them."""
+        trainer = self._trainer
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_in_work = trainer.training and batches.ready > batches.completed
+        return (trainer.current_epoch, batches.ready) if is_in_work else None
 
     @property
     def _begins_step(self) -> bool:

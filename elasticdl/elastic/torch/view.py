@@ -27,6 +27,7 @@ from elasticdl.elastic.torch.gradients import LoopGradients
 from elasticdl.elastic.torch.loop_faults import ended_on_stand_ins, require_backward
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.optimizers import Optimizers
+from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import SAMPLES_OF_STAND_IN, Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
@@ -73,6 +74,8 @@ class View:
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self._steps, lambda: self._scale, self._give_again)
         self._is_fresh = True  # no gradient was made of the batches in hand
+        if job.under_master:
+            OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
 
     @property
     def is_idle(self) -> bool:
@@ -356,6 +359,10 @@ class View:
         self.repeats = first.batch
 
     # -- details --
+
+    def _begin_of_batch(self) -> tuple[int, int] | None:
+        """Of that which the script works on."""
+        return self._last.batch.start if self._last is not None and self._watch.is_active else None
 
     @property
     def _may_be_torn(self) -> bool:
