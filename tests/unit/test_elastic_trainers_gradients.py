@@ -209,3 +209,33 @@ def test_gradients_that_are_changed_before_they_are_summed_are_refused(tmp_path,
     (line,) = set(map(str, said))
     assert "or changed, as by clipping, before those of all workers are summed" in line, line
     assert f"change them in {where}" in line
+
+
+class ModuleInTurn(Module):
+    """Two parts of one shape, of which one worker takes the other one in the third batch."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.other = Net()
+
+    def training_step(self, batch, number):
+        chosen = (number + (number == 2 and self.trainer.global_rank)) % 2
+        optimizer = self.optimizers()[chosen]
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward((self.net if chosen else self.other)(*batch)["loss"])
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.other, self.net)]
+
+
+def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path, monkeypatch):
+    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith("the workers made gradients of different parameters in one manual_backward"), line
+    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch, samples=16)
+    assert said == (None, None)
