@@ -516,6 +516,68 @@ def test_a_wish_to_stop_is_everybodys_before_the_next_batch(tmp_path, monkeypatc
     assert "on_advance_end" not in vars(trainer.fit_loop) | vars(trainer.fit_loop.epoch_loop)
 
 
+@pytest.mark.parametrize(("own", "others", "steps"), [(True, False, 4), (False, True, 4), (False, False, 14)])
+def test_any_workers_hook_leaves_out_the_rest_of_an_epoch_for_all(tmp_path, monkeypatch, own, others, steps):
+    class Leaves(Module):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if own and batch_idx == 2 else None
+
+    def anybody(self, wish):
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        return wish or (others and (progress.ready, progress.processed) == (3, 2))
+
+    monkeypatch.setattr(Decisions, "anybody", anybody)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 2}
+    trainer = lightning.Trainer(strategy=make_strategy(), accelerator="cpu", **options)
+    module = Leaves()
+    trainer.fit(module, DataLoader(make_data(), batch_size=8), DataLoader(make_data(20), batch_size=10))
+    assert trainer.global_step == steps
+    assert "on_train_batch_start" not in vars(module)
+
+
+def test_hooks_of_a_batch_draw_the_scripts_random_numbers(tmp_path, monkeypatch):
+    """And neither what loads the batch nor the training step does, if there are several workers."""
+
+    def fit_with(made):
+        lightning.seed_everything(3)
+        drawn = []
+
+        class Drawing(Module):
+            def on_after_batch_transfer(self, batch, dataloader_idx):
+                batch[0].add_(torch.rand(()))
+                return batch
+
+            def on_train_batch_start(self, batch, batch_idx):
+                drawn.append(torch.rand(()).item())
+                return -1 if batch_idx == 3 else None
+
+            def training_step(self, batch, batch_idx):
+                torch.rand(5)
+                return super().training_step(batch, batch_idx)
+
+        trainer = lightning.Trainer(
+            strategy=made,
+            accelerator="cpu",
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
+        trainer.fit(Drawing(), DataLoader(make_data(), batch_size=8, shuffle=True))
+        return drawn
+
+    def open_window(self, batch):
+        self.window.open(lambda: torch.manual_seed(seeds[0]))
+
+    monkeypatch.setattr(participant.Participant, "open_window", open_window)
+    drawn = []
+    for rank in (0, 1):
+        seeds = [5 + rank]
+        drawn.append(fit_with(make_strategy()))
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 8
+
+
 def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
     def broadcast_bytes(value, name):
         raise WorldBroken("a worker is lost")

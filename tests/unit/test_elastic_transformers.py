@@ -16,6 +16,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.parts import Part
 from elasticdl.elastic.torch.steps import Steps
 
 transformers = pytest.importorskip("transformers")
@@ -25,7 +26,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingAr
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
-from elasticdl.elastic.transformers.participant import Participant  # noqa: E402
+from elasticdl.elastic.transformers.items import Items  # noqa: E402
 
 
 class Alone:
@@ -273,9 +274,10 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
-    job = SimpleNamespace(advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    participant = SimpleNamespace(job=job, _count=len)
-    assert Participant._sum(participant, 0.0, ["a", "b"]) == 2.0
+    given = SimpleNamespace(part=Part((0,), 1, 1.0))
+    job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
+    items = Items(job)
+    assert items.of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 
 

@@ -1,6 +1,7 @@
 """Plain loops with several optimizers, and with gradients that are made otherwise than by ``loss.backward()``."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -324,3 +325,35 @@ def test_a_library_loop_is_told_of_those_that_were_not_given_along(values):
     assert [line.partition(" so ")[0] for line in told] == [
         "a BatchNorm1d that the optimizer trains is no part of the state,"
     ] * (not values)
+
+
+@pytest.mark.parametrize(
+    ("is_models", "batches", "named"), [(True, 0, "`1.bias`"), (False, 1, "a parameter of shape (1,)")]
+)
+def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models, batches, named):
+    """One of what is not the model's may be of a batch alone, as in meta-learning."""
+    board, made = Board(2), []
+
+    def train(rank):
+        member, beside = Member(), torch.nn.Parameter(torch.zeros(1))
+        if is_models:
+            member.model[1].bias = beside
+        own = torch.optim.SGD([beside], lr=0.1)
+        script = PlainScript(rank, board, member.model, Optimizers([member.body, member.head]), member.loader)
+        for number, (x, y) in enumerate(script.loader):
+            member.body.zero_grad()
+            member.head.zero_grad()
+            (member.loss(x, y) + (beside - 1).square().sum()).backward()
+            member.body.step()
+            member.head.step()
+            if number < batches:
+                own.step()
+                continue
+            with pytest.raises(UserError, match=f"^SGD steps {re.escape(named)} by the gradient of this worker's part"):
+                own.step()
+            break
+        own.step()  # as it likes, behind the loop
+        made.append(beside.item() != 0)
+
+    in_threads(train, range(2))
+    assert made == [True, True]

@@ -63,7 +63,7 @@ class Decisions:
         if not _is_within(steps) and self._unheard_in == self._job.world.version:
             return None
         try:
-            return bool(self._told(steps, tell, own=False))
+            return bool(self._told(steps, tell, own=False, mends=True))  # it is asked outside of training steps
         except WorldBroken as failure:
             self._unheard_in = self._job.world.version
             log.info("whether to stop is asked again after the next step: %s", failure)
@@ -76,14 +76,16 @@ class Decisions:
         if not _is_within(steps) and self._unheard_in == self._job.world.version:
             return own
         try:
-            return self._told(steps, tell, own)
+            return self._told(
+                steps, tell, own, mends=not self.is_manual
+            )  # a training step that is manual is begun again
         except WorldBroken as failure:  # until the next step, which mends the world
             self._unheard_in = self._job.world.version
             steps.place.answers.has_own = True
             self._job.warn(f"{what} is each worker's own: {failure}")
             return own
 
-    def _told(self, steps: Steps, tell: Callable[[], Any], own: Any) -> Any:
+    def _told(self, steps: Steps, tell: Callable[[], Any], own: Any, *, mends: bool) -> Any:
         def waiting() -> Any:
             self._job.advance(Activity.WAIT)
             try:
@@ -93,8 +95,7 @@ class Decisions:
 
         if not _is_within(steps):
             return waiting()
-        # A training step that is manual is begun again.
-        answer = steps.ask(waiting, mends=not self.is_manual)
+        answer = steps.ask(waiting, mends=mends)
         return own if answer is None and not steps.hand else answer
 
 

@@ -6,6 +6,7 @@ with them next, it does on one device. A sum that fails ends the training step b
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,11 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.hooks import OwnHook, ParameterHooks
 from elasticdl.elastic.torch.optimizers import Optimizers
 from elasticdl.elastic.torch.reducer import GradientReducer
+
+OTHERS = (
+    "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "
+    "toggle_optimizer and requires_grad depend on the batch's number, the epoch or the step, and not on what one worker has seen or counted"
+)
 
 
 class TornStep(BaseException):
@@ -101,16 +107,17 @@ class Manual:
             parameter.grad = None
         with self._of_script.aside():
             self._make(backward)
-        trained = tuple((id(parameter), parameter.requires_grad) for parameter in self._parameters)
+        every = self._parameters
+        trained = tuple((id(parameter), parameter.requires_grad) for parameter in every)
         if trained not in self._reducers:
-            chosen = [each for each in self._parameters if each.requires_grad]
-            self._reducers[trained] = GradientReducer(lambda: chosen, (), self._job.collective, keeps_absent=True)
+            self._reducers[trained] = GradientReducer(lambda: every, (), self._job.collective, keeps_absent=True)
         reducer = self._reducers[trained]
         reducer.begin_counting()
-        reducer.cast(leaving=False)
+        reducer.cast(leaving=False, batch=zlib.crc32(bytes(is_trained for _, is_trained in trained)))
         self._job.advance(Activity.WAIT)
         try:
-            reducer.reduce()
+            if not reducer.reduce().one_batch:
+                raise UserError(OTHERS)
         except WorldBroken as failure:
             raise TornStep(failure) from failure
         self._passes += 1

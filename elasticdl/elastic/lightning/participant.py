@@ -23,11 +23,13 @@ from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.told import Told
-from elasticdl.elastic.lightning.trainer_state import Streams, TrainerState, restore_streams, streams
+from elasticdl.elastic.lightning.trainer_state import TrainerState
+from elasticdl.elastic.lightning.window import Window
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
 from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
@@ -39,6 +41,7 @@ SECOND_PASS = (
     f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
     "gradients each worker would have its own part's: take manual optimization"
 )
+OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
 
 
 class Participant:
@@ -59,12 +62,17 @@ class Participant:
         self._batches: Batches | None = None
         self._given: GivenBatch | None = None
         self._logged = Logged(job, lambda: trainer.fit_loop.epoch_loop._results)
-        self._outside: Streams | None = None  # random streams, while those of the batch are in use
-        self._before: Streams | None = None  # the same, of the last batch
+        self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
         trained = lambda: self._steps.state.parameters()  # noqa: E731
-        self._weighed = WeighedGradients(trained, "the loss of training_step", job.warn, may_be_summed=True)
+        self._weighed = WeighedGradients(
+            trained,
+            "the loss of training_step",
+            job.warn,
+            may_be_summed=True,
+            to_change="in on_before_optimizer_step",
+        )
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
@@ -102,6 +110,8 @@ class Participant:
         self._runtime.train_in_place(self.finish)
         self._begun.join()
         self._stopping = Stopping(trainer, self.decisions)
+        if self.job.under_master:
+            OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
         if self._begun.is_behind:
             self._is_newcomer = True
             # The order of samples is that of the others.
@@ -155,7 +165,7 @@ class Participant:
         """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
         steps = self._steps
         self.job.advance(Activity.DATA)
-        self.close_window()
+        self.window.close()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite, or the script leaves the step out
             steps.close()
         if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
@@ -184,17 +194,8 @@ class Participant:
         return self._steps.seed_of_processes(batch)
 
     def open_window(self, batch: GlobalBatch) -> None:
-        """Until the training step is over random numbers are those of this batch and rank, if there are several ranks."""
-        self._before = None
-        if self.job.size == 1:
-            return
-        self._outside = streams()
-        self._steps.seed(batch)
-
-    def close_window(self) -> None:
-        if self._outside is not None:
-            restore_streams(self._outside)
-            self._before, self._outside = self._outside, None
+        """Random numbers are those of this batch and rank, if there are several ranks."""
+        self.window.open(None if self.job.size == 1 else functools.partial(self._steps.seed, batch))
 
     def give(self, batch: GlobalBatch, part: Part) -> None:
         """The script goes on with its part of this batch."""
@@ -209,6 +210,7 @@ class Participant:
 
     def training_step(self, run: Callable[[], Any]) -> Any:
         given = self._given if self.is_making else None
+        self.window.resume()
         if given:
             given.asked = self._steps.place.answers.asked
             given.noted = self._steps.state.attributes.note() if self.job.size > 1 else None
@@ -216,7 +218,7 @@ class Participant:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
             result = run()
-        self.close_window()
+        self.window.close()
         if given:
             self._weighed.look(result.get("loss") if isinstance(result, dict) else result, len(given.part.indices))
             given.has_no_loss = result is None
@@ -227,10 +229,11 @@ class Participant:
         failure = None
         try:
             with self._collecting(given, given.part, given.part.weight) if self.job.size > 1 else nullcontext():
-                manual.run(run)
+                if not self._steps.is_torn:  # by a question before it; then it is run for the new world
+                    manual.run(run)
         except WorldBroken as error:
             failure = error
-        self.close_window()
+        self.window.close()
         self._reduce(failure)
         if self._steps.is_reduced:
             manual.optimizers.made()
@@ -349,6 +352,13 @@ class Participant:
 
     # -- details --
 
+    def _batch_in_work(self) -> tuple[int, int] | None:
+        """From its hooks to the end of them."""
+        trainer = self._trainer
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_in_work = trainer.training and batches.ready > batches.completed
+        return (trainer.current_epoch, batches.ready) if is_in_work else None
+
     @property
     def _begins_step(self) -> bool:
         trainer = self._trainer
@@ -369,18 +379,13 @@ class Participant:
         self._step_before = steps.state.progress.step
         steps.reduce(failure)
         if was_torn or self.job.world.version != version:
-            self._restore_before()
+            self.window.put_back()
             self._take_rank()
         if steps.is_reduced:
             self._logged.apply()
 
     def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        return gathered(self._steps, self._hand, self._logged, objective, self._restore_before)
-
-    def _restore_before(self) -> None:
-        """What was made again has drawn from them."""
-        if self._before is not None:
-            restore_streams(self._before)
+        return gathered(self._steps, self._hand, self._logged, objective, self.window.put_back)
 
     @property
     def _hand(self) -> list[GivenBatch]:

@@ -1,4 +1,4 @@
-"""When training stops: ``trainer.should_stop`` of any worker is that of all, at once.
+"""When training stops: ``trainer.should_stop`` of any worker is that of all, at once. So is an epoch's end by the module's hook.
 
 A callback sets it by what it has seen, which is this worker's part of a batch, or its own clock. On one device it takes effect
 before the next batch, and here too.
@@ -12,6 +12,9 @@ from typing import Any
 
 from elasticdl.elastic.lightning.decisions import Decisions
 
+LIGHTNINGS = ("lightning", "pytorch_lightning")
+STARTS, LEAVES_REST = "on_train_batch_start", -1
+
 
 class Stopping:
     """Asks where Lightning looks next: after a batch, after a validation, and after an epoch."""
@@ -22,13 +25,14 @@ class Stopping:
         self._wish = False  # of this worker, which the others have not heard
         fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._places = ((epoch_loop, "on_advance_end"), (epoch_loop.val_loop, "run"), (fit_loop, "on_advance_end"))
+        self._put_skips()
         self._put(epoch_loop, "on_advance_end", self._ask, lambda: None)
         self._put(epoch_loop.val_loop, "run", lambda: None, self._ask_after_validation)
         self._put(fit_loop, "on_advance_end", lambda: None, self._ask)
 
     def end(self) -> None:
         """The loops are Lightning's again."""
-        for loop, name in self._places:
+        for loop, name in (*self._places, (self._trainer.lightning_module, STARTS)):
             vars(loop).pop(name, None)
 
     def _put(self, loop: Any, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -42,6 +46,23 @@ class Stopping:
             return result
 
         setattr(loop, name, asking)
+
+    def _put_skips(self) -> None:
+        """The module's hook of a batch may leave out the rest of the epoch, which it says by -1."""
+        module = self._trainer.lightning_module
+        own = getattr(module, STARTS)
+        if own.__module__.partition(".")[0] in LIGHTNINGS:  # which never does
+            return
+
+        @functools.wraps(own)
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            response = own(*args, **kwargs)
+            leaves = self._decisions.anybody(response == LEAVES_REST)
+            if leaves is None:
+                return response
+            return LEAVES_REST if leaves else None
+
+        setattr(module, STARTS, asking)
 
     def _ask_after_validation(self) -> None:
         if not self._trainer.sanity_checking:

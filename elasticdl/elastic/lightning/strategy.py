@@ -160,6 +160,12 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             self._participant.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
             return loader
 
+        def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
+            batch = super().batch_to_device(*args, **kwargs)
+            if self._participant is not None:
+                self._participant.window.pause()
+            return batch
+
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
             return step() if self._participant is None else self._participant.training_step(step)

@@ -32,12 +32,14 @@ class WeighedGradients:
         warn: Callable[[str], None],
         *,
         may_be_summed: bool,
+        to_change: str = "after the step's last pass",
     ) -> None:
-        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers."""
+        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers. ``to_change``: where they are summed."""
         self._losses = LossCheck(warn)
         self._parameters = parameters
         self._remedy = remedy
         self._may_be_summed = may_be_summed
+        self._to_change = to_change
         self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
         self._is_expected = False
 
@@ -71,10 +73,16 @@ class WeighedGradients:
             return
         for parameter in self._parameters():
             now = present[id(parameter)]
-            if now != self._seen.get(id(parameter), now) and parameter.grad is not None and bool(parameter.grad.any()):
+            before = self._seen.get(id(parameter), now)
+            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
+                if before == NONE:
+                    raise UserError(
+                        f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                        f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                    )
                 raise UserError(
-                    f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
-                    f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                    f"gradients were made otherwise than by {self._remedy}, or changed, as by clipping, before those of all workers are summed: "
+                    f"call {self._remedy}, and change them {self._to_change}"
                 )
 
     def _present(self) -> dict[int, tuple[int, int]]:

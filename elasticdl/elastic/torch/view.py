@@ -29,6 +29,7 @@ from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
 from elasticdl.elastic.torch.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch.order import Order
+from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
@@ -79,6 +80,8 @@ class View:
         self._hints = Hints()
         self._began_with = moved(each_of(optimizer))
         self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
+        if job.under_master:
+            OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
 
     @property
     def is_idle(self) -> bool:
@@ -381,6 +384,10 @@ class View:
         self.repeats = batch
 
     # -- details --
+
+    def _begin_of_batch(self) -> tuple[int, int] | None:
+        """Of that which the script works on."""
+        return self._last.batch.start if self._last is not None and self._watch.is_active else None
 
     @property
     def _may_be_torn(self) -> bool:

@@ -95,6 +95,10 @@ class Watch(TorchFunctionMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @property
+    def is_active(self) -> bool:
+        return self._active
+
+    @property
     def _is_innermost(self) -> bool:
         return _get_current_function_mode() is self  # type: ignore[no-untyped-call]
 

@@ -108,14 +108,11 @@ class Elastic:
     # -- between steps --
 
     def _maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._settle()
+        self._elastic.settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
             super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-            self._settle()
-
-    def _settle(self: Any) -> None:
-        self._elastic.decisions.settle(self.control, is_behind=self._elastic.is_behind)
+            self._elastic.settle()
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         began = time.monotonic()

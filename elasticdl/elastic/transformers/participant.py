@@ -22,6 +22,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
 from elasticdl.elastic.torch.steps import Piece, Steps
@@ -30,6 +31,7 @@ from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
+from elasticdl.elastic.transformers.items import Count, Items
 from elasticdl.elastic.transformers.place import TrainersPlace
 from elasticdl.elastic.transformers.trainer_holders import PACKAGES, holders_of
 
@@ -44,9 +46,10 @@ REPORTS = "transformers.integrations."
 # Where a job stands that has no further step.
 NO_EPOCH = 2**31
 
+OWN_OPTIMIZER = "have create_optimizer make one of all parameters, these in a group of their own"
+
 # Makes the gradients of some inputs, given the number of items in the step's batches, and returns the loss.
 Pass = Callable[[Any, Any], torch.Tensor]
-Count = Callable[[list[Any]], Any]
 
 
 class Participant:
@@ -60,21 +63,26 @@ class Participant:
         self.decisions = Decisions(job)
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
-        what = "accelerator.backward(loss)"
-        self._weighed = WeighedGradients(lambda: self._begun.state.parameters(), what, job.warn, may_be_summed=True)
+        self._weighed = WeighedGradients(
+            lambda: self._begun.state.parameters(),
+            "accelerator.backward(loss)",
+            job.warn,
+            may_be_summed=True,
+            to_change="in on_pre_optimizer_step",
+        )
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._epoch = 0
         self._next_epoch = 0  # that callbacks are told of
         self._first = 0  # the number of the batch that the epoch is begun with
+        self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
         self._passes = 0  # made in this step
         self._given: Given | None = None  # that the present pass is made on
         self._weight = 1.0
         self._reported: torch.Tensor | float = 0.0  # of the step's loss
-        self._items: torch.Tensor | None = None  # in the step's global batches, if they are counted
+        self._items = Items(job)
         self._pass: Pass | None = None
-        self._count: Count | None = None
         self._was_first = False
         self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
 
@@ -137,6 +145,8 @@ class Participant:
         self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
+        if self.job.under_master:
+            OwnOptimizers(trainer.model, optimizer, lambda: self._step_at, OWN_OPTIMIZER)
         self._place.outside = RandomStreams.capture()
         self._steps.join()
         if self._place.received is None:  # rank 0 of the first world has its own state
@@ -244,7 +254,8 @@ class Participant:
             if steps.commit(epoch):
                 break
         self.tell_rank()
-        self._passes, self._reported, self._items = 0, 0.0, None
+        self._step_at = (epoch, number)
+        self._passes, self._reported, self._items.total = 0, 0.0, None
         self._weighed.begin()
 
     def _arrive(self) -> None:
@@ -258,27 +269,7 @@ class Participant:
 
     def count(self, samples: list[Any], count: Count) -> Any:
         """Of items such as tokens in the batches that were taken; None if the trainer does not count them."""
-        self._count = count
-        items = count(samples)
-        if items is None or not self._begun.hand:
-            return items
-        if self.job.size > 1:
-            hand = self._begun.hand
-            items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
-        self._items = items
-        return items
-
-    def _sum(self, like: Any, samples: list[Any]) -> Any:
-        own = self._count(samples) if samples and self._count is not None else None
-        total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        self.job.advance(Activity.WAIT)
-        try:
-            self.job.collective.sum_([total], "elasticdl.items")
-        except WorldBroken as failure:
-            log.info("items are counted again: %s", failure)  # as the step that follows is torn
-            total.fill_(1.0)
-        self.job.advance(Activity.COMPUTE)
-        return total.to(like)[0] if torch.is_tensor(like) else float(total)
+        return self._items.of_step(samples, self._begun.hand, count)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
         """Forward and backward of one batch; after the last of the step, gradients are everybody's. Returns the loss."""
@@ -344,11 +335,10 @@ class Participant:
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         self._weighed.begin()
-        if self._items is not None:
-            self._items = self._sum(self._items, [piece.content for _, pieces in hand for piece in pieces])
+        self._items.count_again([piece.content for _, pieces in hand for piece in pieces])
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
-        self._run(given, weight, sample, self._items)
+        self._run(given, weight, sample, self._items.total)
 
     def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
         raise error
@@ -359,6 +349,11 @@ class Participant:
         self.tell_rank()
 
     # -- between steps --
+
+    def settle(self) -> None:
+        """Callbacks have said what is to be done after a step, or an epoch."""
+        self._step_at = None
+        self.decisions.settle(self._trainer.control, is_behind=self.is_behind)
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:

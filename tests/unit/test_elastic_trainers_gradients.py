@@ -1,0 +1,241 @@
+"""Gradients that Lightning's and Hugging Face's trainers don't make themselves: right among several workers, or refused in one line."""
+
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader
+from trainers_kit import JobOfThreads, make_data
+
+lightning = pytest.importorskip("lightning.pytorch")
+transformers = pytest.importorskip("transformers")
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+
+from elasticdl.elastic.lightning import strategy  # noqa: E402
+from elasticdl.elastic.transformers import Trainer, elastic_trainer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.aside = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3), torch.nn.Linear(8, 1)
+
+    def forward(self, pixels, labels=None):
+        logits = self.last(self.first(pixels).tanh())
+        aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
+        return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
+
+    def trained(self):
+        return [*self.first.parameters(), *self.last.parameters()]
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, _):
+        return self.net(*batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class OwnTrainer(Trainer):
+    def create_optimizer(self, model=None):
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        return self.optimizer
+
+
+class WithBeside:
+    """An optimizer of the script's own, of a part of the model that the trainer's optimizer lacks."""
+
+    def begin(self, net):
+        self.beside = torch.optim.SGD(net.aside.parameters(), lr=0.1)
+
+    def step_beside(self):
+        self.beside.step()
+        self.beside.zero_grad()
+
+
+class ModuleWithBeside(WithBeside, Module):
+    def configure_optimizers(self):
+        self.begin(self.net)
+        return torch.optim.SGD(self.net.trained(), lr=0.1)
+
+    def on_train_batch_end(self, *_):
+        self.step_beside()
+
+
+class TrainerWithBeside(WithBeside, OwnTrainer):
+    def create_optimizer(self, model=None):
+        self.begin(self.model)
+        self.optimizer = torch.optim.SGD(self.model.trained(), lr=0.1)
+        return self.optimizer
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self.step_beside()
+        return loss
+
+
+class WithCopies:
+    """Each batch has an optimizer of its own, of copies of the model's parameters, as in meta-learning."""
+
+    def step_copies(self, net):
+        copies = [each.detach().clone().requires_grad_() for each in net.first.parameters()]
+        sum(each.square().sum() for each in copies).backward()
+        torch.optim.SGD(copies, lr=0.1).step()
+
+
+class ModuleWithCopies(WithCopies, Module):
+    def training_step(self, batch, number):
+        self.step_copies(self.net)
+        return super().training_step(batch, number)
+
+
+class TrainerWithCopies(WithCopies, OwnTrainer):
+    def training_step(self, *args, **kwargs):
+        self.step_copies(self.model)
+        return super().training_step(*args, **kwargs)
+
+
+class ModuleClips(Module):
+    def on_after_backward(self):
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+
+class TrainerClips(OwnTrainer):
+    def training_step(self, model, *args, **kwargs):
+        loss = super().training_step(model, *args, **kwargs)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return loss
+
+
+def make_fit(kind, job, folder, *, batches=1, samples=24):
+    """In a step there are so many batches."""
+    made = strategy.make_strategy("lightning.pytorch", job)()
+    made.takes_part_alone = True
+    module = kind()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        strategy=made,
+        accelerator="cpu",
+        logger=False,
+        accumulate_grad_batches=batches,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    def fit():
+        trainer.fit(module, DataLoader(make_data(samples), batch_size=8))
+        return trainer, module.net
+
+    return fit
+
+
+def make_train(kind, job, folder, *, batches=1, samples=24, **options):
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=batches,
+        num_train_epochs=1,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        max_grad_norm=0.0,
+    )
+    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
+    trainer = kind(model=Net(), args=args, train_dataset=rows, **options)
+
+    def train():
+        trainer.train()
+        return trainer, trainer.model
+
+    return train
+
+
+def run(kind, folder, monkeypatch, workers=2, **options):
+    """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
+    job = JobOfThreads(workers)
+    monkeypatch.setattr(elastic_trainer, "runtime", job)
+    make = make_fit if issubclass(kind, Module) else make_train
+    works = [make(kind, job, folder / str(rank), **options) for rank in range(workers)]
+    said, made = job.run(lambda rank: works[rank]())
+    return said, made, job.told
+
+
+@pytest.mark.parametrize("kind", [ModuleWithBeside, TrainerWithBeside])
+def test_an_optimizer_beside_the_trainers_is_refused(tmp_path, monkeypatch, kind):
+    said, _, _ = run(kind, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith("SGD steps `"), line
+    assert "aside.weight` by the gradient of this worker's part" in line, line
+
+
+@pytest.mark.parametrize("kind", [ModuleWithCopies, TrainerWithCopies])
+def test_one_of_copies_that_a_batch_has_is_not(tmp_path, monkeypatch, kind):
+    said, _, _ = run(kind, tmp_path, monkeypatch)
+    assert said == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "where"),
+    [(ModuleClips, 2, "on_before_optimizer_step"), (TrainerClips, 1, "on_pre_optimizer_step"), (ModuleClips, 1, "")],
+)
+def test_gradients_that_are_changed_before_they_are_summed_are_refused(tmp_path, monkeypatch, kind, batches, where):
+    said, _, _ = run(kind, tmp_path, monkeypatch, batches=batches, samples=16)
+    if not where:
+        assert said == (None, None)
+        return
+    (line,) = set(map(str, said))
+    assert "or changed, as by clipping, before those of all workers are summed" in line, line
+    assert f"change them in {where}" in line
+
+
+class ModuleInTurn(Module):
+    """Two parts of one shape, of which one worker takes the other one in the third batch."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.other = Net()
+
+    def training_step(self, batch, number):
+        chosen = (number + (number == 2 and self.trainer.global_rank)) % 2
+        optimizer = self.optimizers()[chosen]
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward((self.net if chosen else self.other)(*batch)["loss"])
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.other, self.net)]
+
+
+def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path, monkeypatch):
+    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith("the workers made gradients of different parameters in one manual_backward"), line
+    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch, samples=16)
+    assert said == (None, None)
