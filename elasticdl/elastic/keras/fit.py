@@ -19,7 +19,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
 from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.keras.coupling import couplings
+from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -30,6 +30,7 @@ from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_b
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.tensorflow import keras, tf
@@ -113,7 +114,14 @@ class FitStep(TrainStep):
             labels, weights = _split(wanted, self._weighted)
             return model.compute_loss(given, labels, predicted, weights)
 
-        self.couplings = couplings(model, inputs, targets, loss_of)
+        self.couplings = [
+            *couplings(model, inputs, targets, loss_of),
+            *couplings_of_metrics(
+                [each for each in model.metrics if not any(each is mean for mean in means)],
+                lambda rows: model.compute_metrics(*rows),
+                (inputs, labels, outputs, weights),
+            ),
+        ]
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -194,9 +202,10 @@ class Fit(EpochDriver[FitLedger]):
         self._stages = stages
         self.data = given.data
         self._options = options
-        inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
+        rows = np.arange(most_probed(len(training), context.policy.most_at_once))
+        inputs, targets = load(training.dataset, rows)
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
-        context.warm_up(self._step, inputs, targets)
+        context.warm_up(self._step, *rows_of((inputs, targets), slice(0, 2)))
         context.tell_couplings(self._step.couplings)
         loader = ElasticDataLoader(
             context,
@@ -296,8 +305,8 @@ class Fit(EpochDriver[FitLedger]):
 
     def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
-        collective, policy = self._context.collective, self._context.policy
-        world, most = collective.world, policy.max_micro_batch or policy.batch_size(1)
+        collective, most = self._context.collective, self._context.policy.most_at_once
+        world = collective.world
         cuts = worker_slices(len(data), world.rank, world.size, most)
         batches = [np.arange(cut.start, cut.stop) for cut in cuts]
         shapes = [(), (), *self._step.delta_shapes]
