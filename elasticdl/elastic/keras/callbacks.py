@@ -153,7 +153,7 @@ class KerasCallbacks:
         """
         refuse_needless(callbacks)
         self._callbacks = list(callbacks)
-        self._params = dict(params)
+        self.params = dict(params)
         self._model = model
         self._state = state
         self._rate = rate
@@ -309,7 +309,7 @@ class KerasCallbacks:
             callback.append = True  # another worker has begun the file
         kept = self._kept(number)
         callback.set_model(self._model)
-        callback.set_params(self._params)
+        callback.set_params(self.params)
         _choose_direction(callback)
         with self._rate.watched(self._state):
             callback.on_train_begin({})

@@ -148,7 +148,7 @@ class Model:
     def _train(self, call: FitCall) -> None:
         context = own.context()
         if stages.overtaken:
-            call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+            call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
             return
         fit = Fit(context, stages, self.model, call)
         stages.begin()
@@ -158,10 +158,10 @@ class Model:
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+                call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
                 return
         advance = context.advance if job.under_master else None
-        stages.end(self.model, fit.callbacks, call.data.told, fit.state.progress, advance)
+        stages.end(self.model, fit.callbacks, call.data.stands, fit.state.progress, advance)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:

@@ -16,6 +16,7 @@ import io
 import logging
 import os
 import random
+import re
 import stat
 import sys
 import sysconfig
@@ -34,6 +35,9 @@ from elasticdl.elastic.training.plain_data import IsForeign, is_plain
 
 CONTENT = "="  # no attribute has such a name
 MOST_NESTED = 4
+OF_THE_WORKER = re.compile(
+    r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
+)  # by its name
 LAST_STANDARD_FILE = 2  # the number of stderr
 HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
 OF_THE_PROCESS = (
