@@ -19,7 +19,6 @@ from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, 
 
 MOST_BYTES = 2**24  # of an attribute that is sent
 PLACES = 64  # in which a larger array is looked at
-PER_ITEM = 64  # bytes, about
 
 Attributes = dict[str, Any]
 
@@ -52,7 +51,7 @@ class DataAttributes:
         found = {}
         for spot in self._spots():
             value = spot.taken()
-            if _bytes(value, MOST_BYTES) <= MOST_BYTES:
+            if plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
                 found[spot.path] = value
             elif _mark(value) != self._first.get(spot.path) and spot.path not in self._named:
                 self._named.add(spot.path)
@@ -100,23 +99,8 @@ class DataAttributes:
 
 def _mark(value: Any) -> int:
     """Of what is large, and not one array, only how large it is."""
-    if _bytes(value, MOST_BYTES) <= MOST_BYTES:
+    if plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
         return plain_data.checksum(value)
     if isinstance(value, np.ndarray) and value.ndim:
         return plain_data.checksum(value[np.linspace(0, len(value) - 1, PLACES).astype(int)])
     return len(value) if hasattr(value, "__len__") else 0
-
-
-def _bytes(value: Any, most: int) -> int:
-    """About; no more is counted than somewhat above ``most``."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
-    items = value.values() if isinstance(value, Mapping) else value if hasattr(value, "__iter__") else ()
-    size = PER_ITEM * (len(value) if hasattr(value, "__len__") else 1)
-    for item in items:
-        if size > most:
-            break
-        size += _bytes(item, most) if hasattr(item, "__len__") else 0
-    return size
