@@ -43,14 +43,14 @@ NEVER_STOP = (
 
 Attributes = dict[str, Any]
 
-KEPT = ("before", "factor", "epoch")
+KEPT = ("before", "factor", "epoch", "asked", "answer")
 
 
 class KerasRate:
-    """A schedule of the epoch that may be asked anew at any time, as elastic training asks when the world changes.
+    """The rate by a schedule of the epoch, which elastic training wants to know anew when the world changes.
 
-    Keras asks a schedule once an epoch, and may hand it the rate so far. Here that is the rate with which the epoch
-    began, however often it is asked. What a callback makes of the rate besides is a factor on the schedule's.
+    Keras asks a schedule once an epoch, and may hand it the rate so far. So does this, on all workers together: one that comes later
+    has the answer of the others. What a callback makes of the rate besides is a factor on the schedule's.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -60,6 +60,8 @@ class KerasRate:
         self.before = self._own
         self.factor = 1.0
         self.epoch = -1  # the last one that has begun
+        self.asked = -1  # the last epoch that the schedule was asked for
+        self.answer = self._own
 
     def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
         """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
@@ -98,18 +100,19 @@ class KerasRate:
 
     def load(self, kept: dict[str, float]) -> None:
         for name in KEPT:
-            setattr(self, name, kept[name])
+            setattr(self, name, kept.get(name, getattr(self, name)))
 
     def _scheduled(self, epoch: int) -> float:
-        if self._schedule is None:
-            return self._own
+        if self._schedule is None or self.asked == epoch:
+            return self.answer
         rate = self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch)
         if isinstance(rate, bool) or not hasattr(rate, "__float__") or np.ndim(rate):
             raise UserError(
                 f"LearningRateScheduler: its function gave {rate!r} for epoch {epoch}, counted from 0; it must return the "
                 "learning rate, a number"
             )
-        return float(rate)
+        self.asked, self.answer = epoch, float(rate)
+        return self.answer
 
 
 def _takes_two(schedule: Callable[..., float]) -> bool:
