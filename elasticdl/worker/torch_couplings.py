@@ -14,7 +14,7 @@ from elasticdl.elastic.training.divisible import Passes, why_not_averaged, why_n
 
 
 def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
-    """A line for each, of the modules that are no package's. ``inputs``: some samples. Buffers are left as a pass leaves them."""
+    """A line for each, of the modules that are no package's. ``inputs``: some samples. Buffers are afterwards as before."""
     kinds: list[tuple[Any, Any]] = [(module, type(module)) for module in model.modules()]
     own = {id(module) for module, kind in kinds if is_scripts_own(kind)}
     probed = [
@@ -28,16 +28,27 @@ def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
     size = min(map(len, leaves), default=0) // 2
     if not probed or not size or not model.training:
         return
-    begun = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    begun = [
+        (owner, key, buffer, buffer.clone())
+        for owner in model.modules()
+        for key, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
     first, second = list(range(size)), list(range(size, 2 * size))
     seeds = ((first, 0), (first, 1), (second, 0), (first + first, 0), (first + second, 0))
     values = [[_host(getattr(module, name)) for _, module, name in probed]]
     for rows, seed in seeds:
-        for buffer, value in begun:
-            buffer.copy_(value)
         torch.manual_seed(seed)
-        model(_pytree.tree_map(lambda leaf, rows=rows: _picked(leaf, rows), inputs))
-        values.append([_host(getattr(module, name)) for _, module, name in probed])
+        try:
+            model(_pytree.tree_map(lambda leaf, rows=rows: _picked(leaf, rows), inputs))
+        except Exception:  # noqa: BLE001 - batch norm takes no single sample; what raises in training as well is told there
+            return
+        else:
+            values.append([_host(getattr(module, name)) for _, module, name in probed])
+        finally:
+            for owner, key, buffer, value in begun:  # a pass may have put another tensor there
+                owner._buffers[key] = buffer
+                buffer.copy_(value)
     for (title, module, name), *each in zip(probed, *values, strict=True):
         judge = why_not_averaged if getattr(module, name).is_floating_point() else why_not_counted
         yield judge(f"the buffer {title}", Passes(*each))

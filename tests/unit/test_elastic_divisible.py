@@ -160,7 +160,7 @@ class Kept(torch.nn.Module):
 
     def forward(self, inputs):
         if self.training:
-            self.kept.copy_(self.of(self.kept, inputs.detach()))
+            self.kept = self.of(self.kept, inputs.detach()).to(self.kept.dtype)
         return inputs
 
 

@@ -81,10 +81,11 @@ def _of_variables(model: keras.Model, inputs: Any) -> Iterator[str]:
     half, other = halves(inputs)
     if not probed or half is None:
         return
-    passes = [
-        _after(model, probed, rows, draw)
-        for rows, draw in ((half, 0), (half, 1), (other, 0), (joined(half, half), 0), (joined(half, other), 0))
-    ]
+    batches = ((half, 0), (half, 1), (other, 0), (joined(half, half), 0), (joined(half, other), 0))
+    try:
+        passes = [_after(model, probed, rows, draw) for rows, draw in batches]
+    except Exception:  # noqa: BLE001 - what raises in training as well is told there
+        return
     for variable, *after in zip(probed, *passes, strict=True):
         kind = tf.as_dtype(variable.dtype)
         judge = why_not_averaged if kind.is_floating else why_not_counted if kind.is_integer else None

@@ -46,14 +46,19 @@ class DataAttributes:
             self._before_reading, self._first = None, now
 
     def taken(self) -> Attributes:
-        """What a newcomer or a resumed training needs. Nothing may be loaded meanwhile."""
+        """What a newcomer or a resumed training needs: what has changed, and generators. Nothing may be loaded meanwhile.
+
+        What has not is as the worker has made it, such as the name of a folder of its own.
+        """
         self.have_read()
         found = {}
         for spot in self._spots():
             value = spot.taken()
+            if spot.content is None and _mark(value) == self._first.get(spot.path):
+                continue
             if plain_data.size_of(value, MOST_BYTES) <= MOST_BYTES:
                 found[spot.path] = value
-            elif _mark(value) != self._first.get(spot.path) and spot.path not in self._named:
+            elif spot.path not in self._named:
                 self._named.add(spot.path)
                 log.warning(
                     "the data set %s changes %s, which has more than %d MiB and is not sent to workers that join: keep less in it",
