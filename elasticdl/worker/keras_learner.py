@@ -32,6 +32,7 @@ from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.tensorflow import keras, tf
@@ -95,8 +96,9 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
+        first = rows_of(inputs, slice(0, MOST_PROBED)), rows_of(labels, slice(0, MOST_PROBED))
         context.tell_couplings(
-            couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
+            couplings(model, *first, lambda _, wanted, given: with_added(model, loss(wanted, given)))
         )
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))

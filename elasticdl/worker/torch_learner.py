@@ -26,13 +26,14 @@ from elasticdl.elastic.torch.optimizers import is_other_kind
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.divisible import why_no_mean
+from elasticdl.elastic.training.divisible import MOST_PROBED, why_no_mean
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.evaluation import Array, Evaluator, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
+from elasticdl.worker.torch_couplings import couplings_of_buffers
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
 
@@ -87,12 +88,9 @@ class TorchLearner(Learner):
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
-        if (
-            len(data.training) > 1
-            and context.session.core.worker_id == 0
-            and (why := coupling(self._model, self._loss, data.training, context.device))
-        ):
-            context.warn(why)
+        if len(data.training) > 1 and context.session.core.worker_id == 0:
+            for why in couplings(self._model, self._loss, data.training, context.device, micro_batch):
+                context.warn(why)
         self.callbacks = make_callbacks(module)
         self.loader = ElasticDataLoader(context, data.training, shuffle=spec.shuffle, num_workers=spec.data_workers)
         self.state = TorchState(context, self._model, self._optimizer, self.loader, {"ledger": self.ledger})
@@ -197,11 +195,15 @@ def warm_up(model: torch.nn.Module, loss: Loss, dataset: Any, samples: int, devi
         wait_for(device)
 
 
-def coupling(model: torch.nn.Module, loss: Loss, dataset: Any, device: torch.device) -> str:
-    """Why the loss of a batch is not that of its parts, if so."""
-    with untouched(model), evaluating(model), torch.no_grad():
-        inputs, labels = to_device(_first(dataset, 2), device)
-        return why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
+def couplings(
+    model: torch.nn.Module, loss: Loss, dataset: Any, device: torch.device, most: int = MOST_PROBED
+) -> list[str]:
+    """Why the loss of a batch is not that of its parts, or a buffer not what it would be, if so. ``most``: samples that fit."""
+    with untouched(model), torch.no_grad():
+        inputs, labels = to_device(_first(dataset, min(len(dataset), max(2, min(most, MOST_PROBED)))), device)
+        with evaluating(model):
+            why = why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
+        return [each for each in (why, *couplings_of_buffers(model, inputs)) if each]
 
 
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:

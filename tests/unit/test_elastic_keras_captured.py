@@ -59,6 +59,35 @@ def test_a_newcomer_s_loss_is_that_of_the_others(make, begins):
     np.testing.assert_allclose([float(member.fit.state.train_step.captured[0]) for member in members], 1.0)
 
 
+class Lookahead(keras.optimizers.SGD):
+    """Keeps slow weights in variables of TensorFlow's."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.slow = [tf.Variable(each.numpy(), trainable=False) for each in variables]
+        self.count = tf.Variable(0, trainable=False)
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+        self.count.assign_add(1)
+        meets = self.count % 3 == 0
+        for fast, slow in zip(self._trainable_variables, self.slow, strict=True):
+            slow.assign(tf.where(meets, (slow + fast.value) / 2, slow))
+            fast.assign(tf.where(meets, slow, fast.value))
+
+
+def test_what_an_optimizer_keeps_in_variables_of_tensorflow_s_goes_to_a_newcomer():
+    def fitting(rank):
+        return Fitting(dense(optimizer=Lookahead(0.02)), data_of(X, Y))
+
+    (alone,) = fit_together(1, fitting)
+    assert int(alone.model.optimizer.count) == 12
+    for member in fit_with_a_newcomer(fitting, joins_after=5):
+        assert int(member.model.optimizer.count) == 12
+        for one, other in zip(member.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_captured_variables_are_in_a_checkpoint():
     model, weight = annealed(lambda: tf.Variable(0.0))
     (member,) = fit_together(1, lambda rank: Fitting(model, data_of(X, Y), [Anneal(weight)]))

@@ -152,6 +152,11 @@ class Pairs(keras.utils.PyDataset):
 told("within the Pairs", lambda: model.fit(Pairs(), y))
 told("needs y", lambda: model.fit(Pairs(), class_weight={0: 2.0}))
 told("needs arrays", lambda: model.fit(Pairs(), validation_split=0.5))
+class Tested(keras.Model):
+    def call(self, inputs): return inputs
+    def test_step(self, data): return {}
+tested = Tested(); tested.build((None, 2)); tested = elastic.models.Model(tested); tested.compile("sgd", "mse")
+told("fit(validation_data=): Tested has a test_step() of its own", lambda: tested.fit(x, x, validation_data=(x, x)))
 history = model.fit(Pairs(), epochs=3, initial_epoch=1, verbose=0)
 assert history.epoch == [1, 2], history.epoch
 """

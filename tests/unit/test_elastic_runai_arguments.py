@@ -230,6 +230,27 @@ def test_a_schedule_that_gives_a_rate(returned):
     assert rate(0) == float(returned)
 
 
+def test_a_schedule_is_asked_once_an_epoch():
+    """It may count; and whoever comes later has the answer of the others."""
+    asked = []
+
+    def schedule(epoch, rate):
+        asked.append(epoch)
+        return rate / 2
+
+    first, later = (KerasRate(keras.optimizers.SGD(1.0)) for _ in range(2))
+    for each in (first, later):
+        each.follow(schedule, may_take_rate=True)
+    for epoch in range(2):
+        first.begin_epoch(epoch)
+        assert [first(epoch), first(epoch)] == [0.5 / 2**epoch] * 2
+    later.load(first.kept())
+    assert later(1) == 0.25
+    later.begin_epoch(2)
+    assert later(2) == 0.125
+    assert asked == [0, 1, 2]
+
+
 @pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
 @pytest.mark.parametrize("seed", ["a", -1, 1.5, True, None, 2**64])
 def test_a_seed_that_is_none(init, seed):

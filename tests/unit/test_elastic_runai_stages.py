@@ -24,7 +24,7 @@ def outcome(value):
     model = make_model()
     model.set_weights([np.full_like(weights, value) for weights in model.get_weights()])
     pack = {"callbacks": {"0": {"seen": [value]}}}
-    return model, SimpleNamespace(pack=lambda: pack), [value, 3], Progress(step=value)
+    return model, SimpleNamespace(pack=lambda: pack), [{"told": value, "kept": {}}], Progress(step=value)
 
 
 def after(stages):
@@ -70,7 +70,7 @@ def test_newcomers_are_handed_what_they_have_missed():
     for stage in (1, 2):
         assert newcomer.overtaken
         model, callback = make_model(), Kept()
-        assert newcomer.repeat(model, [callback]) == [stage, 3]
+        assert newcomer.repeat(model, [callback]) == [{"told": stage, "kept": {}}]
         assert all((weights == stage).all() for weights in model.get_weights())
         assert (callback.seen, callback.model) == ([stage], model)
         assert not newcomer.has_state

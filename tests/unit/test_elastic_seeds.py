@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.common.startup import python_path
-from elasticdl.elastic.script.seeds import SEED, seed_if_unused
+from elasticdl.elastic.script.seeds import SEED, SEEDED, seed_if_unused, used_streams_kept
 
 DRAWS = "import random; a = random.random(); import numpy.random; print(a, numpy.random.rand())"
 CHILD = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
@@ -74,3 +74,50 @@ def test_a_seed_of_the_scripts_own_stays():
     np.random.rand()
     seed_if_unused(7)
     assert np.random.rand() == np.random.RandomState(SEED).rand(2)[1]
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_init_leaves_keras_as_the_script_has_seeded_it():
+    from elasticdl.elastic.keras.backend import seed_keras
+    from elasticdl.tensorflow import keras, tf
+
+    keras.utils.set_random_seed(7)
+    seed_keras(5)
+    assert random.getstate() == random.Random(7).getstate()
+    tf.random.set_seed(SEED)  # as at a worker's start
+    seed_keras(5)
+    assert random.getstate() == random.Random(5).getstate()
+    assert tf.compat.v1.get_seed(0)[0] == 5
+
+
+def test_init_leaves_torch_as_the_script_has_seeded_it():
+    import torch
+
+    from elasticdl.elastic.torch.seeds import seed_torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        seed_torch(5)
+        assert torch.initial_seed() == 7
+        torch.seed()
+        seed_torch(5)
+        assert torch.initial_seed() == 5
+        torch.manual_seed(SEED)
+        seed_torch(5)
+        assert torch.initial_seed() == 5
+
+
+@pytest.mark.usefixtures("_keep_streams")
+def test_what_a_worker_s_script_has_seeded_is_kept(monkeypatch):
+    monkeypatch.setenv(SEEDED, "here")
+    random.seed(3)
+    np.random.seed(SEED)
+    with used_streams_kept():
+        random.seed(7)
+        np.random.seed(7)
+    assert random.getstate() == random.Random(3).getstate()
+    assert np.random.rand() == np.random.RandomState(7).rand()
+    monkeypatch.delenv(SEEDED)
+    with used_streams_kept():
+        random.seed(7)
+    assert random.getstate() == random.Random(7).getstate()

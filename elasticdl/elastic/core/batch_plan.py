@@ -47,6 +47,11 @@ class BatchPolicy:
         assert self.worker_batch is not None
         return self.worker_batch * workers
 
+    @property
+    def most_at_once(self) -> int:
+        """Samples that a worker may have to compute at once."""
+        return self.max_micro_batch or self.batch_size(1)
+
 
 def split(total: int, parts: int) -> tuple[int, ...]:
     """``total`` as ``parts`` whole numbers that differ by at most one, the larger ones first."""

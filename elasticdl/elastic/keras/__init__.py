@@ -29,10 +29,11 @@ import numpy as np
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
 from elasticdl.elastic.keras.context import own
-from elasticdl.elastic.keras.coupling import couplings, with_added
+from elasticdl.elastic.keras.coupling import couplings, most_probed, with_added
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
 from elasticdl.elastic.keras.state import KerasState as _State
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.training.divisible import rows_of
 
 __all__ = ["DataLoader", "KerasState", "LearningRate", "context", "init", "models", "rank", "run", "size"]
 
@@ -65,12 +66,11 @@ def KerasState(
     Raises:
         UserError: model or optimizer are none of Keras's, or the learning rate's rules don't fit the batch sizes.
     """
-    count = min(2, len(loader.dataset))
-    inputs, labels = load(loader.dataset, np.arange(count))
+    inputs, labels = load(loader.dataset, np.arange(most_probed(len(loader.dataset), context().policy.most_at_once)))
     if callable(model) and not getattr(model, "built", True):
         model(inputs)
     train_step = TrainStep(model, loss, optimizer)
-    context().warm_up(train_step, inputs, labels)
+    context().warm_up(train_step, *rows_of((inputs, labels), slice(0, 2)))
     context().tell_couplings(
         couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
     )

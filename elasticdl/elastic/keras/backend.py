@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.script.seeds import SEED, used_streams_kept
 from elasticdl.tensorflow import keras, tf
 
 
@@ -17,8 +18,10 @@ def require_backend() -> None:
 
 
 def seed_keras(seed: int) -> None:
-    """All generators from which initial weights are drawn."""
-    keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more
+    """All generators from which initial weights are drawn; unless the script has done so, as by ``keras.utils.set_random_seed``."""
+    if tf.compat.v1.get_seed(0)[0] in (None, SEED):
+        with used_streams_kept():
+            keras.utils.set_random_seed(seed % 2**32)  # NumPy's global generator takes no more
 
 
 def prepare_devices() -> None:

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.training import attributes, plain_data
 from elasticdl.elastic.training.attributes import Content, Kinds
 from elasticdl.tensorflow import keras, tf
 
+KERAS_KNOWN = "3.15"
+GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 FOREIGN = ("model", "_model", "params")  # attributes that Keras itself sets
 
 Attributes = dict[str, Any]
@@ -54,6 +57,35 @@ def left_behind(callback: Any) -> list[str]:
     return [f"{spot.path} ({type(spot.value).__name__})" for spot in found]
 
 
+def held(callback: Any) -> list[Any]:
+    """Callbacks that are kept in one."""
+    entered: list[tuple[Any, Any, Any]] = []
+    for _ in attributes.spots(callback, KINDS, FOREIGN, entered=entered):
+        """They are found on the way."""
+    return [value for _, _, value in entered if isinstance(value, keras.callbacks.Callback)]
+
+
+def choose_direction(callback: keras.callbacks.Callback) -> None:
+    """Whether the least or the greatest value of what is monitored is the best.
+
+    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
+    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
+    only thing here that Keras has no public function for.
+    """
+    if getattr(callback, "monitor_op", callback) is not None or callback.model is None:
+        return
+    choose = getattr(callback, "_set_monitor_op", None)
+    if choose is None:
+        raise UserError(
+            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl was made for Keras {KERAS_KNOWN}"
+        )
+    try:
+        choose()
+    except ValueError:
+        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
+        choose()
+
+
 def _content_of(value: Any) -> Content | None:
     match value:
         case tf.Variable() | keras.Variable():
@@ -75,7 +107,9 @@ def _put_variables(metric: Any, arrays: list[Any]) -> None:
 KINDS = Kinds(
     _content_of,
     (
-        *(keras.layers.Layer, keras.optimizers.Optimizer, keras.losses.Loss, keras.callbacks.Callback),
+        *(keras.layers.Layer, keras.optimizers.Optimizer, keras.losses.Loss),
         *(keras.utils.PyDataset, tf.data.Dataset, tf.summary.SummaryWriter),
     ),
+    holders=(keras.callbacks.Callback,),
+    foreign=FOREIGN,
 )

@@ -18,6 +18,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
+from elasticdl.elastic.keras.callback_outside import Outside
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.training import plain_data
@@ -39,19 +40,17 @@ NEVER_STOP = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 )
-KERAS_KNOWN = "3.15"
-GREATEST_IS_BEST = ("acc", "auc", "fmeasure")  # in a metric's name
 
 Attributes = dict[str, Any]
 
-KEPT = ("before", "factor", "epoch")
+KEPT = ("before", "factor", "epoch", "asked", "answer")
 
 
 class KerasRate:
-    """A schedule of the epoch that may be asked anew at any time, as elastic training asks when the world changes.
+    """The rate by a schedule of the epoch, which elastic training wants to know anew when the world changes.
 
-    Keras asks a schedule once an epoch, and may hand it the rate so far. Here that is the rate with which the epoch
-    began, however often it is asked. What a callback makes of the rate besides is a factor on the schedule's.
+    Keras asks a schedule once an epoch, and may hand it the rate so far. So does this, on all workers together: one that comes later
+    has the answer of the others. What a callback makes of the rate besides is a factor on the schedule's.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -61,6 +60,8 @@ class KerasRate:
         self.before = self._own
         self.factor = 1.0
         self.epoch = -1  # the last one that has begun
+        self.asked = -1  # the last epoch that the schedule was asked for
+        self.answer = self._own
 
     def follow(self, schedule: Callable[..., float], *, may_take_rate: bool) -> None:
         """``may_take_rate``: hand it the rate so far, if it takes a second argument."""
@@ -99,18 +100,19 @@ class KerasRate:
 
     def load(self, kept: dict[str, float]) -> None:
         for name in KEPT:
-            setattr(self, name, kept[name])
+            setattr(self, name, kept.get(name, getattr(self, name)))
 
     def _scheduled(self, epoch: int) -> float:
-        if self._schedule is None:
-            return self._own
+        if self._schedule is None or self.asked == epoch:
+            return self.answer
         rate = self._schedule(epoch, self.before) if self._takes_rate else self._schedule(epoch)
         if isinstance(rate, bool) or not hasattr(rate, "__float__") or np.ndim(rate):
             raise UserError(
                 f"LearningRateScheduler: its function gave {rate!r} for epoch {epoch}, counted from 0; it must return the "
                 "learning rate, a number"
             )
-        return float(rate)
+        self.asked, self.answer = epoch, float(rate)
+        return self.answer
 
 
 def _takes_two(schedule: Callable[..., float]) -> bool:
@@ -153,7 +155,7 @@ class KerasCallbacks:
         """
         refuse_needless(callbacks)
         self._callbacks = list(callbacks)
-        self._params = dict(params)
+        self.params = dict(params)
         self._model = model
         self._state = state
         self._rate = rate
@@ -161,6 +163,7 @@ class KerasCallbacks:
         self._active: list[keras.callbacks.Callback] = []  # those that run here
         self._begun: set[int] = set()  # numbers of those that have seen the beginning of training in this process
         self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
+        self._outside: dict[int, Outside] = {}
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._begun_epoch = self._ended_epoch = -1
         state.before_load, state.callbacks_parts = self._catch_up, self._compared
@@ -309,11 +312,14 @@ class KerasCallbacks:
             callback.append = True  # another worker has begun the file
         kept = self._kept(number)
         callback.set_model(self._model)
-        callback.set_params(self._params)
-        _choose_direction(callback)
+        callback.set_params(self.params)
+        callback_state.choose_direction(callback)
         with self._rate.watched(self._state):
             callback.on_train_begin({})
+        for inner in callback_state.held(callback):
+            callback_state.choose_direction(inner)
         self._first[number] = callback_state.take(callback)
+        self._outside[number] = Outside(callback)
         callback_state.put(callback, kept)
 
     def _compared(self) -> dict[str, Any]:
@@ -343,6 +349,12 @@ class KerasCallbacks:
                     "and metrics are sent"
                 )
 
+        for title in self._outside[number].changed() if number in self._outside else ():
+            self._state.warn(
+                f"the callback {type(callback).__name__} has changed {title}, which is not sent to workers that join: keep it in an attribute "
+                "of the callback"
+            )
+
     def _load(self, kept: Mapping[str, Attributes]) -> None:
         for number, changed in kept.items():
             if int(number) < len(self._callbacks):  # else the module had more of them when it was packed
@@ -363,27 +375,6 @@ def looks_at_steps(callback: keras.callbacks.Callback) -> bool:
 def _counts(callback: keras.callbacks.Callback) -> bool:
     """It saves after so many steps, and has to count them wherever it may go on."""
     return type(callback) is keras.callbacks.ModelCheckpoint
-
-
-def _choose_direction(callback: keras.callbacks.Callback) -> None:
-    """Whether the least or the greatest value of what is monitored is the best.
-
-    Keras decides it at the end of the first epoch, and changes ``min_delta`` along with it: too late for a newcomer. It
-    knows only metrics that the model was compiled with; for others the name tells, as it did in Keras 2. This is the
-    only thing here that Keras has no public function for.
-    """
-    if getattr(callback, "monitor_op", callback) is not None:
-        return
-    choose = getattr(callback, "_set_monitor_op", None)
-    if choose is None:
-        raise UserError(
-            f"{type(callback).__name__} of Keras {keras.__version__} can't be used: elasticdl was made for Keras {KERAS_KNOWN}"
-        )
-    try:
-        choose()
-    except ValueError:
-        callback.mode = "max" if any(sign in callback.monitor for sign in GREATEST_IS_BEST) else "min"
-        choose()
 
 
 def refuse_needless(callbacks: Iterable[Any]) -> None:

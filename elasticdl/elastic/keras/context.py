@@ -25,7 +25,7 @@ class ElasticContext(JobContext[KerasCollective]):
     def warm_up(self, step: TrainStep, inputs: Any, labels: Any) -> None:
         """Trace what the job may need: neither a growth nor a loss of workers shall wait for that."""
         batch = self.policy.batch_size(1)
-        whole = self.least_workers == 1 and batch <= (self.policy.max_micro_batch or batch)
+        whole = self.least_workers == 1 and batch <= self.policy.most_at_once
         step.warm_up(inputs, labels, whole=whole, parts=self.under_master or not whole)
 
     def tell_couplings(self, found: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,7 +20,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
 from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.keras.coupling import couplings
+from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
@@ -30,11 +31,14 @@ from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_b
 from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import Part, TrainStep
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
+from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
 from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -113,7 +117,14 @@ class FitStep(TrainStep):
             labels, weights = _split(wanted, self._weighted)
             return model.compute_loss(given, labels, predicted, weights)
 
-        self.couplings = couplings(model, inputs, targets, loss_of)
+        self.couplings = [
+            *couplings(model, inputs, targets, loss_of),
+            *couplings_of_metrics(
+                [each for each in model.metrics if not any(each is mean for mean in means)],
+                lambda rows: model.compute_metrics(*rows),
+                (inputs, labels, outputs, weights),
+            ),
+        ]
         return means
 
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
@@ -194,9 +205,10 @@ class Fit(EpochDriver[FitLedger]):
         self._stages = stages
         self.data = given.data
         self._options = options
-        inputs, targets = load(training.dataset, np.arange(min(2, len(training))))
+        rows = np.arange(most_probed(len(training), context.policy.most_at_once))
+        inputs, targets = load(training.dataset, rows)
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
-        context.warm_up(self._step, inputs, targets)
+        context.warm_up(self._step, *rows_of((inputs, targets), slice(0, 2)))
         context.tell_couplings(self._step.couplings)
         loader = ElasticDataLoader(
             context,
@@ -227,14 +239,33 @@ class Fit(EpochDriver[FitLedger]):
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
         params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
         self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
-        state.beside = self.callbacks.pack, self.callbacks.unpack
+        state.beside = self._pack, self._unpack
+        self._stands: list[Any] | None = None  # where data sets were in a training that this one goes on from
         if stages.present > 1:
             state.cannot_be_kept = f"a script that begins anew does not come to fit() number {stages.present} by itself"
         self._asks_for_logs = any(map(looks_at_steps, given.callbacks))
 
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
+        self._take_epochs(world)
         self.callbacks.enter(world, began=self.state.step > self._start.step)
+
+    def _take_epochs(self, world: World) -> None:
+        """Those of rank 0, in a world that somebody comes into: a script may begin where a checkpoint says, and the job has written one since.
+
+        Raises:
+            WorldBroken: a member was lost meanwhile.
+        """
+        if world.size == 1 or not world.needs_sync:
+            return
+        mine = self._options.initial_epoch, self._options.epochs
+        root = np.array(mine if world.rank == 0 else (0, 0), np.float64)
+        first, epochs = map(int, np.asarray(self._context.collective.sum(root, "elasticdl.epochs")))
+        if (first, epochs) != mine:
+            log.info("fit(initial_epoch=%d, epochs=%d): the job's are %d and %d", *mine, first, epochs)
+            self._options = replace(self._options, initial_epoch=first, epochs=epochs)
+            self._epochs = self.callbacks.params["epochs"] = epochs
+            self.state.begin_at(first)
 
     def on_world(self, world: World) -> None:
         self._tell_totals()
@@ -243,7 +274,7 @@ class Fit(EpochDriver[FitLedger]):
     def _begin_epoch(self, epoch: int) -> None:
         self.callbacks.on_epoch_begin(epoch)
         passed = epoch - self._options.initial_epoch
-        self.data.training.tell(2 * passed + 2, self._context.seed)
+        self._tell(self.data.training, 2 * passed + 2)
 
     def _make_step(self, batch: StepBatch) -> float:
         self.callbacks.before_step()
@@ -258,21 +289,40 @@ class Fit(EpochDriver[FitLedger]):
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
-        data, options, seed = self.data, self._options, self._context.seed
+        data, options = self.data, self._options
         if not self._stopping:  # else it was left before its end
-            data.training.tell(2 * (epoch - options.initial_epoch) + 3, seed)
+            self._tell(data.training, 2 * (epoch - options.initial_epoch) + 3)
         if data.validation is not None and options.validates(epoch):
             before = sum(map(options.validates, range(options.initial_epoch, epoch)))
-            data.validation.tell(3 * before + 2, seed)
+            self._tell(data.validation, 3 * before + 2)
             with self.callbacks.testing() as found:
                 began = time.monotonic()
                 found.update(self._validate(data.validation))
                 self._tell_validation(epoch, len(data.validation), found, time.monotonic() - began)
-            data.validation.tell(3 * before + 3, seed)
+            self._tell(data.validation, 3 * before + 3)
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
         self._context.post(p.On.CLOCK_RESUMED)
+
+    def _tell(self, samples: Samples, count: int) -> None:
+        """Call the hooks of a data set, which all members then have alike."""
+        self.state.loader.rest()
+        samples.tell(count, self._context.seed)
+        if self._stands is not None:
+            stands, self._stands = self._stands, None
+            self.data.bring(stands, self._context.seed)
+        self._context.advance(Activity.WAIT)
+        samples.agree(self._context.collective)
+        self._context.advance(Activity.UPDATE)
+
+    def _pack(self) -> dict[str, Any]:
+        self.state.loader.rest()
+        return {**self.callbacks.pack(), "data": self.data.stands}
+
+    def _unpack(self, packed: dict[str, Any]) -> None:
+        self.callbacks.unpack(packed)
+        self._stands = packed.get("data")
 
     def _tell_validation(self, epoch: int, samples: int, found: dict[str, Any], seconds: float) -> None:
         if self._context.rank == 0:
@@ -296,8 +346,8 @@ class Fit(EpochDriver[FitLedger]):
 
     def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
-        collective, policy = self._context.collective, self._context.policy
-        world, most = collective.world, policy.max_micro_batch or policy.batch_size(1)
+        collective, most = self._context.collective, self._context.policy.most_at_once
+        world = collective.world
         cuts = worker_slices(len(data), world.rank, world.size, most)
         batches = [np.arange(cut.start, cut.stop) for cut in cuts]
         shapes = [(), (), *self._step.delta_shapes]

@@ -10,6 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.collective import KerasCollective
+from elasticdl.elastic.keras.data_attributes import DataAttributes
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
 from elasticdl.elastic.training.sampler import seed_step
@@ -25,6 +27,7 @@ class Samples:
 
     dataset: Dataset
     weighted: bool = False
+    attributes: DataAttributes | None = None  # of the script's own data set
     batches: Batches | None = None  # what they come from, in its own order
 
     @property
@@ -38,8 +41,21 @@ class Samples:
             self.batches.tell(count, seed)
 
     @property
-    def told(self) -> int:
-        return 0 if self.batches is None else self.batches.told
+    def stands(self) -> dict[str, Any]:
+        """Where the data set is: what it was told of epochs, and what it keeps."""
+        told = 0 if self.batches is None else self.batches.told
+        return {"told": told, "kept": {} if self.attributes is None else self.attributes.taken()}
+
+    def bring(self, stands: Mapping[str, Any], seed: int) -> None:
+        """To where another worker's is."""
+        self.tell(stands["told"], seed)
+        if self.attributes is not None:
+            self.attributes.put(stands["kept"])
+
+    def agree(self, collective: KerasCollective) -> None:
+        """See `DataAttributes.agree`."""
+        if self.attributes is not None:
+            self.attributes.agree(collective)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -194,7 +210,8 @@ def open_data(x: Any, y: Any, weights: Any = None, call: str = "fit(x, y)", hook
         raise UserError(f"{call}: give labels and weights within the {type(x).__name__}, as (inputs, labels, weights)")
     if arrays:
         raise UserError(f"{call}: there are no labels; give y, or a data set of pairs (inputs, labels)")
-    return _open_dataset(Batches(x, hooks) if batches else x, call)
+    attributes = DataAttributes(x)
+    return _open_dataset(Batches(x, hooks) if batches else x, call, attributes)
 
 
 def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
@@ -210,13 +227,14 @@ def weigh_classes(labels: Any, weights: Mapping[int, float]) -> Any:
     return np.array([weights.get(int(each), 1.0) for each in found])[places]
 
 
-def _open_dataset(dataset: Any, call: str) -> Samples:
+def _open_dataset(dataset: Any, call: str, attributes: DataAttributes) -> Samples:
     first = dataset[0] if len(dataset) else None
     weighted = isinstance(first, tuple) and len(first) == WITH_WEIGHTS
     if isinstance(first, tuple) and len(first) in (2, WITH_WEIGHTS):
         require_numbers(call, dict(zip(("the labels", "the weights"), first[1:], strict=False)))
     batches = dataset if isinstance(dataset, Batches) else None
-    return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, batches)
+    attributes.have_read()
+    return Samples(cast(Dataset, Weighted(dataset) if weighted else dataset), weighted, attributes, batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +267,15 @@ class FitData:
         return cls(Samples(first, training.weighted), Samples(last, training.weighted))
 
     @property
-    def told(self) -> list[int]:
-        """What data sets have been told of epochs; see `tell`."""
-        return [samples.told for samples in (self.training, self.validation) if samples is not None]
+    def stands(self) -> list[dict[str, Any]]:
+        """Where the data sets are. Nothing may be loaded meanwhile."""
+        return [samples.stands for samples in (self.training, self.validation) if samples is not None]
 
-    def tell(self, told: Sequence[int], seed: int) -> None:
+    def bring(self, stands: Sequence[Mapping[str, Any]], seed: int) -> None:
         """Bring data sets to where those of another worker are."""
         present = [samples for samples in (self.training, self.validation) if samples is not None]
-        for samples, count in zip(present, told, strict=True):
-            samples.tell(count, seed)
+        for samples, one in zip(present, stands, strict=True):
+            samples.bring(one, seed)
 
     def check(self, model: keras.Model) -> None:
         """Raises:

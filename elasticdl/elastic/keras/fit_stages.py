@@ -15,8 +15,8 @@ import functools
 import io
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 import numpy as np
 
@@ -69,17 +69,17 @@ class Stages:
         self,
         model: keras.Model,
         callbacks: KerasCallbacks,
-        told: Sequence[int],
+        data: Sequence[Mapping[str, Any]],
         progress: Progress,
         advance: Advance | None,
     ) -> None:
         """This process has trained to the end of the present stage. Without ``advance`` there are no others.
 
-        ``told``: what its data sets were told.
+        ``data``: where its data sets are.
         """
         if advance is not None:
             kept = callbacks.pack()["callbacks"]
-            left_behind = {"weights": model.get_weights(), "callbacks": kept, "told": list(told)}
+            left_behind = {"weights": model.get_weights(), "callbacks": kept, "data": list(data)}
             self._keep(self._passed, lambda file: plain_data.write(left_behind, file))
             self._keep_alive = KeepAlive(advance)
         else:
@@ -87,8 +87,8 @@ class Stages:
         self._passed += 1
         self.progress, self.has_state = progress, True
 
-    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[int]:
-        """Leave behind what the present stage, which is over, left behind on the others; returns what data were told."""
+    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[Any]:
+        """Leave behind what the present stage, which is over, left behind on the others; returns where data sets are then."""
         record = plain_data.loads(self._read(self._passed))
         model.set_weights(record["weights"])
         for number, kept in record["callbacks"].items():
@@ -97,8 +97,8 @@ class Stages:
             callback.set_model(model)
         self._passed += 1
         self.has_state = False
-        told: list[int] = record["told"]
-        return told
+        data: list[Any] = record["data"]
+        return data
 
     def meet(self, collective: KerasCollective) -> None:
         """See that all members of the world are in the same stage, before anything else is done in it.

@@ -143,9 +143,13 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         try:
             yield
         finally:
-            if self._items is not None:
-                self._items.close()
-                self._items.thread.join()
+            self.rest()
+
+    def rest(self) -> None:
+        """Nothing is loaded from now on, until it is iterated over."""
+        if self._items is not None:
+            self._items.close()
+            self._items.thread.join()
 
     def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""

@@ -106,6 +106,11 @@ class Model:
             log.warning("fit(batch_size=%s) is not looked at: the batch sizes are those given to init", batch_size)
         data = FitData.of(x, y, sample_weight, class_weight, validation_data, validation_split)
         data.check(self.model)
+        if data.validation is not None and type(self.model).test_step is not keras.Model.test_step:
+            raise UserError(
+                f"fit(validation_data=): {type(self.model).__name__} has a test_step() of its own, which can't be divided among workers: "
+                "call evaluate() in a callback's on_epoch_end, or after fit()"
+            )
         if data.training.weighted and has_loss(self.model, "mean_with_sample_weight"):
             raise UserError(
                 'fit(): with weights, a loss with reduction="mean_with_sample_weight" depends on the micro-batch; use '
@@ -148,7 +153,7 @@ class Model:
     def _train(self, call: FitCall) -> None:
         context = own.context()
         if stages.overtaken:
-            call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+            call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
             return
         fit = Fit(context, stages, self.model, call)
         stages.begin()
@@ -158,10 +163,10 @@ class Model:
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                call.data.tell(stages.repeat(self.model, call.callbacks), context.seed)
+                call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
                 return
         advance = context.advance if job.under_master else None
-        stages.end(self.model, fit.callbacks, call.data.told, fit.state.progress, advance)
+        stages.end(self.model, fit.callbacks, call.data.stands, fit.state.progress, advance)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,11 @@ class KerasState(state.TrainingState):
                 "with a scheduling callback or scaling by workers: give the optimizer a number"
             )
         super().follow(rules)
+
+    def begin_at(self, epoch: int) -> None:
+        """Passes through the samples are counted from this epoch on; nothing was given of them yet."""
+        sampler = self.loader.sampler
+        sampler.order = self._position.order = replace(sampler.order, first_epoch=epoch)
 
     def _own_rate(self) -> float:
         return self.learning_rate

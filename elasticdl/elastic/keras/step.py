@@ -143,7 +143,7 @@ class TrainStep:
             frozenset()
         )  # numbers of trainable variables that the loss does not depend on
         self._share, self._masked = NOTHING_MASKED, False
-        self.captured: list[Any] = []  # variables of others that model and loss read, as TensorFlow's
+        self._captured: dict[str, list[Any]] = {}  # by the function that was traced
         self._layout = Layout(*self._shapes)
         # Most of the work is in two inner functions, traced once for all outer ones. They are not inlined, so TensorFlow
         # rearranges each by itself, and the numbers are the same whatever stands around.
@@ -161,6 +161,7 @@ class TrainStep:
         self._add = tf.function(self._trace_add, autograph=False)
         self._apply = tf.function(self._unpack, autograph=False)
         self._applied: Any = None  # what was traced of it, for the only kind of sums that there is
+        self._begun: list[tuple[Any, Any]] = []  # captured variables, as they were when they were found
         self._known: dict[str, tuple[Any, Any]] = {}  # kind of the first samples, and what was traced for it
         self._whole = tf.function(self._trace_whole, reduce_retracing=True, autograph=False)
 
@@ -186,6 +187,7 @@ class TrainStep:
         """Update model and optimizer by the sums over all micro-batches of all workers."""
         if self._applied is None:
             self._applied = self._apply.get_concrete_function(sums)
+            self._note("apply", self._applied)
         self._applied(sums)
 
     def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
@@ -211,7 +213,7 @@ class TrainStep:
             Exception: whatever the model or the loss raises on this micro-batch.
         """
         variables = [*self.model.variables, *self.optimizer.variables]
-        before = [variable.numpy() for variable in variables]
+        before = [(variable, variable.numpy()) for variable in variables]
         part = Part(weight=1.0, is_first=True, seed=0, count=0)
         self.has_whole = whole
         if whole:
@@ -219,7 +221,7 @@ class TrainStep:
         if parts:
             sums = self.micro(inputs, labels, part)
             self.apply(self.add(sums, self.nothing(part.ballot)))
-        for variable, value in zip(variables, before, strict=True):
+        for variable, value in (*before, *self._begun):
             variable.assign(value)
 
     def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: Part) -> Any:
@@ -229,9 +231,21 @@ class TrainStep:
         if name not in self._known:
             traced = function.get_concrete_function(*any_batch(inputs, labels), arguments[2])
             self._known[name] = kind, traced
-            self.captured = captured(traced.graph, self._own_variables())
+            self._note(name, traced)
         first, concrete = self._known[name]
         return (concrete if kind == first else function)(*arguments)
+
+    @property
+    def captured(self) -> list[Any]:
+        """Variables that are neither Keras's nor the model's: model and loss read them, or an optimizer of the user's own keeps them."""
+        functions = ("micro", "apply") if "micro" in self._captured else ("whole",)
+        found = {id(each): each for name in functions for each in self._captured.get(name, ())}
+        return list(found.values())
+
+    def _note(self, name: str, traced: Any) -> None:
+        self._captured[name] = captured(traced.graph, self._own_variables())
+        known = {id(variable) for variable, _ in self._begun}
+        self._begun += [(each, each.numpy()) for each in self._captured[name] if id(each) not in known]
 
     # -- traced --
 

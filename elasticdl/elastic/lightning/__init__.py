@@ -15,14 +15,13 @@ from elasticdl.common.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.lightning")
 
-import torch
-
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
+from elasticdl.elastic.torch.seeds import seed_torch
 
 __all__ = ["ElasticStrategy"]
 
@@ -55,4 +54,4 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
     return made[0]
 
 
-ElasticStrategy = _register(ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus))
+ElasticStrategy = _register(ScriptRuntime(ElasticContext, seed_torch, count_gpus))

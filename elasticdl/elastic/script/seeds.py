@@ -6,12 +6,14 @@ They, and those of PyTorch and TensorFlow, are seeded when a worker's Python sta
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Iterator
 
 import numpy as np
 
 SEED = 0  # at the start
+SEEDED = "ELASTICDL_SEEDED"  # set where they were
 
 
 @contextlib.contextmanager
@@ -27,9 +29,32 @@ def kept_streams() -> Iterator[None]:
 
 def seed_if_unused(seed: int) -> None:
     """Unless the script has drawn from them, or has seeded them: then they stay."""
-    if random.getstate() == random.Random(SEED).getstate():
+    if not _python_is_used():
         random.seed(seed)
+    if not _numpy_is_used():
+        np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def used_streams_kept() -> Iterator[None]:
+    """Within, the generators may be seeded; afterwards those that the script of a worker has seeded or drawn from are as before."""
+    seeded = SEEDED in os.environ  # else nobody knows what has been done to Python's
+    python = random.getstate() if seeded and _python_is_used() else None
+    numpys = np.random.get_state() if seeded and _numpy_is_used() else None
+    try:
+        yield
+    finally:
+        if python is not None:
+            random.setstate(python)
+        if numpys is not None:
+            np.random.set_state(numpys)
+
+
+def _python_is_used() -> bool:
+    return random.getstate() != random.Random(SEED).getstate()
+
+
+def _numpy_is_used() -> bool:
     kind, key, *rest = np.random.get_state()
     first_kind, first_key, *first_rest = np.random.RandomState(SEED).get_state()
-    if (kind, rest) == (first_kind, first_rest) and np.array_equal(key, first_key):
-        np.random.seed(seed % 2**32)
+    return (kind, rest) != (first_kind, first_rest) or not np.array_equal(key, first_key)

@@ -43,6 +43,7 @@ from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gpu import count_gpus
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
+from elasticdl.elastic.torch.seeds import seed_torch
 from elasticdl.elastic.torch.state import TorchState as _State
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ __all__ = [
     "size",
 ]
 
-_job = ScriptRuntime(ElasticContext, torch.manual_seed, count_gpus)
+_job = ScriptRuntime(ElasticContext, seed_torch, count_gpus)
 init, context, size, run = _job.init, _job.context, _job.size, _job.run
 _loop = PlainLoop(_job)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank

@@ -7,7 +7,6 @@ again from there, and counted once.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -25,13 +24,18 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.kept import Noted, TooLargeError, copy_of_small, small_copy
 from elasticdl.elastic.training import attributes
-from elasticdl.elastic.training.attributes import OF_THE_PROCESS, Content, Kinds, Spot, is_scripts_own, set_by
+from elasticdl.elastic.training.attributes import (
+    OF_THE_PROCESS,
+    OF_THE_WORKER,
+    Content,
+    Kinds,
+    Spot,
+    is_scripts_own,
+    set_by,
+)
 from elasticdl.elastic.training.plain_data import checksum, put_together, take_apart
 
 OF_A_MODULE = frozenset(vars(torch.nn.Module()))  # what each has of torch
-OF_THE_WORKER = re.compile(
-    r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
-)  # by its name
 SET_UP = (bool, str, bytes, Path, type(None))  # of these kinds is what a worker is told at the start
 LEFT = -1  # for a checksum
 REMEDY_OF_A_MODULE = "give it get_extra_state and set_extra_state"

@@ -16,6 +16,7 @@ import io
 import logging
 import os
 import random
+import re
 import stat
 import sys
 import sysconfig
@@ -34,6 +35,9 @@ from elasticdl.elastic.training.plain_data import IsForeign, is_plain
 
 CONTENT = "="  # no attribute has such a name
 MOST_NESTED = 4
+OF_THE_WORKER = re.compile(
+    r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
+)  # by its name
 LAST_STANDARD_FILE = 2  # the number of stderr
 HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
 OF_THE_PROCESS = (
@@ -53,13 +57,16 @@ class Content:
 class Kinds:
     """What a framework's objects are to those that hold them.
 
-    ``assigned``: given what stands somewhere and what is to stand there, an array of the framework's, what to set.
+    ``assigned``: given what stands somewhere and what is to stand there, an array of the framework's, what to set. ``holders``: are gone
+    into as objects of the script's own are, but for their attributes of the ``foreign`` names.
     """
 
     content_of: Callable[[Any], Content | None] = lambda _: None
     of_the_process: tuple[type, ...] = ()
     is_foreign: IsForeign = lambda _: False
     assigned: Callable[[Any, Any], Any] = lambda _, value: value
+    holders: tuple[type, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +235,15 @@ class _Walk:
             plain = all(isinstance(key, int) or (isinstance(key, str) and "." not in key) for key in value)
             return (value, list(value)) if plain else None
         kind: Any = type(value)
-        own = is_scripts_own(kind) or isinstance(value, HOLD_ATTRIBUTES)
+        own = is_scripts_own(kind) or isinstance(value, (*HOLD_ATTRIBUTES, *self.kinds.holders))
         if (
             not own
             or not hasattr(value, "__dict__")
             or isinstance(value, (*OF_THE_PROCESS, *self.kinds.of_the_process))
         ):
             return None
-        return vars(value), list(vars(value))
+        foreign = self.kinds.foreign if isinstance(value, self.kinds.holders) else ()
+        return vars(value), [name for name in vars(value) if name not in foreign]
 
 
 def _content_of(value: Any, kinds: Kinds) -> Content | None:

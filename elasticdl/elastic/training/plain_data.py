@@ -15,7 +15,7 @@ import json
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -30,6 +30,7 @@ with contextlib.suppress(ImportError):  # it comes with TensorFlow
 
 STRUCTURE = "outline"  # the name of its array
 ARRAY, TUPLE, ITEMS, KIND, FOREIGN = "__array__", "__tuple__", "__items__", "__kind__", "__foreign__"
+PER_ITEM = 64  # bytes that an item of a collection takes, about
 MARK = "__"  # with which no text key of a dict begins that is written as it is
 
 Array = NDArray[Any]
@@ -100,6 +101,23 @@ def is_same(one: Any, other: Any) -> bool:
         (array.dtype, array.shape, array.tobytes()) == (twin.dtype, twin.shape, twin.tobytes())
         for array, twin in zip(arrays[0].values(), arrays[1].values(), strict=True)
     )
+
+
+def size_of(value: Any, most: int) -> int:
+    """Bytes of a plain value, about; no more is counted than somewhat above ``most``."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if dataclasses.is_dataclass(value):
+        return size_of(_dumped(value), most)
+    items: Any = value.values() if isinstance(value, Mapping) else value if isinstance(value, Iterable) else ()
+    size = PER_ITEM * (1 + len(items))
+    for item in items:
+        if size > most:
+            break
+        size += size_of(item, most) if isinstance(item, np.ndarray | Iterable) or dataclasses.is_dataclass(item) else 0
+    return size
 
 
 def checksum(value: Any, is_foreign: IsForeign = _never, to_array: Callable[[Any], Array] = np.asarray) -> int:

@@ -32,10 +32,17 @@ MOST_NAMED = 3  # of what differs, in a line
 # What is likely, by how the name of a piece begins; the first that fits.
 LIKELY: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("scheduler", "does it step on one worker only, or by a number of one worker's part of the data?"),
-    (SETTINGS, "is it set on one worker only, as by a callback, a hook or a scheduler's step?"),
+    (
+        SETTINGS,
+        "is it set on one worker only, as by a hook, a scheduler's step or a callback, one derived from Keras's ModelCheckpoint for "
+        "example, which is called on rank 0?",
+    ),
     ("scaler", "is it updated on one worker only?"),
     ("random", "is something drawn on one worker only, as where the rank is 0?"),
-    ("", "is something set, loaded or drawn on one worker only, as in a callback, a hook or a layer?"),
+    (
+        "",
+        "is something set or loaded on one worker only, or drawn on each for itself, as in a callback, a hook or a layer?",
+    ),
 )
 LIKELY_VALUE = "is it computed from one worker's part of the data, by its own clock or from its own files?"
 # How much of a piece's name says what is told once; of others the first part, as of the user's values.
