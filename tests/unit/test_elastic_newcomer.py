@@ -93,7 +93,7 @@ class Member:
         loss.backward()
         self.optimizer.step()
         if not self.view.is_idle:
-            self.kept.append(copy.deepcopy(self.view._steps.state.state_dict()))
+            self.kept.append(copy.deepcopy(self.view.steps.state.state_dict()))
 
 
 def train(member, loss_of=lambda member, x, y: cross_entropy(member.model(x), y), after=lambda member: None):

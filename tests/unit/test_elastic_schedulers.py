@@ -72,7 +72,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
             step = epoch * BATCHES + number
             if not view.is_idle:
                 rates[step] = optimizer.param_groups[0]["lr"]
-                states[step] = pickle.dumps(view._steps.state.state_dict())
+                states[step] = pickle.dumps(view.steps.state.state_dict())
             optimizer.zero_grad()
             (model(inputs) * 0.001).mean().backward()
             optimizer.step()

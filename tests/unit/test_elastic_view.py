@@ -493,15 +493,15 @@ def begun(stands, join=None, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(make_data(), batch_size=16, **(options or {"shuffle": True}))
     loader, view = prepared(model, optimizer, loader)
-    view._job.session.jobs_place = lambda: stands
-    real = view._job.join
+    view.job.session.jobs_place = lambda: stands
+    real = view.job.join
 
     def joined(state):
         real(state)
         if join is not None:
             join(state)
 
-    view._job.join = joined
+    view.job.join = joined
     return model, optimizer, loader, view
 
 
@@ -513,7 +513,7 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view._steps.state.state_dict()))
+            kept.append(copy.deepcopy(view.steps.state.state_dict()))
 
     train_on(loader, model, optimizer, watch)
     joined_at = []
@@ -588,7 +588,7 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view._steps.state.state_dict()))
+            kept.append(copy.deepcopy(view.steps.state.state_dict()))
         orders[view.drawn[0].epoch] = [batch.indices for batch in view.drawn]
 
     train_on(loader, model, optimizer, watch)
@@ -648,7 +648,7 @@ def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-    view._job.session.jobs_place = lambda: (0, 2)
+    view.job.session.jobs_place = lambda: (0, 2)
     for inputs, labels in loader:
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()
@@ -664,7 +664,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
     """It has judged what is not the job's; at ``told`` it would have joined."""
     model, optimizer, loader, view = begun((0, 0))
     kept = []
-    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view._steps.state.state_dict())))
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.steps.state.state_dict())))
 
     def join(state):
         state.load_state_dict(kept[6])  # that after the third step of the second epoch
@@ -673,7 +673,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
 
     late, its_optimizer, its_loader, its_view = begun(told, join)
     said = []
-    its_view._job.fail = lambda message, traceback, *, users: said.append((message, users))
+    its_view.job.fail = lambda message, traceback, *, users: said.append((message, users))
     its_view._on_left = lambda: said.append("left")
     for _ in range(epochs):
         for inputs, labels in its_loader:
@@ -698,7 +698,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
     model, optimizer, loader, view = begun((1, 2))
     told = []
-    view._job.fail = lambda message, traceback, *, users: told.append((message, users))
+    view.job.fail = lambda message, traceback, *, users: told.append((message, users))
     with pytest.raises(SystemExit) as ended:
         train_on(loader, model, optimizer)
     assert ended.value.code == 1

@@ -98,7 +98,7 @@ class AccumulatedSteps(Optimizer):
     def _mean_of_fewer(self) -> None:
         """The gradients are weighed as of a whole accumulation."""
         larger = self.steps / self._handed
-        self._view.sum_gradients(larger)
+        self._view.reduce(larger)
         if not self._view.is_idle:
             for parameter in self._params():
                 if parameter.grad is not None:

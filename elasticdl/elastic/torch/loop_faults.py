@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 class Keeper(Protocol):
     fault: Exception | None  # that ends training
-    _job: Any
+    job: Any
 
 
 KeeperT = TypeVar("KeeperT", bound=Keeper)
@@ -40,7 +40,7 @@ def lasting(method: Callable[Concatenate[KeeperT, P], Result]) -> Callable[Conca
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            if isinstance(error, ElasticDLError) or error is self._job.failure:
+            if isinstance(error, ElasticDLError) or error is self.job.failure:
                 self.fault = error
             raise
 

@@ -74,16 +74,18 @@ class PreparedLoader:
                 if view.repeats:
                     number, version = view.begin_repeating(), -1
                 if not view.may_give(number):
-                    stand_in = view.stand_in(view.drawn[number]) if stand_in is None else stand_in
+                    stand_in = stand_in or view.batches.stand_in(view.drawn[number], view.job.most_workers)
                     yield stand_in.take()
                 else:
                     batch = view.drawn[number]
-                    if version != view.world_version:
-                        version = view.world_version
-                        loaded = view.load(batch, map(view.part_of, view.drawn[number:]))
-                    view.seed(batch)
+                    steps = view.steps
+                    if version != view.job.world.version:
+                        version = view.job.world.version
+                        parts = map(steps.part_of, view.drawn[number:])
+                        loaded = view.batches.load(parts, steps.seed_of_processes(batch))
+                    steps.seed(batch)
                     sample = next(loaded)
-                    view.give(batch, view.part_of(batch), sample)
+                    view.give(batch, steps.part_of(batch), sample)
                     yield sample
                 self._require_one_loop(turn)
                 number += 1

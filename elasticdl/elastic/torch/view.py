@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
-from elasticdl.elastic.torch.stand_in import ModelFromMemory, StandIn
+from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.view_state import Given, Place, Standing, ViewState
 from elasticdl.elastic.torch.watch import Watch
@@ -54,12 +54,11 @@ class View:
         on_left: Callable[[], None],
         share: float = 1.0,
     ) -> None:
-        """``values``: asked at the first batch for what else travels, by name. ``on_left``: this worker leaves for good. ``share``: as
-        of `Steps`."""
+        """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Steps`."""
         self.batches = batches
         self._order = Order(batches)
         self.repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
-        self._job = job
+        self.job = job
         self._model = model
         self._optimizer = optimizer
         self._values = values
@@ -75,7 +74,7 @@ class View:
         self._means = Means(job)
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
-        self._replay = Replay(lambda: self._steps, lambda: self._scale, self._give_again)
+        self._replay = Replay(lambda: self.steps, lambda: self._scale, self._give_again)
         self._is_fresh = True  # no gradient was made of the batches in hand
         self._hints = Hints()
         self._began_with = moved(each_of(optimizer))
@@ -87,7 +86,7 @@ class View:
     def is_idle(self) -> bool:
         """What the script does at present has no effect."""
         if self._begun is None:
-            return self._epochs > 0 or self._job.comes_later
+            return self._epochs > 0 or self.job.comes_later
         return self.repeats is not None or self._begun.is_behind
 
     @property
@@ -116,13 +115,13 @@ class View:
         assert self.repeats is not None, "there are batches to repeat"
         self._watch.stop()
         number, self.repeats = self.repeats.number, None
-        answers = self._steps.place.answers.state_dict()
-        self._steps.state.go_back()
-        self._steps.place.answers.load_state_dict(answers)
+        answers = self.steps.place.answers.state_dict()
+        self.steps.state.go_back()
+        self.steps.place.answers.load_state_dict(answers)
         return number
 
     @property
-    def _steps(self) -> Steps:
+    def steps(self) -> Steps:
         assert self._begun is not None, "there are steps from the first batch on"
         return self._begun
 
@@ -133,7 +132,7 @@ class View:
         if self._begun is not None:
             self._replay.turn(is_new_loop=True)
         if epoch == 0:
-            self._approach = self._job.session.jobs_place()
+            self._approach = self.job.session.jobs_place()
         if self._begun is None and (epoch, 0) >= self._approach:
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         self._epochs += 1
@@ -155,9 +154,9 @@ class View:
         for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
             rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
-        state = ViewState(self._job, self._model, self._optimizer, values, self.batches)
+        state = ViewState(self.job, self._model, self._optimizer, values, self.batches)
         self._begun = Steps(
-            self._job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place, share=self._share
+            self.job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place, share=self._share
         )
         self._begun.join()
         require_one_begin(self._began_with, place.began_with)
@@ -168,7 +167,7 @@ class View:
 
     def _fail_alone(self, why: str) -> None:
         log.error("%s", why)
-        self._job.fail(why, "", users=False)
+        self.job.fail(why, "", users=False)
         self._leave_for_good()
 
     def _leave_for_good(self) -> None:
@@ -187,8 +186,8 @@ class View:
         if not self._begun.is_behind:
             self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
-        at = self._steps.state.progress
-        if self._steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
+        at = self.steps.state.progress
+        if self.steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
             self._arrive()
 
     def pause(self) -> None:
@@ -210,8 +209,8 @@ class View:
             self._begin(batch)
             self._draw(batch.epoch)
             batch = self.drawn[number]
-        steps = self._steps
-        self._job.advance(Activity.DATA)
+        steps = self.steps
+        self.job.advance(Activity.DATA)
         self._replay.turn()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
@@ -228,43 +227,25 @@ class View:
                 break
         return True
 
-    def part_of(self, batch: GlobalBatch) -> Part:
-        return self._steps.part_of(batch)
-
-    def seed(self, batch: GlobalBatch) -> None:
-        self._steps.seed(batch)
-
-    def load(self, batch: GlobalBatch, parts: Iterable[Part]) -> Iterator[Any]:
-        """These parts of this batch and the next ones."""
-        return self.batches.load(parts, self._steps.seed_of_processes(batch))
-
     def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
         """The script goes on with this sample, its part of a batch."""
-        if not self._steps.hand:
+        if not self.steps.hand:
             self._is_fresh = True
             self._gradients.begin_step()
         self._means.steps_loss = None
         self._hints.given(batch, part, self._last)
         self._last = Given(batch, part, sample, self._replay.new_tape(sample, self._hints.kept))
         if self._may_be_torn:
-            self._last.noted = self._steps.state.attributes.note()
-        self._steps.give(self._last)
-        self._watch.start(self._last.tape if self._job.under_master else None)
-
-    def stand_in(self, batch: GlobalBatch) -> StandIn:
-        return self.batches.stand_in(batch, self._job.most_workers)
-
-    @property
-    def world_version(self) -> int:
-        return self._job.world.version
+            self._last.noted = self.steps.state.attributes.note()
+        self.steps.give(self._last)
+        self._watch.start(self._last.tape if self.job.under_master else None)
 
     # -- what the script does with a batch --
 
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
-            with self._watch.paused():
-                self._reduce()
+            self.reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         if self._share != 1.0 and any(each.backwards for each in (self.hand or ())[:-1]):
@@ -273,7 +254,7 @@ class View:
 
     def _note_dropped(self, tensors: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
         given = self._last
-        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self._steps.is_reduced:
+        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.steps.is_reduced:
             given.tape.note_dropped(tensors, zeros=zeros)
 
     @lasting
@@ -283,9 +264,9 @@ class View:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
         loop_faults.require_backward(
-            has_batch=bool(self._steps.hand),
+            has_batch=bool(self.steps.hand),
             has_stepped=self._gradients.has_stepped(),
-            is_reduced=self._steps.is_reduced,
+            is_reduced=self.steps.is_reduced,
         )
         assert given is not None, "it is in hand"
         self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
@@ -297,7 +278,7 @@ class View:
         given.loss = loss if given.backwards == 1 else None
         if not self._may_be_torn:
             self._watch.stop_noting()
-        self._steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
+        self.steps.weighed_backward(given, given.part.weight, loss, kwargs, self._scale)
         self._gradients.made()
 
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
@@ -322,7 +303,7 @@ class View:
             has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
                 raise UserError(loop_faults.NO_BATCH)
-            self._reduce()
+            self.reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
         return loss
@@ -343,11 +324,6 @@ class View:
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             return own if self._begun is None or self.is_idle else self._means.of(value, own, self._begun, self._last)
 
-    def sum_gradients(self, larger: float) -> None:
-        """Those of the batches in hand. ``larger``: by this the loss is too small, as for a step of fewer batches."""
-        with self._watch.paused():
-            self._reduce(larger)
-
     # -- the end of the script --
 
     @lasting
@@ -358,27 +334,23 @@ class View:
             if not self._epochs:
                 return None
             if (self._stands.epoch, self._stands.batches) < self._approach:
-                self._end_alone(self._approach[0])
+                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach[0] + 1))
                 return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
-        if self._steps.is_behind:
-            at = self._steps.state.progress
+        if self.steps.is_behind:
+            at = self.steps.state.progress
             if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
-                self._end_alone(at.epoch)
+                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
                 return None
             self._arrive()
-        return self._steps.state if self._steps.end() else None
-
-    def _end_alone(self, epoch: int) -> None:
-        """The script has judged stand-ins. The others go on, in this epoch."""
-        self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, epoch + 1))
+        return self.steps.state if self.steps.end() else None
 
     # -- a step that is torn --
 
     def _give_again(self, first: Given, last: Given, error: Exception) -> None:
         """The script is given these batches, and those between them."""
         batch = first.batch
-        self._job.warn(loop_faults.by_another_pass(self._steps.state.step, batch.number, batch.epoch, error))
+        self.job.warn(loop_faults.by_another_pass(self.steps.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
         self.repeats = batch
@@ -392,25 +364,27 @@ class View:
     @property
     def _may_be_torn(self) -> bool:
         """Whether the step in hand may have to be made again."""
-        return self._job.size > 1 or self._steps.is_torn
+        return self.job.size > 1 or self.steps.is_torn
 
     @property
     def _scale(self) -> float:
         return self._scalers[0].get_scale() if self._scalers else 1.0
 
-    def _reduce(self, larger: float = 1.0) -> None:
-        if self.is_idle or self._steps.is_reduced:
+    def reduce(self, larger: float = 1.0) -> None:
+        """Sum the gradients of the batches in hand. ``larger``: by this the loss is too small, as for a step of fewer batches."""
+        if self.is_idle or self.steps.is_reduced:
             return
-        self._gradients.begin()
-        self._steps.reduce(larger=larger)
-        if self._steps.is_reduced:
-            self._watch.stop_noting()  # it can't be torn any more
-            self._gradients.summed()
+        with self._watch.paused():
+            self._gradients.begin()
+            self.steps.reduce(larger=larger)
+            if self.steps.is_reduced:
+                self._watch.stop_noting()  # it can't be torn any more
+                self._gradients.summed()
 
     def _close_step(self) -> None:
-        hand = self._steps.hand
+        hand = self.steps.hand
         self._means.steps_loss = hand[0].loss if len(hand) == 1 else None
-        self._steps.close()
+        self.steps.close()
         self._gradients.close_step()
         self._replay.step_made()
         self._hints.step_made()
@@ -422,5 +396,5 @@ class View:
         passed, seconds = self._from_memory.batches, self._from_memory.seconds
         self._hints.arrived(self._from_memory.end())
         log.info("has caught up: %d batches of others in %.3f s", passed, seconds)
-        self._steps.arrive(epoch)
+        self.steps.arrive(epoch)
         self._last = self._means.steps_loss = None
