@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective, open_collective
 from elasticdl.elastic.torch.gpu import choose_device
@@ -22,3 +25,18 @@ class ElasticContext(JobContext[TorchCollective]):
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
         return open_collective(endpoint, engine, has_gpu=choose_device().type != "cpu")
+
+
+def sum_of_all(job: ElasticContext, mine: float) -> float:
+    """The sum over all workers, for `elastic.mean`.
+
+    Raises:
+        WorldBroken: a worker is lost.
+    """
+    total = torch.tensor([mine], dtype=torch.float64)
+    job.advance(Activity.WAIT)
+    try:
+        job.collective.sum_asked(total, "elastic.mean()")
+    finally:
+        job.advance(Activity.UPDATE)
+    return float(total)
