@@ -72,8 +72,8 @@ class Asked:
                 if int(number) > mine and int(after) < begun:
                     own = world.members[world.rank].worker_id
                     raise UserError(
-                        f"worker {member.worker_id} waits for {what} of all workers, and worker {own} has gone on to {last} without it: call "
-                        "the same on all workers, not below `if rank == 0:`, nor by what one worker has seen of its part of a batch"
+                        f"worker {member.worker_id} waits for all workers at {what}, and worker {own} has gone on to {last}: their scripts "
+                        "must go one way, not another below `if rank == 0:`, nor by what one worker has seen of its part of a batch"
                     )
 
     def _speak(self) -> None:

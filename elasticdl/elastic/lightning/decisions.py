@@ -57,7 +57,7 @@ class Decisions:
 
         def tell() -> bool:
             wishes = torch.tensor([float(wish and self._job.session.core.stopping is None)], dtype=torch.float64)
-            self._job.collective.sum_asked(wishes, "the word whether to stop")
+            self._job.collective.sum_asked(wishes, "the question whether to stop")
             return bool(wishes.item() > 0)
 
         if not _is_within(steps) and self._unheard_in == self._job.world.version:
