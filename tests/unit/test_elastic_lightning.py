@@ -463,11 +463,11 @@ class Wishes:
     def __init__(self, *answers):
         self.answers = list(answers)
 
-    def sum_(self, tensors, name):
+    def sum_asked(self, tensor, what):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        tensors[0] += answer
+        tensor += answer
 
 
 def deciding(wishes, **steps):

@@ -25,14 +25,15 @@ class Asked:
         self._store = store
         self._world = ALONE
         self._number = 0  # of those that were asked for
-        self._after = 0  # other operations were begun before the last one
+        self._after = 0  # operations were begun before the last one
+        self._what = ""
         self._is_asking = self._has_spoken = False
 
     @contextlib.contextmanager
-    def asking(self, world: World, begun: int) -> Iterator[None]:
-        """Within, the script waits for what it has asked for, after so many operations of this world."""
+    def asking(self, world: World, begun: int, what: str) -> Iterator[None]:
+        """Within, the script waits for what it has asked for, after so many operations of this world. ``what``: in words."""
         self._number = 1 + (self._number if self._world is world else 0)
-        self._world, self._after = world, begun
+        self._world, self._after, self._what = world, begun, what
         self._is_asking, self._has_spoken = True, False
         try:
             yield
@@ -51,7 +52,7 @@ class Asked:
                 while self._store.get((SCOPE, str(rank)), PATIENCE, self._world.version) is None:
                     pass
         except Refusal as refusal:
-            raise WorldBroken(f"world {self._world.version} broke while its workers asked for a mean") from refusal
+            raise WorldBroken(f"world {self._world.version} broke while it was waited for {self._what}") from refusal
 
     def look(self, world: World, begun: int, last: str) -> None:
         """This worker waits for long in the operation of this name, the last of so many.
@@ -67,16 +68,16 @@ class Asked:
         with contextlib.suppress(Refusal):  # the world is broken, which is told elsewhere
             for rank, member in enumerate(world.members):
                 entry = self._store.get((SCOPE, str(rank)), 0.0, world.version)
-                number, after = map(int, (entry or b"0 0").split())
-                if number > mine and after < begun:
+                number, after, what = (entry or b"0 0 ").decode().split(" ", 2)
+                if int(number) > mine and int(after) < begun:
                     own = world.members[world.rank].worker_id
                     raise UserError(
-                        f"elastic.mean() was called on worker {member.worker_id} and not on worker {own}, which has gone on to {last}: "
-                        "call it on all workers, and not below `if elastic.rank() == 0:` or by what one worker has seen"
+                        f"worker {member.worker_id} waits for all workers at {what}, and worker {own} has gone on to {last}: their scripts "
+                        "must go one way, not another below `if rank == 0:`, nor by what one worker has seen of its part of a batch"
                     )
 
     def _speak(self) -> None:
         self._has_spoken = True
-        entry = f"{self._number} {self._after}".encode()
+        entry = f"{self._number} {self._after} {self._what}".encode()
         with contextlib.suppress(Refusal):
             self._store.put((SCOPE, str(self._world.rank)), entry, self._world.version)

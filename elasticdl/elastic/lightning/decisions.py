@@ -40,8 +40,8 @@ class Decisions:
             return tensor
 
         def tell() -> torch.Tensor:
-            total = tensor.detach().double() / self._job.size
-            self._job.collective.sum_([total], "elasticdl.mean")
+            total = tensor.detach().cpu().double() / self._job.size
+            self._job.collective.sum_asked(total, "a mean (sync_dist=True)")
             return total.to(tensor.dtype)
 
         found: torch.Tensor = self._agreed("a mean", tell, tensor)
@@ -57,7 +57,7 @@ class Decisions:
 
         def tell() -> bool:
             wishes = torch.tensor([float(wish and self._job.session.core.stopping is None)], dtype=torch.float64)
-            self._job.collective.sum_([wishes], "elasticdl.anybody")
+            self._job.collective.sum_asked(wishes, "the question whether to stop")
             return bool(wishes.item() > 0)
 
         if not _is_within(steps) and self._unheard_in == self._job.world.version:

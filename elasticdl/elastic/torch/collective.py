@@ -77,25 +77,23 @@ class TorchCollective(Collective):
         self.sum_([torch.from_numpy(array)], name)
         return array
 
-    def sum_asked(self, mine: float) -> float:
-        """The sum over the world of a number of each worker's, of which a script asks by itself.
+    def sum_asked(self, tensor: torch.Tensor, what: str) -> None:
+        """As `sum_`, where a script decides that it comes to this: a worker that does not is told of. ``what``: in words.
 
         Raises:
-            WorldBroken: a worker is lost.
+            WorldBroken: the contents of the tensor are undefined.
         """
-        total = torch.tensor([mine], dtype=torch.float64)
         if self.world.size > 1:
-            with self._asking():
-                self._sum_asked(total)
-        return float(total)
+            with self._asking(what):
+                self._sum_asked(tensor)
 
-    def _asking(self) -> AbstractContextManager[None]:
+    def _asking(self, what: str) -> AbstractContextManager[None]:
         if self._asked is None:
             return contextlib.nullcontext()
-        return self._asked.asking(self.world, Collective.last_operations(self).begun)
+        return self._asked.asking(self.world, Collective.last_operations(self).begun, what)
 
-    def _sum_asked(self, total: torch.Tensor) -> None:
-        self.sum_([total], "elasticdl.mean")
+    def _sum_asked(self, tensor: torch.Tensor) -> None:
+        self.sum_([tensor], "elasticdl.asked")
 
     def begin_sum(self, tensor: torch.Tensor, name: str) -> Transfer:
         """As `sum_`, without waiting for it: `finish` does. All members begin in the same order.
@@ -221,9 +219,9 @@ class DistributedTorch(TorchDistributed, TorchCollective):
 
     _reduce_on_gpu = True
 
-    def _sum_asked(self, total: torch.Tensor) -> None:
+    def _sum_asked(self, tensor: torch.Tensor) -> None:
         with self._guard():
-            self._wait(self._begin_asked_sum(total))
+            self._wait(self._begin_asked_sum(tensor))
 
     def in_flight(self, transfer: Transfer) -> bool:
         if transfer.handle is None:

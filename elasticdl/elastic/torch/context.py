@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Endpoint
 from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.session.session import Session
 from elasticdl.elastic.torch.collective import TorchCollective, open_collective
 from elasticdl.elastic.torch.gpu import choose_device
@@ -41,3 +43,18 @@ class ElasticContext(JobContext[TorchCollective]):
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
         return open_collective(endpoint, engine, has_gpu=choose_device().type != "cpu")
+
+
+def sum_of_all(job: ElasticContext, mine: float) -> float:
+    """The sum over all workers, for `elastic.mean`.
+
+    Raises:
+        WorldBroken: a worker is lost.
+    """
+    total = torch.tensor([mine], dtype=torch.float64)
+    job.advance(Activity.WAIT)
+    try:
+        job.collective.sum_asked(total, "elastic.mean()")
+    finally:
+        job.advance(Activity.UPDATE)
+    return float(total)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.context import ElasticContext, sum_of_all
 from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.view_state import Given
 
@@ -48,11 +47,7 @@ class Means:
         """
         if self._job.size == 1:  # by now, perhaps
             return mine
-        self._job.advance(Activity.WAIT)
-        try:
-            return self._job.collective.sum_asked(mine)
-        finally:
-            self._job.advance(Activity.UPDATE)
+        return sum_of_all(self._job, mine)
 
 
 def _part_of(value: Any, own: float, steps: Steps, given: Given | None) -> float:

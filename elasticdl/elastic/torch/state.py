@@ -24,7 +24,7 @@ from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.collective import broadcast_state
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.context import ElasticContext, sum_of_all
 from elasticdl.elastic.torch.flat import host_array
 from elasticdl.elastic.torch.further import IS_OUTSIDE, further_modules
 from elasticdl.elastic.torch.gradients import WeighedGradients
@@ -165,11 +165,7 @@ class TorchState(state.TrainingState):
             self._share = (self._job.world.version, batch.share)
         version, share = self._share
         weight = share if version == self._job.world.version else 1 / self._job.size
-        self._job.advance(Activity.WAIT)
-        try:
-            return self._job.collective.sum_asked(own * weight if weight else 0.0)
-        finally:
-            self._job.advance(Activity.UPDATE)
+        return sum_of_all(self._job, own * weight if weight else 0.0)
 
     def _cast_end_vote(self, state: int) -> Vote:
         return self._reducer.end(state)

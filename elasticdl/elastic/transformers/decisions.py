@@ -50,7 +50,7 @@ class Decisions:
         flags = torch.tensor([float(name in self._wishes or getattr(control, name)) for name in FLAGS])
         self._job.advance(Activity.WAIT)
         try:
-            self._job.collective.sum_([flags], "elasticdl.decisions")
+            self._job.collective.sum_asked(flags, "the callbacks' decisions")
         except WorldBroken as failure:
             self._unheard_in = version
             log.info("whether to stop is asked again after the next step: %s", failure)
