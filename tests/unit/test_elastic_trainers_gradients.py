@@ -162,9 +162,10 @@ def make_train(kind, job, folder, *, batches=1, samples=24, **options):
         use_cpu=True,
         dataloader_pin_memory=False,
         max_grad_norm=0.0,
+        **options,
     )
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(model=Net(), args=args, train_dataset=rows, **options)
+    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8])
 
     def train():
         trainer.train()
@@ -239,3 +240,31 @@ def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path,
     assert line.startswith("the workers made gradients of different parameters in one manual_backward"), line
     said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch, samples=16)
     assert said == (None, None)
+
+
+class TwoPasses(OwnTrainer):
+    """The second one on other weights, as in sharpness-aware minimization with a fixed perturbation."""
+
+    def training_step(self, model, *args):
+        loss = super().training_step(model, *args)
+        model.first.weight.data.mul_(1.1)
+        super().training_step(model, *args)
+        model.first.weight.data.div_(1.1)
+        return loss
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evaluation(tmp_path, monkeypatch, batches):
+    options = {"batches": batches, "samples": 20, "eval_on_start": True}
+    _, ((alone, _),), _ = run(TwoPasses, tmp_path, monkeypatch, 1, **options)
+    said, made, _ = run(TwoPasses, tmp_path, monkeypatch, **options)
+    assert said == (None, None)
+    names, values = history(alone)
+    assert names[0] == "eval_loss"
+    for trainer, _ in made:
+        assert history(trainer) == (names, pytest.approx(values, rel=1e-5))
+
+
+def history(trainer):
+    found = [(name, each[name]) for each in trainer.state.log_history for name in ("loss", "eval_loss") if name in each]
+    return [name for name, _ in found], [value for _, value in found]

@@ -172,6 +172,13 @@ class Participant:
         assert self._steps is not None, "there are steps from the trainer's preparation on"
         return self._steps
 
+    def may_evaluate_first(self) -> bool:
+        """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
+        received, at = self._place.received, self._place.boundary
+        if received and self.job.world.is_first and (received["epoch"], received["batch"]) == (at.epoch, at.batch):
+            self._arrive()
+        return not self.is_behind
+
     # -- an epoch --
 
     def tell_epoch(self) -> None:
@@ -309,7 +316,10 @@ class Participant:
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
             with self.apart():
                 seed_step(streams, given.batch.number, self.job.world.rank)
-                return self._pass(inputs, partial)
+                loss = self._pass(inputs, partial)
+            # What it returns is logged, however many backward passes it has made.
+            given.objective = given.objective + loss.detach().float().sum() * weight
+            return loss
         finally:
             self._given = None
 
@@ -321,7 +331,6 @@ class Participant:
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
             self._weighed.require()
-            self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
         own(loss, **kwargs)
         self._weighed.note()
