@@ -10,6 +10,7 @@ from trainers_kit import JobOfThreads, make_data
 
 lightning = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")
+torchmetrics = pytest.importorskip("torchmetrics")
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
@@ -268,3 +269,36 @@ def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evalu
 def history(trainer):
     found = [(name, each[name]) for each in trainer.state.log_history for name in ("loss", "eval_loss") if name in each]
     return [name for name, _ in found], [value for _, value in found]
+
+
+class ModuleCounts(Module):
+    """A torchmetrics object is logged as a number when an epoch ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.unused = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def training_step(self, *args):
+        loss = super().training_step(*args)
+        self.mean.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", self.mean.compute())
+
+
+class ModuleCountsBetween(ModuleCounts):
+    """It counts what is everybody's."""
+
+    def training_step(self, *args):
+        return Module.training_step(self, *args)
+
+    def on_train_batch_end(self, *_):
+        self.mean.update(self.net.first.weight.detach())
+
+
+@pytest.mark.parametrize(("kind", "warnings"), [(ModuleCounts, 2), (ModuleCountsBetween, 0)])
+def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
+    said, _, told = run(kind, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
