@@ -302,3 +302,34 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monk
     said, _, told = run(kind, tmp_path, monkeypatch)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
+
+
+class SkipsByPart(OwnTrainer):
+    """No gradients of a batch that has this label, which only one worker's part may have."""
+
+    def training_step(self, model, inputs, *args):
+        return torch.tensor(0.0) if self.skips(inputs["labels"]) else super().training_step(model, inputs, *args)
+
+    def skips(self, labels):
+        return self.state.global_step == 1 and 2 in labels
+
+
+class SkipsByStep(SkipsByPart):
+    def skips(self, labels):
+        return self.state.global_step == 1
+
+
+def test_workers_that_skip_a_batch_by_their_parts_of_it_are_refused(tmp_path, monkeypatch):
+    said, _, _ = run(SkipsByPart, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith("training_step made gradients of a batch on some workers and none on others"), line
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, batches):
+    _, ((alone, expected),), _ = run(SkipsByStep, tmp_path, monkeypatch, 1, batches=batches, samples=40)
+    said, made, _ = run(SkipsByStep, tmp_path, monkeypatch, batches=batches, samples=40)
+    assert said == (None, None)
+    for trainer, model in made:
+        assert history(trainer)[1] == pytest.approx(history(alone)[1], rel=1e-5)
+        torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
