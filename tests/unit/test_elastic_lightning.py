@@ -31,7 +31,7 @@ from elasticdl.elastic.core import protocol as p  # noqa: E402
 from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
 from elasticdl.elastic.core.step_times import Activity  # noqa: E402
-from elasticdl.elastic.lightning import participant, strategy  # noqa: E402
+from elasticdl.elastic.lightning import participant, requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
@@ -323,7 +323,7 @@ def test_what_cant_be_had_is_refused_in_one_line(tmp_path, module, loader, optio
     )
     with pytest.raises(UserError, match=words) as refused:
         trainer.fit(module(), DataLoader(make_data(), batch_size=8) if loader is None else loader)
-    assert str(refused.value).startswith(participant.WHO)
+    assert str(refused.value).startswith(requirements.WHO)
     assert "\n" not in str(refused.value)
 
 

@@ -10,6 +10,7 @@ from trainers_kit import JobOfThreads, make_data
 
 lightning = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")
+torchmetrics = pytest.importorskip("torchmetrics")
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
@@ -162,9 +163,10 @@ def make_train(kind, job, folder, *, batches=1, samples=24, **options):
         use_cpu=True,
         dataloader_pin_memory=False,
         max_grad_norm=0.0,
+        **options,
     )
     rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(model=Net(), args=args, train_dataset=rows, **options)
+    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8])
 
     def train():
         trainer.train()
@@ -239,3 +241,95 @@ def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path,
     assert line.startswith("the workers made gradients of different parameters in one manual_backward"), line
     said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch, samples=16)
     assert said == (None, None)
+
+
+class TwoPasses(OwnTrainer):
+    """The second one on other weights, as in sharpness-aware minimization with a fixed perturbation."""
+
+    def training_step(self, model, *args):
+        loss = super().training_step(model, *args)
+        model.first.weight.data.mul_(1.1)
+        super().training_step(model, *args)
+        model.first.weight.data.div_(1.1)
+        return loss
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evaluation(tmp_path, monkeypatch, batches):
+    options = {"batches": batches, "samples": 20, "eval_on_start": True}
+    _, ((alone, _),), _ = run(TwoPasses, tmp_path, monkeypatch, 1, **options)
+    said, made, _ = run(TwoPasses, tmp_path, monkeypatch, **options)
+    assert said == (None, None)
+    names, values = history(alone)
+    assert names[0] == "eval_loss"
+    for trainer, _ in made:
+        assert history(trainer) == (names, pytest.approx(values, rel=1e-5))
+
+
+def history(trainer):
+    found = [(name, each[name]) for each in trainer.state.log_history for name in ("loss", "eval_loss") if name in each]
+    return [name for name, _ in found], [value for _, value in found]
+
+
+class ModuleCounts(Module):
+    """A torchmetrics object is logged as a number when an epoch ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.unused = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def training_step(self, *args):
+        loss = super().training_step(*args)
+        self.mean.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", self.mean.compute())
+
+
+class ModuleCountsBetween(ModuleCounts):
+    """It counts what is everybody's."""
+
+    def training_step(self, *args):
+        return Module.training_step(self, *args)
+
+    def on_train_batch_end(self, *_):
+        self.mean.update(self.net.first.weight.detach())
+
+
+@pytest.mark.parametrize(("kind", "warnings"), [(ModuleCounts, 2), (ModuleCountsBetween, 0)])
+def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
+    said, _, told = run(kind, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
+
+
+class SkipsByPart(OwnTrainer):
+    """No gradients of a batch that has this label, which only one worker's part may have."""
+
+    def training_step(self, model, inputs, *args):
+        return torch.tensor(0.0) if self.skips(inputs["labels"]) else super().training_step(model, inputs, *args)
+
+    def skips(self, labels):
+        return self.state.global_step == 1 and 2 in labels
+
+
+class SkipsByStep(SkipsByPart):
+    def skips(self, labels):
+        return self.state.global_step == 1
+
+
+def test_workers_that_skip_a_batch_by_their_parts_of_it_are_refused(tmp_path, monkeypatch):
+    said, _, _ = run(SkipsByPart, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith("training_step made gradients of a batch on some workers and none on others"), line
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, batches):
+    _, ((alone, expected),), _ = run(SkipsByStep, tmp_path, monkeypatch, 1, batches=batches, samples=40)
+    said, made, _ = run(SkipsByStep, tmp_path, monkeypatch, batches=batches, samples=40)
+    assert said == (None, None)
+    for trainer, model in made:
+        assert history(trainer)[1] == pytest.approx(history(alone)[1], rel=1e-5)
+        torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)

@@ -109,7 +109,7 @@ class MeanLoss(GPT2LMHeadModel):
         {"train_sampling_strategy": "group_by_length"},
         {"train_sampling_strategy": "batch_rebalance"},
         {"dataloader_drop_last": True, "max_steps": 7, "lr_scheduler_type": "cosine"},
-        {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2},
+        {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "epoch", "eval_on_start": True},
         {"bf16": True, "use_cpu": True, "optim": "adafactor"},
         {"include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss", "eval_strategy": "epoch"},

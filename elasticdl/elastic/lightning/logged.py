@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,12 +92,13 @@ def kind_of(metric: Any) -> str:
 
 
 class Logged:
-    """The metrics of the training loop, which ``results`` gives, by key."""
+    """The metrics of the training loop, by key."""
 
-    def __init__(self, job: ElasticContext, results: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, job: ElasticContext, trainer: Any) -> None:
         self.pending: dict[str, Held] = {}  # the job's, of keys that this worker's script has not logged yet
         self._job = job
-        self._results = results
+        self._trainer = trainer
+        self._objects: list[Any] | None = None  # of torchmetrics, in the module; none once it was warned of them
         self._base: dict[str, Held] = {}  # as before the batches in hand
         self._totals: dict[str, Amounts] | None = None  # of the step, over all workers
         self._agreed: tuple[str, ...] = ()  # keys that all members of the world have logged in the last step
@@ -115,10 +116,7 @@ class Logged:
         ``weight``: their part of the global batch.
         """
         before = {}
-        if any(not metric.is_tensor for metric in self._results().values()):
-            self._warn(
-                "a torchmetrics object that is logged in training_step counts this worker's parts of the batches only"
-            )
+        updates = self._updates()
         for key, metric in self._metrics():
             before[key] = Held.of(metric)
             Held.empty(metric).put(metric)
@@ -128,6 +126,11 @@ class Logged:
             for key, metric in self._metrics():
                 before.get(key, Held.empty(metric)).put(metric)
             raise
+        if self._updates() != updates:
+            self._warn(
+                "a torchmetrics object that is updated in training_step counts this worker's parts of the batches only: log values there"
+            )
+            self._objects = []
         for key, metric in self._metrics():
             kind, held = kind_of(metric), before.get(key)
             amounts = _amounts(metric, kind, weight, loaded, samples)
@@ -219,6 +222,17 @@ class Logged:
         self.pending = dict(accumulators)
         for key in results.keys() & self.pending.keys():
             self.pending.pop(key).put(results[key])
+
+    def _results(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._trainer.fit_loop.epoch_loop._results
+        return found
+
+    def _updates(self) -> list[int]:
+        """Of torchmetrics objects."""
+        if self._objects is None:
+            every = self._trainer.lightning_module.modules()
+            self._objects = [each for each in every if isinstance(getattr(type(each), "update_count", None), property)]
+        return [each.update_count for each in self._objects]
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """Those of plain values; a torchmetrics object keeps its own."""

@@ -21,6 +21,7 @@ from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others,
 from elasticdl.elastic.lightning.left_out import gathered
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
+from elasticdl.elastic.lightning.requirements import OWN_OPTIMIZER, SECOND_PASS
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.told import Told
 from elasticdl.elastic.lightning.trainer_state import TrainerState
@@ -35,13 +36,6 @@ from elasticdl.elastic.torch.steps import Piece, Steps
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.view_state import Given, Place
 from elasticdl.elastic.training.kept_state import require_origin
-
-WHO = 'Trainer(strategy="elastic")'
-SECOND_PASS = (
-    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
-    "gradients each worker would have its own part's: take manual optimization"
-)
-OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
 
 
 class Participant:
@@ -61,7 +55,7 @@ class Participant:
         self._is_newcomer = False  # its loops begin where the job stands
         self._batches: Batches | None = None
         self._given: GivenBatch | None = None
-        self._logged = Logged(job, lambda: trainer.fit_loop.epoch_loop._results)
+        self._logged = Logged(job, trainer)
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None

@@ -10,6 +10,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import require_plain
 
+WHO = 'Trainer(strategy="elastic")'
+SECOND_PASS = (
+    f"{WHO}: the closure of a step was evaluated again after its gradients were summed, as for sharpness-aware minimization; of the new "
+    "gradients each worker would have its own part's: take manual optimization"
+)
+OWN_OPTIMIZER = "have configure_optimizers return it, its parameters as a group of the one optimizer, or several optimizers with manual optimization"
+
 # Callbacks; of either of Lightning's packages.
 TRY_OUT = ("LearningRateFinder", "BatchSizeFinder")
 EXCHANGE_SCHEDULERS = ("StochasticWeightAveraging",)

@@ -18,8 +18,9 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.manual import TornStep
-from elasticdl.elastic.lightning.participant import WHO, Participant
+from elasticdl.elastic.lightning.participant import Participant
 from elasticdl.elastic.lightning.requirements import (
+    WHO,
     require_loader,
     require_module,
     require_one_training,

@@ -116,13 +116,9 @@ class Elastic:
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         began = time.monotonic()
-        if not skip_scheduler:
-            found = super()._evaluate(*args)  # type: ignore[misc]
-        elif self._elastic.is_behind:  # it is the evaluation before the job's first step
+        if skip_scheduler and not self._elastic.may_evaluate_first():
             return {}
-        else:
-            with self._elastic.apart():
-                found = super()._evaluate(*args, skip_scheduler=True)  # type: ignore[misc]
+        found = super()._evaluate(*args, skip_scheduler=skip_scheduler)  # type: ignore[misc]
         if self._elastic.is_first:
             tell_evaluation(self._elastic.job, self, found, time.monotonic() - began)
         return found

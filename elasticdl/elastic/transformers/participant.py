@@ -32,6 +32,7 @@ from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.items import Count, Items
+from elasticdl.elastic.transformers.passed import Passed, TrainersState
 from elasticdl.elastic.transformers.place import TrainersPlace
 from elasticdl.elastic.transformers.trainer_holders import PACKAGES, holders_of
 
@@ -63,13 +64,9 @@ class Participant:
         self.decisions = Decisions(job)
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
-        self._weighed = WeighedGradients(
-            lambda: self._begun.state.parameters(),
-            "accelerator.backward(loss)",
-            job.warn,
-            may_be_summed=True,
-            to_change="in on_pre_optimizer_step",
-        )
+        trained = lambda: self._begun.state.parameters()  # noqa: E731
+        made_by, to_change = "accelerator.backward(loss)", "in on_pre_optimizer_step"
+        self._weighed = WeighedGradients(trained, made_by, job.warn, may_be_summed=True, to_change=to_change)
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
         self._batches: Batches | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
@@ -82,6 +79,7 @@ class Participant:
         self._weight = 1.0
         self._reported: torch.Tensor | float = 0.0  # of the step's loss
         self._items = Items(job)
+        self._passed = Passed(job, trainer)
         self._pass: Pass | None = None
         self._was_first = False
         self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
@@ -136,7 +134,7 @@ class Participant:
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = ViewState(self.job, trainer.model, optimizer, values)
+        state = TrainersState(self.job, trainer.model, optimizer, values, self._passed.agree)
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = self._batches, self.begins_as_told
@@ -171,6 +169,13 @@ class Participant:
     def _begun(self) -> Steps:
         assert self._steps is not None, "there are steps from the trainer's preparation on"
         return self._steps
+
+    def may_evaluate_first(self) -> bool:
+        """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
+        received, at = self._place.received, self._place.boundary
+        if received and self.job.world.is_first and (received["epoch"], received["batch"]) == (at.epoch, at.batch):
+            self._arrive()
+        return not self.is_behind
 
     # -- an epoch --
 
@@ -257,6 +262,7 @@ class Participant:
         self._step_at = (epoch, number)
         self._passes, self._reported, self._items.total = 0, 0.0, None
         self._weighed.begin()
+        self._passed.begin()
 
     def _arrive(self) -> None:
         """This worker stands where the job stands, with the state that it was sent."""
@@ -309,7 +315,11 @@ class Participant:
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
             with self.apart():
                 seed_step(streams, given.batch.number, self.job.world.rank)
-                return self._pass(inputs, partial)
+                loss = self._pass(inputs, partial)
+            # What it returns is logged, however many backward passes it has made.
+            self._passed.note(given)
+            given.objective = given.objective + loss.detach().float().sum() * weight
+            return loss
         finally:
             self._given = None
 
@@ -320,8 +330,8 @@ class Participant:
 
     def _backward(self, own: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         if self._given is not None:
+            self._passed.made = True
             self._weighed.require()
-            self._given.objective = self._given.objective + loss.detach().float().sum() * self._weight
             loss = loss if self._weight == 1.0 else loss * self._weight
         with self._begun.state.hooks.aside() if self._given is not None else contextlib.nullcontext():
             own(loss, **kwargs)
@@ -335,6 +345,7 @@ class Participant:
 
     def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
         self._weighed.begin()
+        self._passed.begin()
         self._items.count_again([piece.content for _, pieces in hand for piece in pieces])
 
     def remake(self, given: Given, sample: Any, weight: float) -> None:
@@ -376,6 +387,7 @@ class Participant:
         if self.is_behind and self._place.received is not None:
             self._arrive()
         self._place.note(NO_EPOCH, 0)
+        self._passed.begin()
         self._begun.state.last_step_made()
 
     def finish(self) -> ViewState | None:

@@ -1,0 +1,85 @@
+"""Batches of which a trainer's own ``training_step`` makes no gradients: on all workers alike, or the job ends with one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.progress import StepPlan
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.view_state import Given, ViewState
+
+DIFFER = (
+    "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "
+    "or the epoch, or give the batch to accelerator.backward on all workers, its loss multiplied by zero where it is not to count"
+)
+
+
+class Passed:
+    """Of the batches of a step, of which this worker has made gradients, and of which it has not.
+
+    Asked of all workers only where ``training_step`` is not transformers' own, which always does.
+    """
+
+    def __init__(self, job: ElasticContext, trainer: Any) -> None:
+        self.made = False  # in the present pass
+        self._job = job
+        self._may_skip = any(
+            "training_step" in vars(kind) and not kind.__module__.startswith(("transformers.", __package__ or ""))
+            for kind in type(trainer).__mro__
+        )
+        self._batches = int(trainer.args.gradient_accumulation_steps)
+        self._numbers: dict[int, int] = {}  # of batches in the step, by their numbers in the epoch
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins, or is begun again."""
+        self.made = False
+        self._numbers = {}
+        self._found = torch.zeros(self._batches, 2, dtype=torch.float64)
+
+    def note(self, given: Given) -> None:
+        """A pass was made of a part of this batch."""
+        made, self.made = self.made, False
+        number = self._numbers.setdefault(given.batch.number, len(self._numbers))
+        if given.part.samples:  # else it is another worker's
+            self._found[number, int(made)] = 1.0
+
+    def agree(self) -> None:
+        """Raises:
+        UserError: workers differ.
+        WorldBroken: nothing is known.
+        """
+        if not self._may_skip or self._job.size == 1:
+            return
+        total = self._found.clone()
+        self._job.collective.sum_([total], "elasticdl.passes")
+        if bool(total.all(dim=1).any()):
+            raise UserError(DIFFER)
+
+
+class TrainersState(ViewState):
+    """``agree``: what workers say to each other before they sum gradients."""
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        model: torch.nn.Module,
+        optimizer: Any,
+        values: dict[str, Any],
+        agree: Callable[[], None],
+    ) -> None:
+        self._agree_on_passes = agree
+        super().__init__(job, model, optimizer, values)
+
+    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
+        self._agree_on_passes()
+        super().reduce(plan, objective, samples)
+
+    def _cast_end_vote(self, state: int) -> Vote:
+        self._agree_on_passes()
+        return super()._cast_end_vote(state)
