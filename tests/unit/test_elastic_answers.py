@@ -165,7 +165,7 @@ def clipped(worker, x, y):
 @pytest.mark.parametrize("loop", [before_backward, of_two_losses, of_numbers, clipped])
 def test_a_mean_before_the_step_is_that_of_the_global_batch_whoever_is_lost_in_it(loop, number, late):
     expected = Worker().train(loop)
-    board = Deadly("elasticdl.mean", number, late)
+    board = Deadly("elasticdl.asked", number, late)
     workers = [Worker(rank, board) for rank in range(WORKERS)]
     *survivors, killed = in_threads(lambda worker: worker.train(loop), workers)
     assert killed is None
@@ -195,7 +195,7 @@ def after_the_step(worker, x, y):
 
 
 def test_a_mean_between_two_steps_that_a_worker_was_lost_in_is_warned_of_and_schedulers_go_on_alike():
-    board = Deadly("elasticdl.mean", 2)
+    board = Deadly("elasticdl.asked", 2)
     workers = [Worker(rank, board) for rank in range(WORKERS)]
     *survivors, _ = in_threads(lambda worker: worker.train(after_the_step), workers)
     (one, weights), (other, its_weights) = survivors

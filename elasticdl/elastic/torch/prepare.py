@@ -265,7 +265,7 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     Raises:
         UserError: there are several, which workers could take for one another.
     """
-    every = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler) and each.optimizer is optimizer]
+    every = list({id(each): each for each in _schedulers_that_hold(optimizer)}.values())
     within = [inner for each in every for inner in getattr(each, "_schedulers", ())]
     found = [each for each in every if not any(each is other for other in (*within, *known))]
     if len(found) > 1:
@@ -274,6 +274,15 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
             f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)"
         )
     return found
+
+
+def _schedulers_that_hold(optimizer: torch.optim.Optimizer) -> Iterator[LRScheduler]:
+    """Only what refers to it is looked at: to touch an object that another thread is making would break that."""
+    for holder in gc.get_referrers(optimizer):
+        # An object's attributes may be a dict of their own, or within the object.
+        for each in gc.get_referrers(holder) if type(holder) is dict else (holder,):
+            if issubclass(type(each), LRScheduler) and each.optimizer is optimizer:
+                yield each
 
 
 def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:

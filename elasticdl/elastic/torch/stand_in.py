@@ -6,12 +6,9 @@ The others wait for it meanwhile. So the model is run on a stand-in for a batch 
 from __future__ import annotations
 
 import copy
-import gc
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -115,18 +112,14 @@ class ModelFromMemory:
             return self._copy_of_answer()
         if not self._gives_all.get(self._model.training, True):
             return self._forward(*args, **kwargs)
-        is_known = self._model.training in self._gives_all or not torch.is_grad_enabled()
-        with nullcontext() if is_known else _Look() as look:
-            answer = self._forward(*args, **kwargs)
-            if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves((answer, shapes))):
-                return answer
-            remembered = _map(_without_graph, answer)
-            if look is not None:
-                del answer
-                self._gives_all[self._model.training] = not look.finds_more()
+        answer = self._forward(*args, **kwargs)
+        if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves((answer, shapes))):
+            return answer
+        if torch.is_grad_enabled() and self._model.training not in self._gives_all:
+            self._gives_all[self._model.training] = not _leaves_more(self._model)
         if not self._gives_all.get(self._model.training, True):
-            return self._forward(*args, **kwargs)
-        self._described, self._answer = described, remembered
+            return answer
+        self._described, self._answer = described, _map(_without_graph, answer)
         return self._copy_of_answer()
 
     def _copy_of_answer(self) -> Any:
@@ -169,27 +162,16 @@ def _without_graph(leaf: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(leaf.requires_grad) if copied.is_floating_point() or copied.is_complex() else copied
 
 
-class _Look:
-    """At the tensors that are computed within and are still there: what a gradient flows through, besides what was returned."""
-
-    def __enter__(self) -> Self:
-        self._collects = gc.isenabled()
-        gc.disable()  # the youngest are those that a collection has not seen
-        self._before = _youngest()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._collects:
-            gc.enable()
-
-    def finds_more(self) -> bool:
-        known = {id(each) for each in self._before}
-        found = [weakref.ref(each) for each in _youngest() if id(each) not in known]
-        if found:
-            gc.collect()  # some may be in cycles that nothing holds
-        return any(each() is not None for each in found)
+def _leaves_more(model: torch.nn.Module) -> bool:
+    """Whether a model that was run holds something by which a gradient flows, or may have put it elsewhere, by a hook."""
+    for module in model.modules():
+        if not all(_is_own(hook) for hook in module._forward_hooks.values()):
+            return True
+        held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
+        if any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in _pytree.tree_leaves(held)):
+            return True
+    return False
 
 
-def _youngest() -> list[torch.Tensor]:
-    every = gc.get_objects(generation=0)
-    return [each for each in every if issubclass(type(each), torch.Tensor) and each.grad_fn is not None]
+def _is_own(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", hook)).__module__.startswith("elasticdl.elastic.")
