@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from elasticdl.elastic.torch.owners import owners
 
 IS_OUTSIDE = (
     "that the optimizer trains is no part of the state, so its buffers are each worker's own: give it along, as in "
@@ -29,8 +30,8 @@ def further_modules(
     if not numbers:
         return []
     candidates: list[tuple[int, int, str, torch.nn.Module]] = []
-    for each in gc.get_objects():
-        if not issubclass(type(each), torch.nn.Module) or "_modules" not in vars(each) or id(each) in within:
+    for each in _holders_of([each for each in trained if id(each) in numbers]):
+        if id(each) in within:
             continue
         first = min((numbers[id(one)] for one in each.parameters() if id(one) in numbers), default=None)
         if first is None or not any(True for _ in each.buffers()):
@@ -45,3 +46,13 @@ def further_modules(
             found.append(each)
             within.update(inner)
     return found
+
+
+def _holders_of(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
+    """The modules that have them, and those that these are in."""
+    found: dict[int, torch.nn.Module] = {}
+    last: list[Any] = list(parameters)
+    while last:
+        last = [each for each in owners(last, torch.nn.Module) if id(each) not in found]
+        found.update((id(each), each) for each in last)
+    return list(found.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import os
 import sys
@@ -23,6 +22,7 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
+from elasticdl.elastic.torch.owners import owners
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.stand_in import StandIn
 from elasticdl.elastic.torch.state import TorchState
@@ -265,7 +265,7 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     Raises:
         UserError: there are several, which workers could take for one another.
     """
-    every = list({id(each): each for each in _schedulers_that_hold(optimizer)}.values())
+    every = [each for each in owners([optimizer], LRScheduler) if each.optimizer is optimizer]
     within = [inner for each in every for inner in getattr(each, "_schedulers", ())]
     found = [each for each in every if not any(each is other for other in (*within, *known))]
     if len(found) > 1:
@@ -274,15 +274,6 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
             f"elastic.prepare: give the optimizer's schedulers along ({names}), as prepare(model, optimizer, loader, a, b)"
         )
     return found
-
-
-def _schedulers_that_hold(optimizer: torch.optim.Optimizer) -> Iterator[LRScheduler]:
-    """Only what refers to it is looked at: to touch an object that another thread is making would break that."""
-    for holder in gc.get_referrers(optimizer):
-        # An object's attributes may be a dict of their own, or within the object.
-        for each in gc.get_referrers(holder) if type(holder) is dict else (holder,):
-            if issubclass(type(each), LRScheduler) and each.optimizer is optimizer:
-                yield each
 
 
 def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
