@@ -20,8 +20,8 @@ from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.first_seed import seed_torch
 from elasticdl.elastic.torch.gpu import count_gpus
-from elasticdl.elastic.torch.seeds import seed_torch
 
 __all__ = ["ElasticStrategy"]
 

@@ -40,10 +40,10 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.first_seed import seed_torch
 from elasticdl.elastic.torch.gpu import count_gpus
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
-from elasticdl.elastic.torch.seeds import seed_torch
 from elasticdl.elastic.torch.state import TorchState as _State
 
 if TYPE_CHECKING:
